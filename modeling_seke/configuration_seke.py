@@ -1,0 +1,142 @@
+"""Configuration of SEKE: any encoder, a mixture of experts, a recurrent encoder, a token classifier (Martinc et al. 2025)."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+RNN_TYPES = ("lstm", "gru")
+KEYPHRASE_LABELS = ("O", "B-KEY", "I-KEY")
+
+
+@strict
+class SekeConfig(PreTrainedConfig):
+    r"""What a SEKE model is made of. `use_moe` and `use_rnn` give the paper's four ablations.
+
+    Args:
+        text_config (`dict` or `PreTrainedConfig`, default a BERT):
+            The backbone's configuration; any encoder that `AutoModel` can build.
+        use_moe (`bool`, default `True`):
+            Whether a mixture of experts reads the backbone's states.
+        use_rnn (`bool`, default `True`):
+            Whether a bidirectional recurrent encoder is added to them.
+        num_experts (`int`, default 4):
+            Experts E in the mixture.
+        num_experts_per_tok (`int`, default 2):
+            Experts k that each token chooses, 1 to `num_experts`. With 1 the kept weight is always 1, and the router
+            learns by a straight-through estimate only; a warning says so.
+        expert_intermediate_size (`int`, default 4 times the backbone's hidden size):
+            Width of an expert's hidden layer.
+        expert_dropout, rnn_dropout, head_dropout (`float`, defaults 0.1, 0.3, 0.1):
+            Dropout inside each expert; before and between the recurrent layers; on the backbone's states.
+        rnn_type (`"lstm"` or `"gru"`, default `"lstm"`), rnn_num_layers (`int`, default 2):
+            Kind and depth of the recurrent encoder.
+        router_aux_loss_coef, router_z_loss_coef (`float`, default 0):
+            Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
+            z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they mend a router that has collapsed.
+        label_smoothing (`float`, default 0):
+            Share of the target that is spread over all labels, 0 to below 1.
+        id2label, label2id, num_labels:
+            The labels; by default `O`, `B-KEY`, `I-KEY`.
+
+    Raises:
+        ValueError: for a value outside its range; the message names the value and the mend.
+
+    Example:
+
+    ```python
+    >>> from modeling_seke import SekeConfig, SekeForTokenClassification
+    >>> config = SekeConfig(text_config={"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}, num_experts=8)
+    >>> model = SekeForTokenClassification(config)  # random weights; from_backbone() starts from pretrained ones
+    ```"""
+
+    model_type = "seke"
+    sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
+    keys_to_ignore_at_inference = ["router_logits", "expert_index", "hidden_states", "attentions"]
+
+    text_config: dict | PreTrainedConfig | None = None
+    use_moe: bool = True
+    use_rnn: bool = True
+    num_experts: int = 4
+    num_experts_per_tok: int = 2
+    expert_intermediate_size: int | None = None
+    expert_dropout: float | int = 0.1
+    rnn_type: str = "lstm"
+    rnn_num_layers: int = 2
+    rnn_dropout: float | int = 0.3
+    head_dropout: float | int = 0.1
+    router_aux_loss_coef: float | int = 0.0
+    router_z_loss_coef: float | int = 0.0
+    label_smoothing: float | int = 0.0
+
+    def __post_init__(self, **kwargs):
+        if not type(self).__module__.startswith("transformers_modules"):
+            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
+            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
+            kwargs.pop("custom_pipelines", None)
+        if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
+            self.id2label = dict(enumerate(KEYPHRASE_LABELS))
+            self.label2id = {label: i for i, label in enumerate(KEYPHRASE_LABELS)}
+        elif self.id2label is None and self.label2id is not None:
+            self.id2label = {i: label for label, i in self.label2id.items()}
+        elif self.label2id is None and self.id2label is not None:
+            self.label2id = {label: int(i) for i, label in self.id2label.items()}
+        super().__post_init__(**kwargs)
+        self._check()
+        if self.expert_intermediate_size is None:
+            self.expert_intermediate_size = 4 * self.hidden_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Hidden size d of the backbone, and so of the head."""
+        return self.text_config.hidden_size
+
+    def _check(self):
+        E, k = self.num_experts, self.num_experts_per_tok
+        if E < 1:
+            raise ValueError(
+                f"num_experts={E}: a mixture needs at least one expert. Use num_experts=4, or use_moe=False for none."
+            )
+        if k > E:
+            raise ValueError(
+                f"num_experts_per_tok={k} is more than num_experts={E}: a token cannot choose an expert twice. "
+                f"Use SekeConfig(num_experts_per_tok={E}) or fewer."
+            )
+        if k < 1:
+            raise ValueError(
+                f"num_experts_per_tok={k}: each token needs at least one expert. Use 2, or use_moe=False for no experts."
+            )
+        if k == 1 and E > 1 and self.use_moe:
+            logger.warning_once(
+                "num_experts_per_tok=1: the one weight is always 1, so the router learns by a straight-through estimate "
+                "only. Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep the experts in use."
+            )
+        if self.rnn_type not in RNN_TYPES:
+            raise ValueError(f"rnn_type={self.rnn_type!r} is not known. Use one of {', '.join(map(repr, RNN_TYPES))}.")
+        for name in ("rnn_num_layers", "expert_intermediate_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: it must be 1 or more.")
+        for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: a loss weight cannot be negative. Use 0 to switch it off."
+                )
+        for name in ("expert_dropout", "rnn_dropout", "head_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"This is the configuration of a {found!r} model, not of a SEKE model. To start from an encoder, use "
+                "SekeForTokenClassification.from_backbone(name_or_path)."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+
+SekeConfig.register_for_auto_class()

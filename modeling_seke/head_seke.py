@@ -1,0 +1,224 @@
+"""SEKE's head: sparse experts, then a recurrent encoder, over the states of any encoder (Martinc et al. 2025, Sect. 3.1).
+
+Letters: B documents, S sub-tokens, T real tokens of the batch, d hidden size, I expert width, E experts, k per token,
+N non-empty documents, L the longest of them.
+
+The whole head runs on the T real tokens only, time-major (the order of a `PackedSequence`), so that padding costs
+nothing and, on either side or in holes, changes nothing.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+class TokenLayout:
+    """Where the real tokens of a padded batch stand, in packed (time-major, longest document first) order.
+
+    Args:
+        mask (`(B, S)`): non-zero at real tokens; padding may stand left, right or in between.
+
+    Attributes:
+        index (`(T,)`): each token's position in the flattened (B*S) batch.
+        row, time (`(T,)`): its document, numbered from the longest, and its place among that document's tokens.
+        lengths (`(N,)`): tokens in each of these documents, descending.
+    """
+
+    def __init__(self, mask: torch.Tensor):
+        self.shape = mask.shape
+        real = mask != 0
+        time = real.cumsum(1) - 1  # (B, S)
+        lengths = real.sum(1)  # (B,)
+        rank = lengths.argsort(descending=True, stable=True).argsort()  # (B,), 0 for the longest
+        flat = real.flatten().nonzero().squeeze(1)  # (T,)
+        row = rank[flat // mask.shape[1]]
+        time = time.flatten()[flat]
+        order = (time * mask.shape[0] + row).argsort()
+        self.index, self.row, self.time = flat[order], row[order], time[order]
+        self.lengths = lengths.sort(descending=True).values
+        self.lengths = self.lengths[self.lengths > 0]
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, ...) -> (T, ...)."""
+        return x.flatten(0, 1)[self.index]
+
+    def scatter(self, y: torch.Tensor, fill: float = 0) -> torch.Tensor:
+        """(T, ...) -> (B, S, ...), with `fill` where there is no token."""
+        full = y.new_full((self.shape[0] * self.shape[1], *y.shape[1:]), fill)
+        return full.index_copy(0, self.index, y).unflatten(0, self.shape)
+
+
+class NoisyTopKRouter(nn.Module):
+    """H(x) = x W_g + b_g + eps * softplus(x W_noise + b_noise);  G(x) = softmax(KeepTopK(H(x), k))   (SEKE Sect. 3.1; Shazeer et al. 2017, Eq. 3-5)
+
+    eps ~ N(0, 1) in training and 0 in eval, so that two eval passes agree bit for bit. With k = 1 the weight is 1 and
+    carries the gradient of the full softmax's probability (straight through), or the gate would never learn.
+    """  # fmt: skip
+
+    def __init__(self, hidden_size: int, num_experts: int, num_experts_per_tok: int):
+        super().__init__()
+        self.k = num_experts_per_tok
+        self.gate = nn.Linear(hidden_size, num_experts)
+        self.noise = nn.Linear(hidden_size, num_experts)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x (T, d) -> clean logits (T, E), weights (T, k) that sum to 1, expert indices (T, k), heaviest first."""
+        logits = self.gate(x)  # (T, E)
+        noisy = logits
+        if self.training:
+            noisy = logits + torch.randn_like(logits) * F.softplus(self.noise(x))
+        top, index = noisy.topk(self.k, dim=-1)  # (T, k)
+        if self.k == 1:
+            p = noisy.softmax(-1, dtype=torch.float32).gather(-1, index)
+            weights = 1 + p - p.detach()
+        else:
+            weights = top.softmax(-1, dtype=torch.float32)
+        return logits, weights.to(x.dtype), index
+
+
+class SekeExperts(nn.Module):
+    """E_i(x) = Dropout(ReLU(x U_i + a_i) V_i + b_i) W_i + c_i, for all experts; y = sum_i G(x)_i E_i(x)   (SEKE Sect. 3.1)
+
+    The weights of the E experts lie in 3-D parameters, so that an expert nobody chose gets a gradient of zeros and not
+    none (which distributed training needs).
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, dropout: float):
+        super().__init__()
+        E, d, width = num_experts, hidden_size, intermediate_size
+        self.num_experts, self.dropout = E, dropout
+        self.up_proj = nn.Parameter(torch.empty(E, width, d))
+        self.up_bias = nn.Parameter(torch.empty(E, width))
+        self.down_proj = nn.Parameter(torch.empty(E, d, width))
+        self.down_bias = nn.Parameter(torch.empty(E, d))
+        self.out_proj = nn.Parameter(torch.empty(E, d, d))
+        self.out_bias = nn.Parameter(torch.empty(E, d))
+
+    def weights_by_expert(self) -> list[tuple[torch.Tensor, ...]]:
+        # unbind: one stacked gradient for each parameter, where indexing would add up E gradients of full size
+        return list(zip(*(p.unbind(0) for p in self.parameters()), strict=True))
+
+    def one_expert(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """x (T', d) -> (T', d) by one expert's (U, a, V, b, W, c)."""
+        U, a, V, b, W, c = weights
+        h = F.linear(F.relu(F.linear(x, U, a)), V, b)
+        return F.linear(F.dropout(h, self.dropout, self.training), W, c)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x (T, d), index (T, k), weights (T, k) -> y (T, d). The tokens are sorted by expert and read in E runs."""
+        k = index.shape[1]
+        flat = index.flatten()  # (T*k,)
+        order = flat.argsort(stable=True)
+        token = order // k
+        counts = torch.bincount(flat, minlength=self.num_experts).tolist()
+        runs = x[token].split(counts)  # E x (T_e, d)
+        outputs = [self.one_expert(run, w) for run, w in zip(runs, self.weights_by_expert(), strict=True) if len(run)]
+        if not outputs:
+            return torch.zeros_like(x)
+        y = torch.cat(outputs) * weights.flatten()[order].unsqueeze(1)
+        return torch.zeros_like(y[: len(x)]).index_add(0, token, y)
+
+
+def reference_experts(
+    experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The formula as a loop over experts: what `SekeExperts.forward` must equal, in values and in all gradients."""
+    y = torch.zeros_like(x)
+    for e, expert_weights in enumerate(experts.weights_by_expert()):
+        token, slot = (index == e).nonzero(as_tuple=True)
+        y = y.index_add(0, token, experts.one_expert(x[token], expert_weights) * weights[token, slot, None])
+    return y
+
+
+class SekeMoe(nn.Module):
+    """y = sum_i G(x)_i E_i(x): the router chooses, the experts read, the weights join them   (SEKE Sect. 3.1)"""
+
+    def __init__(self, config):
+        super().__init__()
+        d, E = config.hidden_size, config.num_experts
+        self.router = NoisyTopKRouter(d, E, config.num_experts_per_tok)
+        self.experts = SekeExperts(E, d, config.expert_intermediate_size, config.expert_dropout)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x (T, d) -> y (T, d), router logits (T, E), expert indices (T, k)."""
+        logits, weights, index = self.router(x)
+        return self.experts(x, index, weights), logits, index
+
+
+class SekeRnn(nn.Module):
+    """y + (h_forward + h_backward), h a stacked bidirectional LSTM or GRU over Dropout(y)   (SEKE Sect. 3.1)
+
+    Each document is read by itself, its real tokens only, so that it has the same states alone and in any batch.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.dropout = nn.Dropout(config.rnn_dropout)
+        kind = nn.LSTM if config.rnn_type == "lstm" else nn.GRU
+        d, depth = config.hidden_size, config.rnn_num_layers
+        between = config.rnn_dropout if depth > 1 else 0.0
+        self.recurrent = kind(d, d, depth, dropout=between, bidirectional=True)
+
+    def forward(self, y: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+        """y (T, d) in the layout's packed order -> (T, d)."""
+        if len(y) == 0:
+            return y
+        x = self.dropout(y)
+        read = self._read_padded if self._padded_is_faster(x, layout) else self._read_packed
+        forward, backward = read(x, layout).chunk(2, dim=-1)
+        return y + forward + backward
+
+    def _padded_is_faster(self, x: torch.Tensor, layout: TokenLayout) -> bool:
+        # Measured by benchmarks/seke_head.py: on a CPU the fused LSTM kernel exists for padded input only.
+        N = len(layout.lengths)
+        if x.device.type != "cpu" or not isinstance(self.recurrent, nn.LSTM) or N == 1:
+            return False
+        return N * int(layout.lengths[0]) < 2.5 * len(x)
+
+    def _read_packed(self, x: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+        """(T, d) -> (T, 2d) by PyTorch's own packed sequences."""
+        batch_sizes = torch.bincount(layout.time).cpu()
+        return self.recurrent(PackedSequence(x, batch_sizes))[0].data
+
+    @torch.compiler.disable
+    def _read_padded(self, x: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
+        """(T, d) -> (T, 2d), one padded pass a layer and direction, both starting at a document's own first token.
+
+        The backward direction reads every document reversed in place, so that in both the padding comes last, where
+        it cannot reach a real token.
+        """
+        row, time = layout.row, layout.time
+        reversed_time = layout.lengths[row] - 1 - time
+        N, L = len(layout.lengths), int(layout.lengths[0])
+        weights = self.recurrent.all_weights  # depth*2 x [w_ih, w_hh, b_ih, b_hh]
+        for layer in range(self.recurrent.num_layers):
+            if layer:
+                x = F.dropout(x, self.recurrent.dropout, self.training)
+            states = []
+            for direction, place in enumerate((time, reversed_time)):
+                padded = x.new_zeros(L, N, x.shape[1]).index_put((place, row), x)
+                start = x.new_zeros(1, N, self.recurrent.hidden_size)
+                layer_weights = weights[2 * layer + direction]
+                out = torch._VF.lstm(padded, (start, start), layer_weights, True, 1, 0.0, self.training, False, False)[
+                    0
+                ]
+                states.append(out[place, row])  # (T, d)
+            x = torch.cat(states, dim=-1)
+        return x
+
+
+def load_balancing_loss(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """E * sum_e f_e P_e, with f_e the share of tokens that chose expert e and P_e its mean probability   (Fedus et al. 2022, Eq. 4-6)
+
+    logits (T, E), index (T, k) -> a scalar: k when routing is uniform, up to E when it has collapsed.
+    """  # fmt: skip
+    T, E = logits.shape
+    f = torch.bincount(index.flatten(), minlength=E).to(torch.float32) / max(T, 1)  # (E,)
+    P = logits.softmax(-1, dtype=torch.float32).sum(0) / max(T, 1)  # (E,)
+    return E * (f * P).sum()
+
+
+def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """mean over tokens of (log sum_e exp(logit_e))^2   (Zoph et al. 2022, Eq. 5); logits (T, E) -> a scalar."""
+    return logits.to(torch.float32).logsumexp(-1).square().sum() / max(len(logits), 1)
