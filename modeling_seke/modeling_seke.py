@@ -160,7 +160,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
                 f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
                 f"unexpected {unexpected}."
             )
-        return model.to(dtype)
+        return model.to(dtype).eval()
 
     @can_return_tuple
     def forward(

@@ -1,0 +1,17 @@
+"""Keyphrases: words, labels, decoding, the extraction pipeline and the metrics. Importing it registers SEKE as well."""
+
+from transformers import AutoModelForTokenClassification
+from transformers.pipelines import PIPELINE_REGISTRY
+
+import modeling_seke  # noqa: F401  (so that one import is enough to open a SEKE checkpoint)
+
+from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
+
+PIPELINE_REGISTRY.register_pipeline(
+    "keyphrase-extraction",
+    pipeline_class=KeyphraseExtractionPipeline,
+    pt_model=AutoModelForTokenClassification,
+    type="text",
+)
+
+__all__ = ["KeyphraseExtractionPipeline"]

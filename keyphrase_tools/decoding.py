@@ -1,0 +1,153 @@
+"""From labels to keyphrases: B opens a phrase, I continues it, an I with no phrase before it opens one.
+
+Phrases with punctuation are dropped, and so are repeats, compared by their Porter stems: the first form stays.
+"""
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+from .stemming import stem_phrase
+from .words import APOSTROPHES
+
+O, B, I = range(3)
+SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
+
+
+def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
+    """One label a word (0 O, 1 B, 2 I) -> the phrases as spans of words `(start, end)`, in text order.
+
+    >>> tag_spans([1, 2, 0, 2, 1])
+    [(0, 2), (3, 4), (4, 5)]
+    """
+    spans, start = [], None
+    for i, label in enumerate([*tags, O]):
+        if label != I and start is not None:
+            spans.append((start, i))
+            start = None
+        if label == B or (label == I and start is None):
+            start = i
+    return spans
+
+
+def is_phrase(words: Sequence[str]) -> bool:
+    """Whether words make a keyphrase: no punctuation or symbol but an apostrophe inside a word or a point between digits."""
+    return bool(words) and not any(_is_mark(word) for word in words)
+
+
+def _is_mark(word: str) -> bool:
+    inner = word.strip(APOSTROPHES)
+    if inner != word or not inner:
+        return True
+    if word.isalnum():
+        return False
+    for i, c in enumerate(word):
+        allowed = c in APOSTROPHES or (c in ".," and word[i - 1].isdigit() and word[i + 1 : i + 2].isdigit())
+        if not allowed and (c in SEKE_PUNCTUATION or unicodedata.category(c)[0] in "PS"):
+            return True
+    return False
+
+
+def pieces_to_phrases(
+    tags: Sequence[int],
+    word_ids: Sequence[int | None],
+    words: Sequence[str],
+    *,
+    rules: str = "lexperts",
+    max_phrases: int | None = 10,
+) -> list[str]:
+    """Labels of sub-tokens -> keyphrases, in text order.
+
+    Args:
+        tags (S): a label for each sub-token, 0 (O), 1 (B) or 2 (I).
+        word_ids (S): the word of each sub-token, None for special ones, as `encoding.word_ids()` gives them.
+        words: the document's words.
+        rules: `"lexperts"` reads the label of each word's first sub-token. `"seke"` follows the reference's walk over
+            the sub-tokens: a B inside a word ends the phrase before it, and apostrophes count as punctuation. The
+            reference's own order is that of a Python set; here it is the text's.
+        max_phrases: how many to keep, None for all.
+    """
+    if rules == "seke":
+        return _unique(_seke_phrases(tags, word_ids, words), _seke_keeps)[:max_phrases]
+    if rules != "lexperts":
+        raise ValueError(f"rules={rules!r} is not known. Use rules='lexperts' or rules='seke'.")
+    labels = np.zeros(len(words), dtype=int)
+    for tag, w, before in zip(tags, word_ids, [None, *word_ids], strict=False):
+        if w is not None and w != before:
+            labels[w] = tag
+    return _unique((words[start:end] for start, end in tag_spans(labels)), is_phrase)[:max_phrases]
+
+
+def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """How sure the model is of each span: its words' mean probability of being labelled B, then I, as they are.
+
+    probabilities (W, 3) of O, B, I for each word, spans (M) of `(start, end)` -> (M,).
+    """
+    begins = np.array([probabilities[start, B] for start, _ in spans])
+    inside = np.array([probabilities[start + 1 : end, I].sum() for start, end in spans])
+    return (begins + inside) / np.array([end - start for start, end in spans])
+
+
+def rank_phrases(
+    text: str, words: Sequence[tuple[str, int, int]], tags: Sequence[int], probabilities: np.ndarray
+) -> list:
+    """A document's labels -> its keyphrases, best first.
+
+    Args:
+        text: the document.
+        words (W): as `split_words` gives them.
+        tags (W): 0 (O), 1 (B) or 2 (I) for each word.
+        probabilities (W, 3): of O, B and I.
+
+    Returns:
+        A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
+        stems are one keyphrase, whose form and place are the first mention's and whose score is the best mention's; ties
+        go to the earlier phrase.
+    """
+    spans = [span for span in tag_spans(tags) if is_phrase([word for word, _, _ in words[slice(*span)]])]
+    if not spans:
+        return []
+    grouped = {}
+    for (start, end), score in zip(spans, mention_scores(probabilities, spans), strict=True):
+        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]))
+        mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
+        grouped.setdefault(stems, []).append(mention)
+    phrases = [
+        {
+            "keyphrase": text[mentions[0]["start"] : mentions[0]["end"]],
+            "score": max(mention["score"] for mention in mentions),
+            "start": mentions[0]["start"],
+            "end": mentions[0]["end"],
+            "mentions": mentions,
+        }
+        for mentions in grouped.values()
+    ]
+    return sorted(phrases, key=lambda phrase: (-phrase["score"], phrase["start"]))
+
+
+def _unique(phrases, keep) -> list[str]:
+    kept = {}
+    for words in phrases:
+        if keep(words):
+            phrase = " ".join(words)
+            kept.setdefault(stem_phrase(phrase), phrase)
+    return list(kept.values())
+
+
+def _seke_keeps(words: Sequence[str]) -> bool:
+    return not SEKE_PUNCTUATION.intersection(" ".join(words))
+
+
+def _seke_phrases(tags, word_ids, words):
+    """The reference's walk over sub-tokens, phrase by phrase."""
+    open_phrase = []
+    for place, (tag, w, before) in enumerate(zip(tags, word_ids, [None, *word_ids], strict=False)):
+        opens_word = w is not None and w != before and not (tag == I and place == 0)
+        if open_phrase and (tag == B or (tag == O and w != before)):
+            yield open_phrase
+            open_phrase = []
+        if tag in (B, I) and opens_word:
+            open_phrase.append(words[w])
+    if open_phrase:
+        yield open_phrase
