@@ -89,23 +89,22 @@ def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) 
     return (begins + inside) / np.array([end - start for start, end in spans])
 
 
-def rank_phrases(
-    text: str, words: Sequence[tuple[str, int, int]], tags: Sequence[int], probabilities: np.ndarray
-) -> list:
-    """A document's labels -> its keyphrases, best first.
+def rank_phrases(text: str, words: Sequence[tuple[str, int, int]], probabilities: np.ndarray) -> list[dict]:
+    """A document's word probabilities -> its keyphrases, best first.
 
     Args:
         text: the document.
         words (W): as `split_words` gives them.
-        tags (W): 0 (O), 1 (B) or 2 (I) for each word.
-        probabilities (W, 3): of O, B and I.
+        probabilities (W, 3): of O, B and I for each word, whose label is the likeliest.
 
     Returns:
         A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
         stems are one keyphrase, whose form and place are the first mention's and whose score is the best mention's; ties
         go to the earlier phrase.
     """
-    spans = [span for span in tag_spans(tags) if is_phrase([word for word, _, _ in words[slice(*span)]])]
+    spans = [
+        span for span in tag_spans(probabilities.argmax(-1)) if is_phrase([word for word, _, _ in words[slice(*span)]])
+    ]
     if not spans:
         return []
     grouped = {}

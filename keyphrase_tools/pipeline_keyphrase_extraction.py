@@ -6,12 +6,11 @@ Works with any token classifier whose labels are B, I and O, with or without typ
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-import numpy as np
 import torch
 from transformers import Pipeline
 
 from .decoding import B, I, O, rank_phrases
-from .windows import NO_LIMIT, check_window, encode_windows
+from .windows import NO_LIMIT, WordProbabilities, check_window, encode_windows
 from .words import split_words
 
 BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
@@ -98,7 +97,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             prepared = self.preprocess(chunk, first=first, **reading)
             windows = sorted(prepared["windows"], key=lambda window: len(window.word_starts))
             for start in range(0, len(windows), batch_size):
-                self._read(windows[start : start + batch_size], prepared)
+                self._read(windows[start : start + batch_size], prepared["said"])
             yield from self.postprocess(prepared, **choosing)
             first += len(chunk)
 
@@ -112,29 +111,15 @@ class KeyphraseExtractionPipeline(Pipeline):
         spans = [[(start, end) for _, start, end in found] for found in words]
         limit = check_window(self.tokenizer, min(max_length or self._limit, self._limit), overlap, on_long)[0]
         windows = encode_windows(texts, spans, self.tokenizer, max_length=limit, overlap=overlap, on_long=on_long)
-        probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (len(found), 1)) for found in words]
-        distance = [np.full(len(found), -1) for found in words]
-        return {
-            "texts": texts,
-            "words": words,
-            "windows": windows,
-            "probabilities": probabilities,
-            "distance": distance,
-        }
+        said = WordProbabilities([len(found) for found in words])
+        return {"texts": texts, "words": words, "windows": windows, "said": said}
 
-    def _read(self, windows: list, prepared: dict) -> None:
-        """The model reads a batch of windows; each word keeps what the window furthest from a cut says of it."""
+    def _read(self, windows: list, said: WordProbabilities) -> None:
+        """The model reads a batch of windows."""
         batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
         probabilities = self.forward(dict(batch))["probabilities"]  # (n, S, 3)
-        real = batch["attention_mask"].bool()
-        for window, row, is_real in zip(windows, probabilities, real, strict=True):
-            row = row[is_real].numpy()
-            begins = window.word_starts >= 0
-            word, distance = window.word_starts[begins], window.edge_distance[begins]
-            best = prepared["distance"][window.document]
-            closer = distance > best[word]
-            best[word[closer]] = distance[closer]
-            prepared["probabilities"][window.document][word[closer]] = row[begins][closer]
+        for window, row, mask in zip(windows, probabilities, batch["attention_mask"], strict=True):
+            said.add(window, row[mask.bool()].numpy())
 
     def _forward(self, batch: dict) -> dict:
         """A padded batch -> probabilities (n, S, 3) of O, B and I, in float32."""
@@ -145,22 +130,10 @@ class KeyphraseExtractionPipeline(Pipeline):
     def postprocess(self, prepared: dict, *, top_k: int | None = 10, min_score: float = 0.0) -> list[list[dict]]:
         """What the model said of each word -> each document's keyphrases, best first."""
         results = []
-        for text, words, p, distance in zip(
-            prepared["texts"], prepared["words"], prepared["probabilities"], prepared["distance"], strict=True
-        ):
-            p = follow_on(p, distance >= 0)
-            phrases = rank_phrases(text, words, p.argmax(-1), p)
+        for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
+            phrases = rank_phrases(text, words, prepared["said"].document(number))
             results.append([phrase for phrase in phrases if phrase["score"] >= min_score][:top_k])
         return results
-
-
-def follow_on(probabilities: np.ndarray, has_label: np.ndarray) -> np.ndarray:
-    """A word without a sub-token of its own (two words in one piece) goes on as the word before: its B or I becomes I."""
-    p = probabilities
-    for w in np.flatnonzero(~has_label):
-        if w and p[w - 1].argmax() != O:
-            p[w] = p[w - 1][O], 0.0, p[w - 1][B] + p[w - 1][I]
-    return p
 
 
 def read_labels(id2label: dict[int, str]) -> list[int]:

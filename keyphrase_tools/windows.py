@@ -118,6 +118,37 @@ def edge_distances(length: int, real: np.ndarray, *, is_first: bool, is_last: bo
     return np.minimum(left, right)
 
 
+class WordProbabilities:
+    """What a model says of each word of some documents, gathered window by window.
+
+    A word takes the word of the window in which it stands furthest from a cut edge (of the earlier one, in a draw).
+
+    Args:
+        lengths: words in each document.
+    """
+
+    def __init__(self, lengths: Sequence[int]):
+        self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
+        self._distance = [np.full(length, -1) for length in lengths]
+
+    def add(self, window: Window, probabilities: np.ndarray) -> None:
+        """probabilities (S, 3) of O, B and I for the sub-tokens of a window, without padding."""
+        begins = window.word_starts >= 0
+        word, distance = window.word_starts[begins], window.edge_distance[begins]
+        best = self._distance[window.document]
+        closer = distance > best[word]
+        best[word[closer]] = distance[closer]
+        self._probabilities[window.document][word[closer]] = probabilities[begins][closer]
+
+    def document(self, number: int) -> np.ndarray:
+        """(W, 3). A word without a sub-token of its own goes on as the word before it: that one's B or I becomes its I."""
+        p = self._probabilities[number]
+        for w in np.flatnonzero(self._distance[number] < 0):
+            if w:
+                p[w] = p[w - 1][0], 0.0, p[w - 1][1] + p[w - 1][2]
+        return p
+
+
 def check_window(tokenizer, max_length: int | None, overlap: int | None, on_long: str) -> tuple[int, int]:
     """Fills in the defaults of `max_length` and `overlap` and refuses what cannot work."""
     if on_long not in ON_LONG:

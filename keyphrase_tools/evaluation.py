@@ -1,0 +1,97 @@
+"""How well a token classifier extracts keyphrases: F1@k from the Trainer's predictions or from a pipeline."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .decoding import rank_phrases
+from .labels import encode, present
+from .metrics import keyphrase_f1
+from .pipeline_keyphrase_extraction import read_labels
+from .windows import WordProbabilities, encode_windows
+from .words import normalise, split_words
+
+
+class ExtractionMetrics:
+    """`compute_metrics` for the stock Trainer: its logits as the keyphrases of whole documents, scored.
+
+    Args:
+        texts, keyphrases: the documents of the evaluation set, in order.
+        tokenizer: a fast tokenizer.
+        id2label: the model's labels.
+        max_length, overlap: windows, as in `labels.encode`.
+        rules: by which the gold is found in the text, "lexperts" or "seke".
+        convention, k: as in `metrics.keyphrase_f1`.
+
+    Attributes:
+        rows: the evaluation set that belongs to it, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
+
+    Example:
+
+    ```python
+    >>> metrics = ExtractionMetrics(texts, keyphrases, tokenizer, model.config.id2label)
+    >>> trainer = Trainer(model, eval_dataset=Dataset.from_dict(metrics.rows), compute_metrics=metrics, ...)
+    >>> trainer.evaluate()["eval_f1@10"]
+    ```
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        keyphrases: Sequence[Sequence[str]],
+        tokenizer,
+        id2label: dict[int, str],
+        *,
+        max_length: int | None = None,
+        overlap: int | None = None,
+        rules: str = "lexperts",
+        convention: str = "seke",
+        k: Sequence[int | str] = (5, 10),
+    ):
+        self._texts, self._words = list(texts), [split_words(text) for text in texts]
+        self._gold = [
+            present(words, phrases, rules=rules) for words, phrases in zip(self._words, keyphrases, strict=True)
+        ]
+        self._tag_of_label = np.array(read_labels(id2label))
+        self._scoring = {"convention": convention, "k": k}
+        spans = [[(start, end) for _, start, end in words] for words in self._words]
+        options = {"max_length": max_length, "overlap": overlap}
+        self._windows = encode_windows(self._texts, spans, tokenizer, **options)
+        self.rows = encode({"text": self._texts, "keyphrases": list(keyphrases)}, tokenizer, rules=rules, **options)
+
+    def __call__(self, prediction) -> dict[str, float]:
+        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k."""
+        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+        said = WordProbabilities([len(words) for words in self._words])
+        for window, row in zip(self._windows, logits, strict=True):
+            row = row[: len(window.word_starts)].astype(np.float64)
+            row = np.exp(row - row.max(-1, keepdims=True))
+            row /= row.sum(-1, keepdims=True)
+            three = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
+            said.add(window, three)
+        phrases = [
+            rank_phrases(text, words, said.document(number))
+            for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
+        ]
+        return score_phrases(phrases, self._gold, **self._scoring)
+
+
+def score_phrases(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]], top_k: int = 10, **scoring) -> dict:
+    """Pipeline results against gold of `labels.present`; both read hyphens and slashes as spaces."""
+    predictions = [[normalise(phrase["keyphrase"]) for phrase in document[:top_k]] for document in phrases]
+    scores = keyphrase_f1(predictions, gold, **scoring)
+    return {name: value for name, value in scores.items() if name.split("@")[0] in ("precision", "recall", "f1")}
+
+
+def evaluate_pipeline(
+    extract,
+    texts: Sequence[str],
+    keyphrases: Sequence[Sequence[str]],
+    *,
+    rules: str = "lexperts",
+    batch_size: int = 16,
+    **scoring,
+) -> dict[str, float]:
+    """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases."""
+    gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
+    return score_phrases(extract(list(texts), batch_size=batch_size), gold, **scoring)
