@@ -1,11 +1,10 @@
 """Configuration of SEKE: any encoder, a mixture of experts, a recurrent encoder, a token classifier (Martinc et al. 2025)."""
 
+import warnings
+
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
-from transformers.utils import logging
-
-logger = logging.get_logger(__name__)
 
 RNN_TYPES = ("lstm", "gru")
 KEYPHRASE_LABELS = ("O", "B-KEY", "I-KEY")
@@ -109,9 +108,10 @@ class SekeConfig(PreTrainedConfig):
                 f"num_experts_per_tok={k}: each token needs at least one expert. Use 2, or use_moe=False for no experts."
             )
         if k == 1 and E > 1 and self.use_moe:
-            logger.warning_once(
+            warnings.warn(
                 "num_experts_per_tok=1: the one weight is always 1, so the router learns by a straight-through estimate "
-                "only. Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep the experts in use."
+                "only. Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep the experts in use.",
+                stacklevel=2,
             )
         if self.rnn_type not in RNN_TYPES:
             raise ValueError(f"rnn_type={self.rnn_type!r} is not known. Use one of {', '.join(map(repr, RNN_TYPES))}.")

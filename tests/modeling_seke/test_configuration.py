@@ -1,0 +1,72 @@
+"""SekeConfig: what it accepts, what it refuses and how it says so."""
+
+import warnings
+
+import pytest
+from transformers import AutoConfig, BertConfig
+
+from modeling_seke import SekeConfig
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"num_experts": 2, "num_experts_per_tok": 3},
+            r"num_experts_per_tok=3 is more than num_experts=2.*num_experts_per_tok=2",
+        ),
+        ({"num_experts": 0}, r"num_experts=0.*use_moe=False"),
+        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0.*Use 2"),
+        ({"rnn_type": "rwkv"}, r"rnn_type='rwkv'.*'lstm', 'gru'"),
+        ({"rnn_num_layers": 0}, r"rnn_num_layers=0"),
+        ({"expert_intermediate_size": 0}, r"expert_intermediate_size=0"),
+        ({"router_aux_loss_coef": -0.1}, r"router_aux_loss_coef=-0.1.*Use 0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing=1.0"),
+        ({"rnn_dropout": 1.5}, r"rnn_dropout=1.5"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_the_mend(options, message):
+    with pytest.raises(ValueError, match=message):
+        SekeConfig(**options)
+
+
+def test_a_value_of_the_wrong_type_is_refused():
+    with pytest.raises(Exception, match="num_experts"):
+        SekeConfig(num_experts="four")
+
+
+def test_defaults_are_those_of_the_paper():
+    config = SekeConfig(text_config=BertConfig(hidden_size=48, num_attention_heads=4))
+    assert (config.num_experts, config.num_experts_per_tok, config.expert_intermediate_size) == (4, 2, 4 * 48)
+    assert config.id2label == {0: "O", 1: "B-KEY", 2: "I-KEY"} and config.num_labels == 3
+    assert config.router_aux_loss_coef == config.router_z_loss_coef == config.label_smoothing == 0
+
+
+def test_other_labels_replace_the_default_ones():
+    assert SekeConfig(num_labels=5).num_labels == 5
+    assert SekeConfig(id2label={0: "O", 1: "B", 2: "I", 3: "B-X"}).label2id == {"O": 0, "B": 1, "I": 2, "B-X": 3}
+    assert SekeConfig(label2id={"O": 0, "B": 1, "I": 2}).id2label == {0: "O", 1: "B", 2: "I"}
+
+
+def test_one_expert_a_token_warns_of_the_straight_through_router():
+    with pytest.warns(UserWarning, match="straight-through.*num_experts_per_tok=2.*router_aux_loss_coef"):
+        SekeConfig(num_experts_per_tok=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SekeConfig(num_experts_per_tok=2)
+        SekeConfig(num_experts_per_tok=1, use_moe=False)
+
+
+def test_a_configuration_survives_saving_with_its_backbone(tmp_path):
+    config = SekeConfig(text_config=BertConfig(hidden_size=48, num_attention_heads=4), num_experts=8, rnn_type="gru")
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is SekeConfig
+    assert {**again.to_dict(), "_name_or_path": ""} == config.to_dict()
+    assert again.get_text_config().hidden_size == 48
+
+
+def test_an_encoders_configuration_is_refused_and_from_backbone_named(tmp_path):
+    BertConfig(hidden_size=48, num_attention_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'bert' model.*from_backbone"):
+        SekeConfig.from_pretrained(tmp_path)
