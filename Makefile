@@ -1,0 +1,44 @@
+# Each target does all of its own set-up: a machine needs Python 3.11 or 3.12 and nothing else.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench tables clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
+	$(RUN) examples/quickstart.py $(ARGS)
+
+test: $(READY)  ## the test suite
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(READY)  ## style and unused code
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(READY)  ## put the code into its format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(READY)  ## time the head against its plain versions
+	$(RUN) benchmarks/seke_head.py
+
+tables: $(READY)  ## write the README's tables from benchmarks/results
+	$(RUN) benchmarks/tables.py
+
+clean:  ## remove the virtual environment and what training left
+	rm -rf $(VENV) runs build *.egg-info
+
+# torch first and alone, at the pinned version: anything that asks for it later finds it there
+$(READY): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check '$(TORCH)'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,offline,evaluate,test]'
+	touch $(READY)

@@ -1,0 +1,99 @@
+"""Shared by all tests: no network, two threads, and tiny models whose tokenizer reads any ASCII word."""
+
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_WAIT_POLICY="PASSIVE",  # threads that wait do not spin: on busy cores a tiny model is a hundred times faster
+)
+
+import string
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, DebertaV2Config, ModernBertConfig, PreTrainedTokenizerFast
+
+from modeling_seke import SekeConfig, SekeForTokenClassification
+
+torch.set_num_threads(2)
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WHOLE_WORDS = ("the", "of", "in", "and", "for", "is", "graph", "cut", "cuts", "network", "networks", "learning")
+MAX_LENGTH = 64
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    """A BERT-like WordPiece tokenizer: some whole words, and every letter and digit at a word's start and inside it."""
+    signs = string.ascii_lowercase + string.digits
+    pieces = [*SPECIAL, *signs, *string.punctuation, *(f"##{sign}" for sign in signs), *WHOLE_WORDS]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAX_LENGTH, **names)
+
+
+@pytest.fixture(scope="session")
+def backbone_config(tiny_tokenizer):
+    """backbone_config("bert" | "deberta-v2" | "modernbert", **changes) -> a new configuration of a tiny encoder."""
+    sizes = {
+        "vocab_size": len(tiny_tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": MAX_LENGTH,
+        "pad_token_id": tiny_tokenizer.pad_token_id,
+    }
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    cls, sep = tiny_tokenizer.cls_token_id, tiny_tokenizer.sep_token_id
+    kinds = {
+        "bert": (BertConfig, dropout),
+        "deberta-v2": (
+            DebertaV2Config,
+            {**dropout, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+        ),
+        "modernbert": (
+            ModernBertConfig,
+            {
+                "embedding_dropout": 0.1,
+                "attention_dropout": 0.1,
+                "mlp_dropout": 0.1,
+                "local_attention": 8,
+                "cls_token_id": cls,
+                "bos_token_id": cls,
+                "sep_token_id": sep,
+                "eos_token_id": sep,
+            },
+        ),
+    }
+
+    def build(name="bert", **changes):
+        kind, its_own = kinds[name]
+        return kind(**{**sizes, **its_own, **changes})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_seke(backbone_config):
+    """tiny_seke("bert" | "deberta-v2" | "modernbert", **head) -> a new SEKE model in eval mode, always the same weights."""
+
+    def build(name="bert", **head):
+        torch.manual_seed(0)
+        return SekeForTokenClassification(SekeConfig(text_config=backbone_config(name), **head)).eval()
+
+    return build

@@ -1,0 +1,260 @@
+"""From keyphrases to labels: the reference's vectors, our rules' properties, and rows for training."""
+
+import doctest
+import json
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyphrase_tools import labels
+from keyphrase_tools.labels import encode, find, present, tag
+from keyphrase_tools.stemming import stem
+from keyphrase_tools.words import split_words
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
+LABEL_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_label"]
+each_vector = pytest.mark.parametrize("vector", LABEL_VECTORS, ids=[v["id"].split("/")[1] for v in LABEL_VECTORS])
+
+# few words, two of them of one stem: keyphrases then nest, overlap and repeat
+some_words = st.lists(st.sampled_from(["graph", "cut", "cuts", "x"]), max_size=12)
+some_keyphrases = st.lists(st.lists(st.sampled_from(["graph", "cut", "x"]), min_size=1, max_size=3).map(" ".join))
+
+
+def test_the_docstrings_examples_hold():
+    result = doctest.testmod(labels)
+    assert result.attempted >= 1 and result.failed == 0
+
+
+# ---- the reference's vectors
+
+
+def test_the_vectors_are_all_there():
+    assert len(LABEL_VECTORS) == 8
+
+
+@each_vector
+def test_seke_rules_label_as_the_reference(vector):
+    expected = vector["expected"]
+    assert tag(expected["tokens"], vector["keywords"], rules="seke") == expected["label_tags"]
+    assert tag(split_words(vector["text"]), vector["keywords"], rules="seke") == expected["label_tags"]
+
+
+@each_vector
+def test_seke_rules_find_the_references_gold(vector):
+    expected = vector["expected"]
+    assert sorted(present(expected["tokens"], vector["keywords"], rules="seke")) == expected["kw_in_paper"]
+    listed = vector["keywords"].split(";")
+    assert sorted(present(split_words(vector["text"]), listed, rules="seke")) == expected["kw_in_paper"]
+
+
+def test_the_two_rules_differ_where_the_docstring_says():
+    last = "we study graph cuts".split()
+    assert tag(last, ["graph cut"]) == [0, 0, 1, 2]
+    assert tag(last, ["graph cut"], rules="seke") == [0, 0, 0, 0]
+    nested = "neural network models .".split()
+    assert tag(nested, ["neural network", "network models", "network"]) == [1, 2, 0, 0]
+    assert tag(nested, ["neural network", "network models", "network"], rules="seke") == [1, 1, 2, 0]
+    assert present(nested, "network;") == ["network"]
+    assert present(nested, "network;", rules="seke") == ["network", ""]
+
+
+@pytest.mark.parametrize("call", [find, tag, present])
+def test_an_unknown_rule_is_named_with_those_there_are(call):
+    with pytest.raises(ValueError, match="rules='SEKE' is not known. Use rules='lexperts' or rules='seke'"):
+        call(["graph"], ["graph"], rules="SEKE")
+
+
+# ---- our rules
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_words, some_keyphrases)
+def test_find_is_the_search_word_by_word(words, keyphrases):
+    for phrase, spans in zip(keyphrases, find(words, keyphrases), strict=True):
+        wanted = [stem(w) for w in phrase.split()]
+        places = [(i, i + len(wanted)) for i in range(len(words))]
+        assert spans == [(i, j) for i, j in places if [stem(w) for w in words[i:j]] == wanted]
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_words, st.lists(st.sampled_from(["graph", "graph cut", "cut graph", "cut graph x", "x"]), max_size=4))
+def test_the_order_of_the_keyphrases_does_not_matter(words, keyphrases):
+    assert len({tuple(tag(words, shuffled)) for shuffled in permutations(keyphrases)}) == 1
+
+
+def test_under_seke_rules_the_order_of_the_keyphrases_matters():
+    words = ["graph", "cut", "x"]
+    assert tag(words, ["graph", "graph cut"], rules="seke") == [1, 2, 0]
+    assert tag(words, ["graph cut", "graph"], rules="seke") == [1, 2, 0][:0] + [1, 2, 0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_words, some_keyphrases)
+def test_every_match_is_labelled_or_gives_way_to_one_as_long(words, keyphrases):
+    labelled, found = tag(words, keyphrases), {span for spans in find(words, keyphrases) for span in spans}
+    starts = [i for i, label in enumerate(labelled) if label == 1]
+    ends = [next((j for j in range(i + 1, len(words)) if labelled[j] != 2), len(words)) for i in starts]
+    chosen = list(zip(starts, ends, strict=True))
+    assert set(chosen) <= found
+    assert sum(end - start for start, end in chosen) == sum(label > 0 for label in labelled)  # no I without its B
+    for start, end in found - set(chosen):
+        rivals = [(s, e) for s, e in chosen if s < end and start < e]
+        assert any((e - s, -s) > (end - start, -start) for s, e in rivals)
+
+
+@pytest.mark.parametrize(
+    "text, keyphrases, expected",
+    [
+        ("Semi-supervised learning", ["semi supervised LEARNING"], [1, 2, 2]),
+        ("semi supervised learning", ["semi-supervised/learning"], [1, 2, 2]),
+        ("graph cuts, cut graphs", "graph cut; cut graph", [1, 2, 0, 1, 2]),
+        ("Bayes' rule", ["Bayes' rule"], [1, 2, 2]),
+        ("the c++ language", ["C++"], [0, 1, 2, 2, 0]),
+        ("deep graph cuts", ["", "  ", "-"], [0, 0, 0]),
+        ("deep graph cuts", [], [0, 0, 0]),
+        ("", ["graph"], []),
+    ],
+)
+def test_labels_of(text, keyphrases, expected):
+    assert tag(split_words(text), keyphrases) == expected
+
+
+def test_present_keeps_each_keyphrase_once_in_the_lists_order():
+    words = split_words("Out-of-print books, and graph cuts")
+    listed = ["graph cut", "Out of print books", "quantum", "out-of-print books", "", "graph cuts"]
+    assert present(words, listed) == ["graph cut", "out of print books", "graph cuts"]
+    assert present(words, ";".join(listed)) == present(words, listed)
+    assert present(words, ["quantum"]) == []
+
+
+# ---- rows for training
+
+
+def pieces_of(tokenizer, text):
+    """A text's pieces and their places, by the tokenizer alone."""
+    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, truncation=False)
+    return encoded["input_ids"], encoded["offset_mapping"]
+
+
+def test_each_word_is_labelled_on_its_first_piece_and_nothing_else_is(tiny_tokenizer):
+    text = "Semi-supervised xyz, graph cuts!"
+    rows = encode({"text": [text], "keyphrases": [["semi-supervised", "graph cut"]]}, tiny_tokenizer)
+    _, places = pieces_of(tiny_tokenizer, text)
+    labels_at = {0: 1, 5: 2, 16: 0, 19: 0, 21: 1, 27: 2, 31: 0}
+    expected = [labels_at.get(start, -100) for start, _ in places]
+    assert rows["labels"] == [[-100, *expected, -100]]
+    assert len(rows["input_ids"][0]) == len(rows["attention_mask"][0]) == len(rows["labels"][0])
+
+
+def long_document(words=300):
+    """A text whose words take one to four pieces; every seventh pair of words is a keyphrase."""
+    listed = [("the", "bxy", "q", "graph", "abcd", "cuts", "x")[i % 7] for i in range(words)]
+    return " ".join(listed), ["bxy q", "cuts"]
+
+
+@pytest.mark.parametrize("overlap", [None, 0, 1, 15, 40])
+def test_the_rows_of_a_long_document_label_every_word_at_its_first_piece(tiny_tokenizer, overlap):
+    text, keyphrases = long_document()
+    words = split_words(text)
+    tags = tag(words, keyphrases)
+    assert set(tags) == {0, 1, 2}
+    rows = encode({"text": [text], "keyphrases": [keyphrases]}, tiny_tokenizer, overlap=overlap)
+    ids, places = pieces_of(tiny_tokenizer, text)
+    word_at = {start: i for i, (_, start, _) in enumerate(words)}
+    expected = [tags[word_at[start]] if start in word_at else -100 for start, _ in places]  # over the whole document
+    room, shared = 62, 16 if overlap is None else overlap
+    assert len(rows["labels"]) > 5
+    for number, (row, row_labels) in enumerate(zip(rows["input_ids"], rows["labels"], strict=True)):
+        begin = number * (room - shared)
+        assert row[1:-1] == ids[begin : begin + room]
+        assert row_labels == [-100, *expected[begin : begin + room], -100]
+    assert begin + room >= len(ids)  # the last row reaches the document's end
+    assert rows["document"] == [0] * len(rows["labels"])
+
+
+def test_truncate_keeps_the_first_row_and_error_refuses(tiny_tokenizer):
+    text, keyphrases = long_document()
+    batch = {"text": ["graph", text, "cuts"], "keyphrases": [["graph"], keyphrases, ["cuts"]]}
+    all_rows, first_rows = encode(batch, tiny_tokenizer), encode(batch, tiny_tokenizer, on_long="truncate")
+    assert first_rows["document"] == [0, 1, 2]
+    firsts = [all_rows["document"].index(number) for number in range(3)]
+    assert first_rows["labels"] == [all_rows["labels"][row] for row in firsts]
+    with pytest.raises(ValueError, match="Document 1 .* is longer than 64 sub-tokens. Use on_long='window'"):
+        encode(batch, tiny_tokenizer, on_long="error")
+
+
+def test_counts_of_keyphrases_stand_on_a_documents_first_row_only(tiny_tokenizer):
+    text, _ = long_document()
+    batch = {"text": [text, "graph cuts", ""], "keyphrases": [["bxy q", "quantum", "cuts"], "graph;tensor;", []]}
+    rows = encode(batch, tiny_tokenizer)
+    assert sum(rows["num_keyphrases"]) == 5 and sum(rows["num_present"]) == 3
+    by_row = list(zip(rows["document"], rows["num_keyphrases"], rows["num_present"], strict=True))
+    assert by_row[0] == (0, 3, 2) and by_row[-2:] == [(1, 2, 1), (2, 0, 0)]
+    assert set(by_row[1:-2]) == {(0, 0, 0)}
+
+
+def test_seke_rules_reach_the_rows(tiny_tokenizer):
+    batch = {"text": ["deep graph cuts"], "keyphrases": [["graph cuts"]]}
+    assert encode(batch, tiny_tokenizer)["num_present"] == [1]
+    rows = encode(batch, tiny_tokenizer, rules="seke")
+    assert rows["num_present"] == [0] and 1 not in rows["labels"][0]
+
+
+def test_a_title_is_joined_to_the_text_unless_left_out(tiny_tokenizer):
+    batch = {"title": ["Graph cuts", None], "text": ["They work.", "They work."], "keyphrases": [["graph cut"]] * 2}
+    rows = encode(batch, tiny_tokenizer)
+    joined = tiny_tokenizer("Graph cuts. They work.")["input_ids"]
+    alone = tiny_tokenizer("They work.")["input_ids"]
+    assert rows["input_ids"] == [joined, alone]
+    assert rows["num_present"] == [1, 0]
+    assert encode(batch, tiny_tokenizer, title_column=None)["input_ids"] == [alone, alone]
+    renamed = {"heading": batch["title"], "body": batch["text"], "terms": batch["keyphrases"]}
+    names = {"title_column": "heading", "text_column": "body", "keyphrases_column": "terms"}
+    assert encode(renamed, tiny_tokenizer, **names) == rows
+
+
+def test_a_text_may_be_a_list_of_words(tiny_tokenizer):
+    text = "semi-supervised graph cuts ."
+    as_text = encode({"text": [text], "keyphrases": [["graph cuts"]]}, tiny_tokenizer)
+    as_words = encode({"text": [text.split()], "keyphrases": [["graph cuts"]]}, tiny_tokenizer)
+    assert as_words == as_text
+    assert 1 in as_text["labels"][0]
+
+
+@pytest.mark.parametrize(
+    "columns, options, missing",
+    [
+        (("abstract", "keyphrases"), {}, "text"),
+        (("text", "tags"), {}, "keyphrases"),
+        (("text", "keyphrases"), {"title_column": "heading"}, "heading"),
+    ],
+)
+def test_a_missing_column_is_named_beside_those_there(tiny_tokenizer, columns, options, missing):
+    listed = ", ".join(map(repr, columns))
+    with pytest.raises(
+        ValueError, match=f"no column '{missing}'; the columns are {listed}. Name yours with text_column="
+    ):
+        encode({column: [["graph"]] for column in columns}, tiny_tokenizer, **options)
+
+
+def test_it_maps_over_a_dataset_and_changes_the_number_of_rows(tiny_tokenizer):
+    text, keyphrases = long_document(100)
+    columns = {
+        "id": [7, 8, 9],
+        "title": ["Graph cuts", "", None],
+        "text": ["They work.", text, "Nothing"],
+        "keyphrases": [["graph cuts"], keyphrases, ["quantum"]],
+    }
+    dataset = Dataset.from_dict(columns)
+    options = {"batched": True, "remove_columns": dataset.column_names, "fn_kwargs": {"tokenizer": tiny_tokenizer}}
+    mapped = dataset.map(encode, **options)
+    assert "text" not in mapped.column_names and len(mapped) > len(dataset)
+    direct = encode(columns, tiny_tokenizer)
+    assert {name: list(mapped[name]) for name in mapped.column_names} == direct
+    assert all(a <= b for a, b in pairwise(direct["document"]))
+    with pytest.raises(ValueError, match="no column 'text'; the columns are 'id', 'title', 'keyphrases'"):
+        dataset.remove_columns("text").map(encode, **{**options, "remove_columns": ["id"]})

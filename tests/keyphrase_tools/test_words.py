@@ -1,0 +1,157 @@
+"""Words and their places: what counts as one, and that nothing visible is lost between them."""
+
+import doctest
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyphrase_tools import words
+from keyphrase_tools.words import JOINERS, join_title, normalise, split_words
+
+TRICKY = [*"aB9_ -/.,'’;(\"\n\t\u2013\u2217", *"éßİΣ\u0301\u200d\u00ad\u0000\ud800\ufffd", *"日本ไทย๒שלום١٢🙂👩🇸🇮½"]
+texts = st.text(st.one_of(st.sampled_from(TRICKY), st.characters(exclude_categories=())), max_size=40)
+
+
+def strings(text):
+    return [word for word, _, _ in split_words(text)]
+
+
+def test_the_docstrings_examples_hold():
+    result = doctest.testmod(words)
+    assert result.attempted >= 2 and result.failed == 0
+
+
+# ---- what holds for any text
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_words_stand_in_order_where_they_say_they_stand(text):
+    place = 0
+    for word, start, end in split_words(text):
+        assert place <= start < end <= len(text)
+        assert text[start:end] == word
+        place = end
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_between_words_there_is_nothing_but_white_space_joiners_marks_and_invisible_characters(text):
+    place, gaps = 0, []
+    for _, start, end in split_words(text):
+        gaps.append(text[place:start])
+        place = end
+    for c in "".join(gaps) + text[place:]:
+        assert c.isspace() or c in JOINERS or unicodedata.category(c)[0] in "CM", repr(c)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_no_word_holds_white_space_or_a_joiner(text):
+    for word in strings(text):
+        assert not any(c.isspace() or c in JOINERS for c in word)
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, texts)
+def test_a_space_keeps_two_texts_apart(first, second):
+    shift = len(first) + 1
+    moved = [(word, start + shift, end + shift) for word, start, end in split_words(second)]
+    assert split_words(f"{first} {second}") == split_words(first) + moved
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_normalising_twice_changes_nothing(text):
+    once = normalise(text)
+    assert normalise(once) == once
+    assert normalise(f"  {text}\n") == once
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_an_apostrophe_or_point_is_inside_a_word_or_a_word_by_itself(text):
+    for word in strings(text):
+        if len(word) > 1 and any(c.isalnum() for c in word):
+            assert word[0] not in "'’.," and word[-1] not in "'’.,"
+
+
+# ---- what a word is
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("semi-supervised learning", ["semi", "supervised", "learning"]),
+        ("and/or", ["and", "or"]),
+        ("pages 3\u20137", ["pages", "3", "7"]),
+        ("Bayes's rule, don\u2019t", ["Bayes's", "rule", ",", "don\u2019t"]),
+        ("the boys' 'quoted'", ["the", "boys", "'", "'", "quoted", "'"]),
+        ("802.11 and 1,000.5.", ["802.11", "and", "1,000.5", "."]),
+        ("e.g. v2.x", ["e", ".", "g", ".", "v2", ".", "x"]),
+        ("snake_case", ["snake_case"]),
+        ("c++ (x)", ["c", "+", "+", "(", "x", ")"]),
+        ("深層学習", ["深", "層", "学", "習"]),
+        ("ไทย", ["ไ", "ท", "ย"]),
+        ("CNN模型", ["CNN", "模", "型"]),
+        ("שלום עולם", ["שלום", "עולם"]),
+        ("한국어 처리", ["한국어", "처리"]),
+        ("cafe\u0301 na\u00adive", ["cafe\u0301", "na\u00adive"]),
+        ("👩\u200d🔬🇸🇮!", ["👩\u200d🔬", "🇸🇮", "!"]),
+        ("a\u0000b\u200bc", ["a", "b", "c"]),
+        ("\ud800x\udfff", ["x"]),
+        ("- / \u2013 \n", []),
+        ("", []),
+    ],
+)
+def test_words_of(text, expected):
+    assert strings(text) == expected
+
+
+@pytest.mark.parametrize("text, expected", [("x'日", ["x", "'", "日"]), ("1.๒", ["1", ".", "๒"])])
+def test_an_apostrophe_or_point_before_a_script_without_spaces_is_a_word_of_its_own(text, expected):
+    assert strings(text) == expected
+
+
+@pytest.mark.parametrize("joiner", JOINERS)
+def test_every_joiner_reads_as_a_space(joiner):
+    assert strings(f"out{joiner}of{joiner}print") == strings("out of print")
+    # negative control: another sign between words is a word itself
+    assert strings("out;of;print") != strings("out of print")
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ("Semi-Supervised  learning", "semi supervised Learning", True),
+        ("client/server", "CLIENT server", True),
+        ("graph cut", "graph cuts", False),  # stems are not its business
+        ("semisupervised", "semi-supervised", False),
+    ],
+)
+def test_normalised_forms_agree_up_to_case_spaces_and_joiners(one, other, same):
+    assert (normalise(one) == normalise(other)) is same
+
+
+# ---- title and text
+
+
+@pytest.mark.parametrize(
+    "title, text, expected",
+    [
+        ("Graph cuts", "They work.", "Graph cuts. They work."),
+        ("Do graph cuts work?", "Yes.", "Do graph cuts work? Yes."),
+        ("They do!", "Yes.", "They do! Yes."),
+        ("An end.", "Yes.", "An end. Yes."),
+        (" Graph cuts \n", "  They work. ", "Graph cuts. They work."),
+        ("", "They work.", "They work."),
+        (None, "They work.", "They work."),
+        ("Graph cuts", "", "Graph cuts"),
+        ("Graph cuts", None, "Graph cuts"),
+        (None, None, ""),
+    ],
+)
+def test_a_title_is_joined_by_one_full_stop(title, text, expected):
+    assert join_title(title, text) == expected
