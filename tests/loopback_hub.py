@@ -48,14 +48,14 @@ class Repo:
         parent = parent or self.branches.get(branch)
         key = json.dumps([self.id, parent, title, time.time_ns(), sorted(tree)])
         sha = hashlib.sha1(key.encode()).hexdigest()
-        self.commits[sha] = dict(
-            id=sha,
-            parent=parent,
-            title=title,
-            message=body,
-            tree=tree,
-            date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
-        )
+        self.commits[sha] = {
+            "id": sha,
+            "parent": parent,
+            "title": title,
+            "message": body,
+            "tree": tree,
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        }
         self.branches[branch] = sha
         return sha
 
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *a):
         if self.hub.verbose:
-            sys.stderr.write("hub: %s %s\n" % (self.command, self.path))
+            sys.stderr.write(f"hub: {self.command} {self.path}\n")
 
     def reply(self, status=200, obj=None, body=None, headers=None):
         if body is None:
@@ -491,7 +491,7 @@ class LoopbackHub:
         )
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.hub, self.server.daemon_threads = self, True
-        self.url = "http://127.0.0.1:%d" % self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     @property
     def env(self):

@@ -52,10 +52,10 @@ def test_seke_rules_find_the_references_gold(vector):
 
 
 def test_the_two_rules_differ_where_the_docstring_says():
-    last = "we study graph cuts".split()
+    last = ["we", "study", "graph", "cuts"]
     assert tag(last, ["graph cut"]) == [0, 0, 1, 2]
     assert tag(last, ["graph cut"], rules="seke") == [0, 0, 0, 0]
-    nested = "neural network models .".split()
+    nested = ["neural", "network", "models", "."]
     assert tag(nested, ["neural network", "network models", "network"]) == [1, 2, 0, 0]
     assert tag(nested, ["neural network", "network models", "network"], rules="seke") == [1, 1, 2, 0]
     assert present(nested, "network;") == ["network"]
@@ -84,12 +84,6 @@ def test_find_is_the_search_word_by_word(words, keyphrases):
 @given(some_words, st.lists(st.sampled_from(["graph", "graph cut", "cut graph", "cut graph x", "x"]), max_size=4))
 def test_the_order_of_the_keyphrases_does_not_matter(words, keyphrases):
     assert len({tuple(tag(words, shuffled)) for shuffled in permutations(keyphrases)}) == 1
-
-
-def test_under_seke_rules_the_order_of_the_keyphrases_matters():
-    words = ["graph", "cut", "x"]
-    assert tag(words, ["graph", "graph cut"], rules="seke") == [1, 2, 0]
-    assert tag(words, ["graph cut", "graph"], rules="seke") == [1, 2, 0][:0] + [1, 2, 0]
 
 
 @settings(max_examples=300, deadline=None)

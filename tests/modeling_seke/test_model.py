@@ -139,7 +139,10 @@ def test_what_a_checkpoint_lacks_is_initialised(backbone, tiny_seke, tmp_path):
 def test_gradient_checkpointing_gives_the_same_gradients(backbone, tiny_seke, batch):
     plain, checkpointed = tiny_seke(backbone), tiny_seke(backbone)
     checkpointed.gradient_checkpointing_enable()
-    for model in (plain, checkpointed):  # checkpointing acts in training only, where dropout and noise would hide equality
+    for model in (
+        plain,
+        checkpointed,
+    ):  # checkpointing acts in training only, where dropout and noise would hide equality
         set_dropout_to_zero(model)
         model.train()
         model.moe.router.eval()

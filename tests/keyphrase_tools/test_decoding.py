@@ -1,0 +1,229 @@
+"""From labels to keyphrases: the reference's vectors, our walk, and how phrases are ranked."""
+
+import doctest
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keyphrase_tools import decoding
+from keyphrase_tools.decoding import is_phrase, mention_scores, pieces_to_phrases, rank_phrases, tag_spans
+from keyphrase_tools.stemming import stem_phrase
+from keyphrase_tools.words import split_words
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
+EXTRACT_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_extract"]
+each_vector = pytest.mark.parametrize("vector", EXTRACT_VECTORS, ids=[v["id"].split("/")[1] for v in EXTRACT_VECTORS])
+some_tags = st.lists(st.integers(0, 2), max_size=12)
+
+
+def extract(vector, **options):
+    return pieces_to_phrases(vector["tags"], vector["word_ids"], vector["words"], rules="seke", **options)
+
+
+def test_the_docstrings_examples_hold():
+    result = doctest.testmod(decoding)
+    assert result.attempted >= 1 and result.failed == 0
+
+
+# ---- the reference's vectors
+
+
+def test_the_vectors_are_all_there():
+    assert len(EXTRACT_VECTORS) == 11
+
+
+@each_vector
+def test_seke_rules_extract_as_the_reference(vector):
+    phrases = extract(vector)
+    assert len(phrases) == vector["expected_len"]
+    if vector["expected_set"] is not None:  # of more than ten, the reference keeps any ten
+        assert sorted(phrases) == vector["expected_set"]
+
+
+@each_vector
+def test_seke_phrases_come_in_text_order(vector):
+    joined = f" {' '.join(vector['words'])} "
+    places = [joined.index(f" {phrase} ") for phrase in extract(vector, max_phrases=None)]
+    assert places == sorted(places)
+
+
+def test_the_first_ten_are_kept_unless_all_are_wanted():
+    (vector,) = (v for v in EXTRACT_VECTORS if v["id"].endswith("more_than_10"))
+    assert extract(vector, max_phrases=None) == vector["words"]
+    assert extract(vector) == vector["words"][:10]
+    assert extract(vector, max_phrases=3) == vector["words"][:3]
+    with pytest.raises(ValueError, match="rules='reference' is not known. Use rules='lexperts' or rules='seke'"):
+        pieces_to_phrases([1], [0], ["graph"], rules="reference")
+
+
+def test_a_b_inside_a_word_ends_a_phrase_under_seke_rules_only():
+    arguments = [0, 1, 2, 1, 2, 0], [None, 0, 1, 1, 2, None], ["neural", "networks", "models"]
+    assert pieces_to_phrases(*arguments, rules="seke") == ["neural networks", "models"]
+    assert pieces_to_phrases(*arguments) == ["neural networks models"]
+
+
+def test_apostrophes_inside_words_are_punctuation_under_seke_rules_only():
+    arguments = [1, 2, 1], [0, 1, 2], ["Bayes's", "rule", "graph"]
+    assert pieces_to_phrases(*arguments) == ["Bayes's rule", "graph"]
+    assert pieces_to_phrases(*arguments, rules="seke") == ["graph"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_tags)
+def test_with_one_piece_a_word_both_rules_agree(tags):
+    words = ["graph", "cut", "tree", "net", "flow", "node", "edge", "path", "rank", "seed", "loop", "word"][: len(tags)]
+    arguments = [0, *tags, 0], [None, *range(len(tags)), None], words
+    assert pieces_to_phrases(*arguments) == pieces_to_phrases(*arguments, rules="seke")
+
+
+# ---- phrases as spans
+
+
+@settings(max_examples=300, deadline=None)
+@given(some_tags)
+def test_spans_are_the_words_not_labelled_o_cut_at_every_b(tags):
+    spans = tag_spans(tags)
+    assert [i for start, end in spans for i in range(start, end)] == [i for i, t in enumerate(tags) if t]
+    starts = {start for start, _ in spans}
+    for i, label in enumerate(tags):
+        begins = label == 1 or (label == 2 and (i == 0 or tags[i - 1] == 0))
+        assert (i in starts) is begins
+
+
+def test_spans_are_the_same_for_lists_and_arrays():
+    assert tag_spans(np.array([2, 2, 1, 0, 1])) == tag_spans([2, 2, 1, 0, 1]) == [(0, 2), (2, 3), (4, 5)]
+
+
+# ---- what a phrase may hold
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["graph", "cuts"],
+        ["Bayes's", "rule"],
+        ["don\u2019t"],
+        ["802.11", "network"],
+        ["1,000"],
+        ["snake", "22"],
+        ["cafe\u0301"],
+        ["深"],
+    ],
+)
+def test_these_are_phrases(words):
+    assert is_phrase(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [""],
+        ["graph", ","],
+        ["'"],
+        ["'tis"],
+        ["boys'"],
+        ["+"],
+        ["c++"],
+        ["e.g"],
+        ["1."],
+        [".5"],
+        ["1,a"],
+        ["$5"],
+        ["🙂"],
+        ["\u20ac"],
+        ["\u201cx\u201d"],
+        ["snake_case"],
+        ["-"],
+        ["x-"],
+    ],
+)
+def test_these_are_none(words):
+    assert not is_phrase(words)
+
+
+# ---- rank and score
+
+
+def sure(*labels, p=0.8):
+    """Probabilities under which the words have these labels."""
+    rows = np.full((len(labels), 3), (1 - p) / 2)
+    rows[np.arange(len(labels)), labels] = p
+    return rows
+
+
+def phrases_of(text, probabilities):
+    return rank_phrases(text, split_words(text), probabilities)
+
+
+def test_a_score_is_the_mean_probability_of_b_then_i():
+    probabilities = np.array([[0.1, 0.7, 0.2], [0.3, 0.1, 0.6], [0.2, 0.1, 0.7]])
+    scores = mention_scores(probabilities, [(0, 3), (1, 2), (1, 3)])
+    np.testing.assert_allclose(scores, [(0.7 + 0.6 + 0.7) / 3, 0.1, (0.1 + 0.7) / 2])
+
+
+def test_the_best_come_first_and_ties_go_to_the_earlier_phrase():
+    text = "alpha beta gamma delta"
+    probabilities = sure(1, 1, 1, 1)
+    probabilities[2] = [0.05, 0.9, 0.05]
+    assert [phrase["keyphrase"] for phrase in phrases_of(text, probabilities)] == ["gamma", "alpha", "beta", "delta"]
+
+
+def test_scores_that_differ_beyond_the_shown_digits_are_ties():
+    probabilities = np.array([[0.2, 0.8 - 1e-9, 0.0], [0.2, 0.8, 0.0]])
+    assert [phrase["keyphrase"] for phrase in phrases_of("alpha beta", probabilities)] == ["alpha", "beta"]
+
+
+def test_mentions_of_equal_stems_are_one_keyphrase_with_the_best_score():
+    text = "Graph cut, then graph cuts; semi-graph"
+    probabilities = sure(1, 2, 0, 0, 1, 2, 0, 0, 1)
+    probabilities[4:6] = sure(1, 2, p=0.9)
+    graph_cut, graph = phrases_of(text, probabilities)
+    assert graph["keyphrase"] == "graph" and len(graph["mentions"]) == 1
+    assert graph_cut == {
+        "keyphrase": "Graph cut",
+        "score": 0.9,
+        "start": 0,
+        "end": 9,
+        "mentions": [{"start": 0, "end": 9, "score": 0.8}, {"start": 16, "end": 26, "score": 0.9}],
+    }
+
+
+def test_phrases_with_punctuation_are_dropped_whole():
+    assert phrases_of("graph, cuts", sure(1, 2, 2)) == []
+    assert [phrase["keyphrase"] for phrase in phrases_of("graph, cuts", sure(1, 0, 2))] == ["graph", "cuts"]
+
+
+def test_a_keyphrase_keeps_the_texts_own_form():
+    (phrase,) = phrases_of("a semi-supervised\nlearning", sure(0, 1, 2, 2))
+    assert phrase["keyphrase"] == "semi-supervised\nlearning"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["graph", "graphs", "cut", ",", "semi-x", "802.11"]), max_size=12), st.data())
+def test_ranked_phrases_are_ordered_distinct_and_in_their_places(chunks, data):
+    text = " ".join(chunks)
+    words = split_words(text)
+    rows = data.draw(
+        st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=len(words), max_size=len(words))
+    )
+    probabilities = np.array(rows, dtype=float).reshape(-1, 3)
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    phrases = rank_phrases(text, words, probabilities)
+    keys = [(-phrase["score"], phrase["start"]) for phrase in phrases]
+    assert keys == sorted(keys)
+    stems = [stem_phrase(phrase["keyphrase"].replace("-", " ")) for phrase in phrases]
+    assert len(set(stems)) == len(stems)
+    allowed = [span for span in tag_spans(probabilities.argmax(-1)) if is_phrase([w[0] for w in words[slice(*span)]])]
+    mentions = sorted((m["start"], m["end"]) for phrase in phrases for m in phrase["mentions"])
+    assert mentions == [(words[start][1], words[end - 1][2]) for start, end in allowed]
+    for phrase in phrases:
+        first = phrase["mentions"][0]
+        assert (phrase["start"], phrase["end"]) == (first["start"], first["end"])
+        assert phrase["start"] == min(mention["start"] for mention in phrase["mentions"])
+        assert phrase["score"] == max(mention["score"] for mention in phrase["mentions"])
+        assert text[phrase["start"] : phrase["end"]] == phrase["keyphrase"]

@@ -1,0 +1,205 @@
+"""Scores from the Trainer's logits and from a pipeline: the same numbers by two roads."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    BertForTokenClassification,
+    DataCollatorForTokenClassification,
+    EvalPrediction,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_phrases
+from keyphrase_tools.labels import encode
+from keyphrase_tools.words import split_words
+
+CUTS = (5, 10)
+NAMES = {f"{part}@{k}" for part in ("precision", "recall", "f1") for k in CUTS}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_seke):
+    """A tiny SEKE whose weights are large enough that its labels differ from word to word."""
+    model = tiny_seke()
+    model.classifier.weight.data *= 30
+    return model
+
+
+@pytest.fixture(scope="module")
+def documents(model, tiny_tokenizer):
+    """Short, long and empty texts; the gold is half of what the model extracts, and phrases that it cannot."""
+    rng = np.random.default_rng(0)
+    letters = list("abcdefghklmno")
+    texts = [" ".join("".join(rng.choice(letters, rng.integers(1, 4))) for _ in range(n)) for n in (20, 150, 5, 0, 60)]
+    texts.append("semi-supervised graph cuts, and 802.11 networks: Bayes's rule!")
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    keyphrases = [[phrase["keyphrase"] for phrase in answer[::2]] for answer in extract(texts)]
+    for phrases, text in zip(keyphrases, texts, strict=True):
+        phrases += ["quantum", *text.split()[3:5]]
+    return texts, keyphrases
+
+
+def logits_like_the_trainers(model, tokenizer, rows, batch_size=4):
+    """Logits of all rows, batch by batch, padded with -100 to the longest as the Trainer does."""
+    inputs = [
+        {name: rows[name][i] for name in ("input_ids", "attention_mask", "labels")} for i in range(len(rows["labels"]))
+    ]
+    collate = DataCollatorForTokenClassification(tokenizer)
+    parts = []
+    for start in range(0, len(inputs), batch_size):
+        with torch.no_grad():
+            parts.append(model(**collate(inputs[start : start + batch_size])).logits.numpy())
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate(
+        [np.pad(part, ((0, 0), (0, width - part.shape[1]), (0, 0)), constant_values=-100) for part in parts]
+    )
+
+
+@pytest.mark.parametrize("overlap", [None, 0, 7])
+@pytest.mark.parametrize("rules", ["lexperts", "seke"])
+def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(model, tiny_tokenizer, documents, rules, overlap):
+    texts, keyphrases = documents
+    options = {"rules": rules, "k": (1, 5, 10)}
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label, overlap=overlap, **options)
+    logits = logits_like_the_trainers(model, tiny_tokenizer, metrics.rows)
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, overlap=overlap)
+    expected = evaluate_pipeline(extract, texts, keyphrases, **options)
+    scores = metrics(EvalPrediction(logits, metrics.rows["labels"]))
+    assert scores == pytest.approx(expected, abs=1e-9)
+    assert 0 < scores["f1@5"] < 1
+    # negative control: the logits of other documents are worth less
+    assert metrics(EvalPrediction(logits[::-1], None))["f1@10"] < scores["f1@10"]
+
+
+def test_outputs_beside_the_logits_are_ignored(model, tiny_tokenizer, documents):
+    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label)
+    logits = logits_like_the_trainers(model, tiny_tokenizer, metrics.rows)
+    alone = metrics(EvalPrediction(logits, None))
+    assert metrics(EvalPrediction((logits, np.zeros(3)), None)) == alone
+    assert set(alone) == NAMES
+
+
+def test_the_stock_trainer_reports_the_pipelines_scores(model, tiny_tokenizer, documents, tmp_path):
+    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label)
+    arguments = TrainingArguments(
+        tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    trainer = Trainer(
+        model,
+        arguments,
+        data_collator=DataCollatorForTokenClassification(tiny_tokenizer),
+        eval_dataset=Dataset.from_dict(metrics.rows),
+        compute_metrics=metrics,
+    )
+    reported = trainer.evaluate()
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    for name, value in evaluate_pipeline(extract, *documents, k=CUTS).items():
+        assert reported[f"eval_{name}"] == pytest.approx(value, abs=1e-9)
+    assert np.isfinite(reported["eval_loss"])
+
+
+def test_types_of_labels_are_added_up_as_in_the_pipeline(backbone_config, tiny_tokenizer, documents):
+    torch.manual_seed(0)
+    id2label = dict(enumerate(["B-PER", "O", "I-LOC", "I-PER", "B-LOC"]))
+    model = BertForTokenClassification(backbone_config("bert", id2label=id2label)).eval()
+    model.classifier.weight.data *= 30
+    texts, _ = documents
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    keyphrases = [[phrase["keyphrase"] for phrase in answer] for answer in extract(texts)]
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label)
+    scores = metrics(EvalPrediction(logits_like_the_trainers(model, tiny_tokenizer, metrics.rows), None))
+    assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, k=CUTS))
+    assert scores["precision@10"] == 1  # what the pipeline extracts is the gold
+    with pytest.raises(ValueError, match="The model's labels are 'O', 'X': keyphrase-extraction needs"):
+        ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "X"})
+
+
+def test_its_rows_are_those_of_encode(tiny_tokenizer, documents):
+    texts, keyphrases = documents
+    options = {"max_length": 30, "overlap": 5, "rules": "seke"}
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B", 2: "I"}, **options)
+    assert metrics.rows == encode({"text": texts, "keyphrases": keyphrases}, tiny_tokenizer, **options)
+    assert len(metrics.rows["labels"]) > len(texts)
+
+
+def test_logits_of_another_number_of_windows_are_refused(tiny_tokenizer):
+    metrics = ExtractionMetrics(["graph", "cut"], [["graph"], ["cut"]], tiny_tokenizer, {0: "O", 1: "B", 2: "I"})
+    with pytest.raises(ValueError, match="shorter"):
+        metrics(EvalPrediction(np.zeros((1, 3, 3)), None))
+
+
+def test_documents_and_keyphrases_of_different_numbers_are_refused(tiny_tokenizer):
+    with pytest.raises(ValueError, match="shorter"):
+        ExtractionMetrics(["graph", "cut"], [["graph"]], tiny_tokenizer, {0: "O", 1: "B", 2: "I"})
+    with pytest.raises(ValueError, match="shorter"):
+        evaluate_pipeline(gold_extractor(["graph"]), ["graph", "cut"], [["graph"]])
+
+
+# ---- what is right
+
+
+def gold_extractor(*answers):
+    """A pipeline that answers so, whatever is asked."""
+
+    def extract(texts, batch_size):
+        return [[{"keyphrase": phrase} for phrase in answer] for answer in answers]
+
+    return extract
+
+
+@pytest.mark.parametrize("convention", ["seke", "exhird"])
+def test_the_gold_itself_scores_one_and_its_shadow_nothing(convention):
+    texts = ["Semi-supervised graph cuts, of five kinds: a b c", "Client/server networks"]
+    gold = [["semi supervised graph cut", "kinds", "a", "b", "c"], ["client-server networks", *"defg"]]
+    answer = [["Semi-supervised graph cuts", "kinds", "a", "b", "c"], ["Client/server networks"]]
+    right = evaluate_pipeline(gold_extractor(*answer), texts, gold, convention=convention, k=("M",))
+    assert right == {"precision@M": 1, "recall@M": 1, "f1@M": 1}
+    wrong = evaluate_pipeline(gold_extractor(*answer[::-1]), texts, gold, convention=convention, k=("M",))
+    assert wrong == {"precision@M": 0, "recall@M": 0, "f1@M": 0}
+
+
+def test_only_keyphrases_that_stand_in_the_text_are_gold():
+    scores = evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph", "quantum"]], k=5)
+    assert scores["recall@5"] == 1
+    # the reference's rules miss what ends the text: nothing is gold then, and no document is left to score
+    assert np.isnan(evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph"]], rules="seke", k=5)["f1@5"])
+
+
+def test_no_more_than_top_k_phrases_are_scored():
+    phrases = [[{"keyphrase": "wrong"}] * 4 + [{"keyphrase": "graph"}]]
+    assert score_phrases(phrases, [["graph"]], k=("M",))["recall@M"] == 1
+    assert score_phrases(phrases, [["graph"]], top_k=4, k=("M",))["recall@M"] == 0
+
+
+def test_the_batch_size_does_not_change_the_scores(model, tiny_tokenizer, documents):
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    one, many = (evaluate_pipeline(extract, *documents, batch_size=size, k=CUTS) for size in (1, 16))
+    assert one == many and set(one) == NAMES
+
+
+def test_labels_learnt_by_heart_find_all_that_can_be_found(tiny_tokenizer):
+    """The ceiling of the way from keyphrases to labels to keyphrases: what is present and free of punctuation."""
+    texts = ["Graph cuts for semi-supervised learning, and graph networks", "of networks " * 60 + "energy"]
+    keyphrases = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B-KEY", 2: "I-KEY"})
+    labels = metrics.rows["labels"]
+    logits = np.full((len(labels), max(map(len, labels)), 3), -100.0)
+    for row, row_labels in enumerate(labels):
+        for place, label in enumerate(row_labels):
+            logits[row, place] = np.eye(3)[max(label, 0)] * 9
+    assert len(labels) > 2
+    scores = metrics(EvalPrediction(logits, labels))
+    assert scores["precision@10"] == scores["recall@10"] == scores["f1@10"] == 1
+
+
+def test_ranking_decides_what_the_first_k_are():
+    text = "alpha beta"
+    sure_of_beta = np.array([[0.2, 0.7, 0.1], [0.05, 0.9, 0.05]])
+    phrases = [rank_phrases(text, split_words(text), sure_of_beta)]
+    assert score_phrases(phrases, [["beta"]], k=1)["precision@1"] == 1
+    assert score_phrases(phrases, [["alpha"]], k=1)["precision@1"] == 0
