@@ -136,7 +136,9 @@ class SekeForTokenClassification(SekePreTrainedModel):
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
             if encoder_config.model_type == cls.config_class.model_type:
-                raise ValueError("It is a SEKE model already: open it with SekeForTokenClassification.from_pretrained().")
+                raise ValueError(
+                    "It is a SEKE model already: open it with SekeForTokenClassification.from_pretrained()."
+                )
             auto = AutoModelForTextEncoding if encoder_config.is_encoder_decoder else AutoModel
             backbone = auto.from_pretrained(name_or_path, dtype=dtype, **loading)
         except (OSError, ValueError) as error:

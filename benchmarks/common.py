@@ -1,0 +1,66 @@
+"""What every benchmark shares: interleaved timing, and results that say where they come from."""
+
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
+
+
+def machine() -> dict:
+    """Processor, cores and accelerator, without names that belong to one place."""
+    names = [line for line in read("/proc/cpuinfo").splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0].split(":")[1].strip() if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+    }
+
+
+def read(path: str) -> str:
+    return Path(path).read_text() if Path(path).exists() else ""
+
+
+def commit() -> str:
+    """The commit measured, marked where the working tree differs from it."""
+    here = Path(__file__).resolve().parent
+    run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True).stdout.strip()  # noqa: E731
+    changed = run("status", "--porcelain", "--", "..", ":!results")
+    return run("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def write(name: str, results, **settings) -> Path:
+    """Writes results/NAME.json with date, commit, versions and machine."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    versions = {package: version(package) for package in PACKAGES}
+    record = {"date": date.today().isoformat(), "commit": commit(), "versions": versions, "machine": machine()}
+    path.write_text(json.dumps({**record, "settings": settings, "results": results}, indent=1) + "\n")
+    print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+    return path
+
+
+def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, dict]:
+    """Times candidates in turn, A B A B ..., after one warm-up each -> median and all rounds, in milliseconds."""
+    seconds = {name: [] for name in candidates}
+    for call in candidates.values():
+        call()
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {"median_ms": 1e3 * statistics.median(times), "rounds_ms": [round(1e3 * t, 3) for t in times]}
+        for name, times in seconds.items()
+    }

@@ -1,0 +1,102 @@
+"""How fast is SEKE's head, and which way of computing it is fastest at which size?
+
+    python benchmarks/seke_head.py            # about 5 minutes on two cores
+
+Experts: the loop over experts (the reference) against tokens sorted by expert. Recurrent encoder: PyTorch's packed
+sequences against padded passes in each direction. Whole head: the loop over padded batches and packed sequences
+against what the model does. Forward and backward passes together, and forward passes alone.
+"""
+
+import argparse
+
+import torch
+from common import interleaved, write
+
+from modeling_seke import SekeConfig
+from modeling_seke.head_seke import SekeMoe, SekeRnn, TokenLayout, reference_experts
+
+SIZES = [(1, 160), (8, 160), (8, 256), (32, 160)]  # documents, longest document
+
+
+def lengths(documents: int, longest: int, shortest: float) -> torch.Tensor:
+    """Lengths from `shortest` times the longest up to the longest, evenly."""
+    if documents == 1:
+        return torch.tensor([longest])
+    return torch.linspace(shortest * longest, longest, documents).long()
+
+
+def layout_of(documents: int, longest: int, shortest: float) -> TokenLayout:
+    return TokenLayout((torch.arange(longest) < lengths(documents, longest, shortest)[:, None]).long())
+
+
+def both_ways(call, parameters):
+    """call() -> output; timed with and without the backward pass."""
+
+    def train():
+        for p in parameters:
+            p.grad = None
+        call().square().mean().backward()
+
+    def infer():
+        with torch.no_grad():
+            call()
+
+    return {"forward and backward": train, "forward": infer}
+
+
+def time_candidates(title, candidates, parameters, rounds, results, **where):
+    for way in ("forward and backward", "forward"):
+        times = interleaved({name: both_ways(call, parameters)[way] for name, call in candidates.items()}, rounds)
+        plain, ours = (entry["median_ms"] for entry in times.values())
+        row = {"what": title, "way": way, **where, "times": times, "ratio": plain / ours}
+        results.append(row)
+        place = ", ".join(f"{name} {value}" for name, value in where.items())
+        names = "   ".join(f"{name} {entry['median_ms']:.1f} ms" for name, entry in times.items())
+        print(f"{title}, {way}, {place}   {names}   {row['ratio']:.2f}x", flush=True)
+
+
+def cases(moe: SekeMoe, rnn: SekeRnn, layout: TokenLayout, padded: torch.Tensor):
+    """What is timed at one size: title, {plain, ours}, parameters; padded is the backbone's (B, S, d)."""
+    x, everything, d = layout.gather(padded), padded.flatten(0, 1), padded.shape[-1]
+    _, weights, index = moe.router(x)
+    weights = weights.detach()
+    experts = {
+        "loop": lambda: reference_experts(moe.experts, x, index, weights),
+        "sorted": lambda: moe.experts(x, index, weights),
+    }
+    yield "experts", experts, list(moe.experts.parameters())
+    recurrent = {"packed": lambda: rnn._read_packed(x, layout), "padded passes": lambda: rnn._read_padded(x, layout)}
+    yield "BiLSTM", recurrent, list(rnn.parameters())
+
+    def plain_head():
+        _, w, i = moe.router(everything)  # padding is routed and read like text
+        y = layout.gather(reference_experts(moe.experts, everything, i, w).unflatten(0, padded.shape[:2]))
+        return y + rnn._read_packed(y, layout).unflatten(-1, (2, d)).sum(-2)
+
+    head = {"plain": plain_head, "ours": lambda: rnn(moe(layout.gather(padded))[0], layout)}
+    yield "head", head, [*moe.parameters(), *rnn.parameters()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--hidden_size", type=int, default=384)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    d, results = args.hidden_size, []
+    config = SekeConfig(text_config={"model_type": "bert", "hidden_size": d, "num_attention_heads": 12})
+    moe, rnn = SekeMoe(config), SekeRnn(config)
+    for p in moe.parameters():
+        torch.nn.init.normal_(p, std=0.02)
+
+    for documents, longest in SIZES:
+        for shortest in (1.0, 0.3) if documents > 1 else (1.0,):
+            layout = layout_of(documents, longest, shortest)
+            where = {"d": d, "documents": documents, "longest": longest, "tokens": len(layout.index)}
+            for title, candidates, parameters in cases(moe, rnn, layout, torch.randn(documents, longest, d)):
+                time_candidates(title, candidates, parameters, args.rounds, results, **where)
+    write("seke_head", results, hidden_size=d, rounds=args.rounds)
+
+
+if __name__ == "__main__":
+    main()
