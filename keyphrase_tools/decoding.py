@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .stemming import stem_phrase
-from .words import APOSTROPHES
+from .words import APOSTROPHES, JOINERS
 
 O, B, I = range(3)
 SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
@@ -37,13 +37,14 @@ def is_phrase(words: Sequence[str]) -> bool:
 
 
 def _is_mark(word: str) -> bool:
-    inner = word.strip(APOSTROPHES)
+    inner = word.strip(APOSTROPHES + JOINERS)
     if inner != word or not inner:
         return True
     if word.isalnum():
         return False
     for i, c in enumerate(word):
-        allowed = c in APOSTROPHES or (c in ".," and word[i - 1].isdigit() and word[i + 1 : i + 2].isdigit())
+        between_digits = word[max(i - 1, 0) : i].isdigit() and word[i + 1 : i + 2].isdigit()
+        allowed = c in APOSTROPHES + JOINERS or (c in ".," and between_digits)
         if not allowed and (c in SEKE_PUNCTUATION or unicodedata.category(c)[0] in "PS"):
             return True
     return False

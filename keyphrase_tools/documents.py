@@ -16,15 +16,20 @@ def read_jsonl(paths: str | Path | Sequence[str | Path], required: Sequence[str]
     """
     rows = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        with open(path, encoding="utf-8") as lines:
+        with open(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line.decode("utf-8").rstrip())
+                except UnicodeDecodeError as error:
+                    raise ValueError(
+                        f"{path}, line {number}: this is not UTF-8 text ({error.reason} at byte {error.start + 1}). "
+                        "Save the file as UTF-8."
+                    ) from error
                 except json.JSONDecodeError as error:
                     raise ValueError(
-                        f"{path}, line {number}: this is not valid JSON ({error.msg} at column {error.colno}). Each line holds "
+                        f"{path}, line {number}: this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno}). Each line holds "
                         'one object, such as {"title": "...", "text": "...", "keyphrases": ["..."]}.'
                     ) from error
                 if not isinstance(row, dict):

@@ -63,6 +63,8 @@ class ExtractionMetrics:
         """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k."""
         logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
         said = WordProbabilities([len(words) for words in self._words])
+        if prediction.label_ids is not None:
+            self._check_order(prediction.label_ids)
         for window, row in zip(self._windows, logits, strict=True):
             row = row[: len(window.word_starts)].astype(np.float64)
             row = np.exp(row - row.max(-1, keepdims=True))
@@ -74,6 +76,19 @@ class ExtractionMetrics:
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
         ]
         return score_phrases(phrases, self._gold, **self._scoring)
+
+    def _check_order(self, label_ids: np.ndarray) -> None:
+        """The labels that came back must be those of `rows`, in their order and from the left."""
+        expected = self.rows["labels"]
+        same = len(label_ids) == len(expected) and all(
+            np.array_equal(found[: len(row)], row) for found, row in zip(label_ids, expected, strict=True)
+        )
+        if not same:
+            raise ValueError(
+                "The labels that the Trainer evaluated are not those of ExtractionMetrics.rows. Pass "
+                "eval_dataset=Dataset.from_dict(metrics.rows), and a collator that pads on the right "
+                "(tokenizer.padding_side='right')."
+            )
 
 
 def score_phrases(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]], top_k: int = 10, **scoring) -> dict:
@@ -90,8 +105,9 @@ def evaluate_pipeline(
     *,
     rules: str = "lexperts",
     batch_size: int = 16,
+    k: Sequence[int | str] = (5, 10),
     **scoring,
 ) -> dict[str, float]:
     """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases."""
     gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
-    return score_phrases(extract(list(texts), batch_size=batch_size), gold, **scoring)
+    return score_phrases(extract(list(texts), batch_size=batch_size), gold, k=k, **scoring)

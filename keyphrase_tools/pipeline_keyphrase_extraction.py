@@ -3,7 +3,7 @@
 Works with any token classifier whose labels are B, I and O, with or without types (`B-KEY`, `B`, `I-ORG`, ...).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -86,6 +86,10 @@ class KeyphraseExtractionPipeline(Pipeline):
         batch_size = batch_size or self._batch_size or 8
         if isinstance(inputs, str) or (reading.get("split") and _is_words(inputs)):
             return next(self._stream([inputs], batch_size, reading, choosing))
+        if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
+            raise TypeError(
+                f"keyphrase-extraction reads a text or an iterable of texts, not a {type(inputs).__name__}: {inputs!r:.60}."
+            )
         results = self._stream(inputs, batch_size, reading, choosing)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
@@ -95,7 +99,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         self.model.eval()
         while chunk := list(islice(documents, BATCHES_AT_A_TIME * batch_size)):
             prepared = self.preprocess(chunk, first=first, **reading)
-            windows = sorted(prepared["windows"], key=lambda window: len(window.word_starts))
+            # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
+            windows = sorted(prepared["windows"], key=lambda window: len(window.word_starts), reverse=True)
             for start in range(0, len(windows), batch_size):
                 self._read(windows[start : start + batch_size], prepared["said"])
             yield from self.postprocess(prepared, **choosing)
@@ -110,13 +115,15 @@ class KeyphraseExtractionPipeline(Pipeline):
             words.append(found)
         spans = [[(start, end) for _, start, end in found] for found in words]
         limit = check_window(self.tokenizer, min(max_length or self._limit, self._limit), overlap, on_long)[0]
-        windows = encode_windows(texts, spans, self.tokenizer, max_length=limit, overlap=overlap, on_long=on_long)
+        windows = encode_windows(
+            texts, spans, self.tokenizer, max_length=limit, overlap=overlap, on_long=on_long, first=first
+        )
         said = WordProbabilities([len(found) for found in words])
         return {"texts": texts, "words": words, "windows": windows, "said": said}
 
     def _read(self, windows: list, said: WordProbabilities) -> None:
         """The model reads a batch of windows."""
-        batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
+        batch = self.tokenizer.pad([window.inputs for window in windows], padding_side="right", return_tensors="pt")
         probabilities = self.forward(dict(batch))["probabilities"]  # (n, S, 3)
         for window, row, mask in zip(windows, probabilities, batch["attention_mask"], strict=True):
             said.add(window, row[mask.bool()].numpy())

@@ -23,12 +23,14 @@ class Window:
         word_starts: for each sub-token the word that it begins, else -1 (special tokens, later pieces, no word).
         edge_distance: for each sub-token how many others stand between it and the nearer cut edge of the window. An end
             of the document is no cut.
+        joined: words that share a sub-token with the word before them, and so begin none of their own.
     """
 
     document: int
     inputs: dict[str, list[int]]
     word_starts: np.ndarray
     edge_distance: np.ndarray
+    joined: Sequence[int] = ()
 
 
 def encode_windows(
@@ -39,6 +41,7 @@ def encode_windows(
     max_length: int | None = None,
     overlap: int | None = None,
     on_long: str = "window",
+    first: int = 0,
 ) -> list[Window]:
     """Tokenises each text and cuts it into windows that overlap.
 
@@ -49,6 +52,7 @@ def encode_windows(
         max_length: sub-tokens a window, special ones included; by default the tokenizer's `model_max_length`.
         overlap: sub-tokens that neighbouring windows share; by default a quarter of `max_length`.
         on_long: what to do with a document that needs more than one window: `"window"`, `"error"` or `"truncate"`.
+        first: the number of the first text, for messages.
 
     Raises:
         ValueError: for a slow tokenizer, no known limit, an overlap that leaves no room, a long document under "error".
@@ -56,15 +60,19 @@ def encode_windows(
     max_length, overlap = check_window(tokenizer, max_length, overlap, on_long)
     if not texts:
         return []
-    encoded = tokenizer(
-        [readable(text) for text in texts],
-        truncation=True,
-        max_length=max_length,
-        stride=overlap,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-    )
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "right"  # from the left, windows come backwards
+    try:
+        encoded = tokenizer(
+            [readable(text) for text in texts],
+            truncation=True,
+            max_length=max_length,
+            stride=overlap,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+    finally:
+        tokenizer.truncation_side = side
     offsets, special = encoded.pop("offset_mapping"), encoded.pop("special_tokens_mask")
     documents = encoded.pop("overflow_to_sample_mapping")
     spans = [np.asarray(s, dtype=np.int64).reshape(-1, 2) for s in word_spans]
@@ -74,7 +82,7 @@ def encode_windows(
         is_last = row + 1 == len(documents) or documents[row + 1] != document
         if number == 0 and not is_last and on_long == "error":
             raise ValueError(
-                f"Document {document} ({len(texts[document])} characters) is longer than {max_length} sub-tokens. "
+                f"Document {first + document} ({len(texts[document])} characters) is longer than {max_length} sub-tokens. "
                 "Use on_long='window' to read it in overlapping windows, or on_long='truncate' to cut it."
             )
         if number > 0 and on_long == "truncate":
@@ -83,7 +91,8 @@ def encode_windows(
         starts = find_word_starts(np.asarray(offsets[row]), real, spans[document], is_first=number == 0)
         distance = edge_distances(len(offsets[row]), real, is_first=number == 0, is_last=is_last)
         inputs = {name: values[row] for name, values in encoded.items()}
-        windows.append(Window(document, inputs, starts, distance))
+        joined = find_joined(np.asarray(offsets[row])[real], spans[document])
+        windows.append(Window(document, inputs, starts, distance, joined))
     return windows
 
 
@@ -105,6 +114,14 @@ def find_word_starts(offsets: np.ndarray, real: np.ndarray, spans: np.ndarray, *
         begins[0] = begin[0] <= spans[word[0], 0]
     starts[real[begins]] = word[begins]
     return starts
+
+
+def find_joined(offsets: np.ndarray, spans: np.ndarray) -> list[int]:
+    """offsets (n, 2) of sub-tokens, spans (W, 2) of words -> the words that share a sub-token with the word before them."""
+    begin, end = offsets.reshape(-1, 2).T
+    first = np.searchsorted(spans[:, 1], begin, side="right")  # first word that ends later
+    last = np.searchsorted(spans[:, 0], end, side="left")  # first word that begins later
+    return [w for t in np.flatnonzero(last - first > 1) for w in range(first[t] + 1, last[t])]
 
 
 def edge_distances(length: int, real: np.ndarray, *, is_first: bool, is_last: bool) -> np.ndarray:
@@ -130,9 +147,11 @@ class WordProbabilities:
     def __init__(self, lengths: Sequence[int]):
         self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
         self._distance = [np.full(length, -1) for length in lengths]
+        self._joined = [set() for _ in lengths]
 
     def add(self, window: Window, probabilities: np.ndarray) -> None:
         """probabilities (S, 3) of O, B and I for the sub-tokens of a window, without padding."""
+        self._joined[window.document].update(window.joined)
         begins = window.word_starts >= 0
         word, distance = window.word_starts[begins], window.edge_distance[begins]
         best = self._distance[window.document]
@@ -141,11 +160,11 @@ class WordProbabilities:
         self._probabilities[window.document][word[closer]] = probabilities[begins][closer]
 
     def document(self, number: int) -> np.ndarray:
-        """(W, 3). A word without a sub-token of its own goes on as the word before it: that one's B or I becomes its I."""
+        """(W, 3). A word that shares a sub-token goes on as the word before it; one that no window covers is O."""
         p = self._probabilities[number]
-        for w in np.flatnonzero(self._distance[number] < 0):
-            if w:
-                p[w] = p[w - 1][0], 0.0, p[w - 1][1] + p[w - 1][2]
+        for w in sorted(self._joined[number]):
+            if self._distance[number][w] < 0:
+                p[w] = p[w - 1][0], 0.0, p[w - 1][1:].max()
         return p
 
 

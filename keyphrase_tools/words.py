@@ -17,7 +17,7 @@ APOSTROPHES = "'\u2019"
 _MARKS = r"[\p{M}\u200c\u200d\u00ad]"  # combining marks, zero-width (non-)joiners, soft hyphens: never a word alone
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 _LETTER = rf"(?!{_SPACELESS})[\p{{L}}\p{{N}}_]{_MARKS}*"
-_INNER = rf"[{APOSTROPHES}](?=[\p{{L}}\p{{N}}])|(?<=\p{{Nd}})[.,](?=\p{{Nd}})"
+_INNER = rf"(?:[{APOSTROPHES}](?=[\p{{L}}\p{{N}}])|(?<=\p{{Nd}})[.,](?=\p{{Nd}}))(?!{_SPACELESS})"
 _WORD = regex.compile(
     rf"(?:{_LETTER})(?:{_LETTER}|{_INNER})*"
     rf"|{_SPACELESS}{_MARKS}*"

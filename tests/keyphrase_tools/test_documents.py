@@ -34,8 +34,8 @@ def test_rows_of_several_files_come_in_order_and_blank_lines_are_passed_over(wri
 @pytest.mark.parametrize(
     "line, said",
     [
-        ('{"text": "graph"', "this is not valid JSON (Expecting ',' delimiter at column 17)"),
-        ("text: graph", "this is not valid JSON (Expecting value at column 1)"),
+        ('{"text": "graph"', "this is not valid JSON (Expecting ',' delimiter, column 17)"),
+        ("text: graph", "this is not valid JSON (Expecting value, column 1)"),
         ('["graph"]', "a JSON object is wanted, not a list"),
         ('"graph"', "a JSON object is wanted, not a str"),
         ('{"abstract": "x", "keyphrases": []}', "there is no 'text'; the columns are 'abstract', 'keyphrases'"),

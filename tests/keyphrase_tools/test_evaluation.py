@@ -133,6 +133,18 @@ def test_logits_of_another_number_of_windows_are_refused(tiny_tokenizer):
         metrics(EvalPrediction(np.zeros((1, 3, 3)), None))
 
 
+def test_rows_in_another_order_or_padded_on_the_left_are_refused(tiny_tokenizer):
+    metrics = ExtractionMetrics(
+        ["graph cuts", "the network"], [["graph"], ["network"]], tiny_tokenizer, {0: "O", 1: "B", 2: "I"}
+    )
+    logits, labels = np.zeros((2, 4, 3)), np.array(metrics.rows["labels"])
+    metrics(EvalPrediction(logits, labels))
+    with pytest.raises(ValueError, match=r"not those of ExtractionMetrics.rows.*padding_side='right'"):
+        metrics(EvalPrediction(logits, labels[::-1]))
+    with pytest.raises(ValueError, match="not those of ExtractionMetrics.rows"):
+        metrics(EvalPrediction(np.zeros((2, 6, 3)), np.pad(labels, ((0, 0), (2, 0)), constant_values=-100)))
+
+
 def test_documents_and_keyphrases_of_different_numbers_are_refused(tiny_tokenizer):
     with pytest.raises(ValueError, match="shorter"):
         ExtractionMetrics(["graph", "cut"], [["graph"]], tiny_tokenizer, {0: "O", 1: "B", 2: "I"})
