@@ -99,7 +99,7 @@ def main():
         start = time.perf_counter()
         extract = train(backbone, rows, tokenizer, args, **head)
         seconds = time.perf_counter() - start
-        results[name] = evaluate_pipeline(extract, test_texts, test_gold, k=(5, 10)) | {"seconds": seconds}
+        results[name] = evaluate_pipeline(extract, test_texts, test_gold) | {"seconds": seconds}
     checkpoint = args.output / "seke-minilm"
     extract.save_pretrained(checkpoint)
 
@@ -110,6 +110,8 @@ def main():
         )
 
     again = read_in_new_process(checkpoint, text)
+    record = {"scores": results, "text": text, "phrases": again["phrases"]}
+    (args.output / "results.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\nThe text, read by {checkpoint} in a new process:\n\n{text}\n\nIts keyphrases:")
     for phrase in again["phrases"]:
         print(f"  {phrase['score']:.2f}  {phrase['keyphrase']}")

@@ -67,6 +67,7 @@ class DataArguments:
     early_stopping_gain: float = field(default=0.005, metadata={"help": "smallest gain that counts"})
     test_every_epoch: bool = field(default=False, metadata={"help": "score the test set after every epoch too"})
     show: int = field(default=3, metadata={"help": "test documents whose keyphrases are printed at the end"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
 
 class ScoreTestSet(TrainerCallback):
@@ -77,7 +78,7 @@ class ScoreTestSet(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, model=None, **kwargs):
         extract = pipeline("keyphrase-extraction", model=model, tokenizer=self.tokenizer)
-        scores = evaluate_pipeline(extract, *self.test, rules=self.rules, k=(5, 10))
+        scores = evaluate_pipeline(extract, *self.test, rules=self.rules)
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 
 
@@ -114,7 +115,7 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
     return documents
 
 
-def build_model(args: ModelArguments, backbone: str, base: Path, seed: int):
+def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int):
     """A SEKE model; with LoRA an adapter over a base saved in the output folder, so that every checkpoint opens again."""
     set_seed(seed)
     head = {name: value for name, value in vars(args).items() if name not in ("backbone", "lora")}
@@ -122,6 +123,7 @@ def build_model(args: ModelArguments, backbone: str, base: Path, seed: int):
         return SekeForTokenClassification.from_backbone(backbone, **head)
     if not (base / "config.json").exists():
         SekeForTokenClassification.from_backbone(backbone, **head).save_pretrained(base)
+        tokenizer.save_pretrained(base)
     model = SekeForTokenClassification.from_pretrained(base)
     set_seed(seed)
     return get_peft_model(model, model.lora_config())
@@ -137,8 +139,8 @@ def find_backbone(name: str) -> str:
     return str(get_model_path())
 
 
-def main():
-    model_args, data_args, training_args = parse_arguments()
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
+    """Everything before training, and so every error that the caller can mend -> the trainer and the documents."""
     output = Path(training_args.output_dir)
     documents = load_documents(data_args)
     columns = data_args.text_column, data_args.title_column
@@ -148,11 +150,9 @@ def main():
     backbone = find_backbone(model_args.backbone)
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     tokenizer.model_max_length = data_args.max_length  # saved with it: the pipelines read windows as in training
-    model = build_model(model_args, backbone, output / "base", training_args.seed)
-    model.print_trainable_parameters() if model_args.lora else None
-
     train = encode({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {coverage(train)}")
+    model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed)
     metrics = ExtractionMetrics(
         texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
     )
@@ -175,24 +175,39 @@ def main():
         trainer.add_callback(EarlyStoppingCallback(patience, gain))
     if data_args.test_every_epoch and "test" in texts:
         trainer.add_callback(ScoreTestSet(trainer, tokenizer, texts["test"], gold["test"], data_args.rules))
-    last = get_last_checkpoint(output) if output.is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
+    return trainer, texts.get("test"), gold.get("test")
 
-    model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
-    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer)
-    extract.save_pretrained(output)
+
+def report(trainer: Trainer, extract, texts: list[str] | None, gold: list | None, show: int) -> None:
+    """Writes results.json; prints the test scores and some documents' keyphrases."""
     results = {"best_validation_f1@10": trainer.state.best_metric, "epochs": trainer.state.log_history}
-    if "test" in texts:
-        by_rules = {}
+    if texts:
+        results["test"] = {}
         for rules in ("lexperts", "seke"):
-            scores = by_rules[rules] = evaluate_pipeline(extract, texts["test"], gold["test"], rules=rules, k=(5, 10))
+            scores = results["test"][rules] = evaluate_pipeline(extract, texts, gold, rules=rules)
             f1 = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
-            print(f"test, {len(texts['test']):,} documents, gold by the {rules} rules: {f1}")
-        results["test"] = by_rules
-        for text in texts["test"][: data_args.show]:
+            print(f"test, {len(texts):,} documents, gold by the {rules} rules: {f1}")
+        for text in texts[:show]:
             print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in extract(text)))
-    (output / "results.json").write_text(json.dumps(results, indent=1))
-    print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={str(output)!r})")
+    (Path(trainer.args.output_dir) / "results.json").write_text(json.dumps(results, indent=1))
+
+
+def main():
+    model_args, data_args, training_args = parse_arguments()
+    try:
+        trainer, texts, gold = prepare(model_args, data_args, training_args)
+    except (OSError, ValueError, ImportError) as error:
+        if data_args.traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    output = training_args.output_dir
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(output) if Path(output).is_dir() else None)
+    model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
+    extract.save_pretrained(output)
+    report(trainer, extract, texts, gold, data_args.show)
+    print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
 
 
 if __name__ == "__main__":

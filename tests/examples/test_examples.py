@@ -1,0 +1,162 @@
+"""The examples and the README as a user runs them, on tiny models."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoModel, HfArgumentParser, TrainingArguments, pipeline
+
+import keyphrase_tools  # noqa: F401
+from keyphrase_tools.documents import full_text, read_jsonl
+from keyphrase_tools.labels import present
+from keyphrase_tools.words import split_words
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "examples" / "corpus"
+RECIPES = sorted((ROOT / "examples" / "seke").glob("*.yml"))
+
+
+def run(*command, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400
+    )
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train(backbone, output, *options):
+    return run(
+        ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml", "--backbone", backbone,
+        "--output_dir", output, "--max_length", 64, "--train_files", CORPUS / "test.jsonl",
+        "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 2, "--learning_rate", 0.01, *options,
+    )  # fmt: skip
+
+
+def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path):
+    """Ten steps cannot learn much: what is tested is that every part runs, on the real backbone."""
+    done = run(
+        ROOT / "examples/quickstart.py", "--steps", 10, "--output", tmp_path, "--text", "A hash table stores keys."
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for said in ("vanilla head", "SEKE (experts + BiLSTM)", "F1@5   F1@10", "A hash table stores keys.", "new process"):
+        assert said in done.stdout
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["scores"]) == {"vanilla head", "SEKE (experts + BiLSTM)"}
+    assert (tmp_path / "seke-minilm" / "pipeline_keyphrase_extraction.py").exists()
+
+
+@pytest.mark.parametrize("lora", ["true", "false"])
+def test_training_by_script_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_path):
+    done = train(backbone, tmp_path, "--lora", lora, "--test_every_epoch", "true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"train: 40 documents .*keyphrases \(100.0%\) stand in their texts", done.stdout)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["test"]) == {"lexperts", "seke"}
+    assert sum("test_f1@10" in entry for entry in results["epochs"]) == 2
+    text = full_text(read_jsonl(CORPUS / "test.jsonl")[0])
+    for task in ("token-classification", "keyphrase-extraction"):
+        assert isinstance(pipeline(task, model=str(tmp_path))(text), list)
+    checkpoint = max(tmp_path.glob("checkpoint-*"))
+    assert isinstance(pipeline("keyphrase-extraction", model=str(checkpoint))(text), list)
+
+
+def test_what_is_wrong_with_the_data_is_said_in_one_line_that_names_it(backbone, tmp_path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "a graph", "keyphrases": ["graph"]}\n{"text": \n')
+    absent = tmp_path / "absent.jsonl"
+    absent.write_text('{"text": "a graph", "keyphrases": ["network"]}\n' * 10)
+    columns = tmp_path / "columns.jsonl"
+    columns.write_text('{"abstract": "a graph", "keywords": ["graph"]}\n')
+    for path, said in (
+        (broken, "broken.jsonl, line 2"),
+        (absent, "None of the 8 keyphrases stands in its text"),
+        (columns, "the columns are 'abstract', 'keywords'"),
+        (tmp_path / "missing.jsonl", "missing.jsonl"),
+    ):
+        done = train(backbone, tmp_path / "out", "--train_files", path)
+        assert done.returncode == 2 and said in done.stderr, done.stderr[-500:]
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_every_recipe_is_read_by_the_script(path):
+    sys.path.insert(0, str(ROOT / "examples" / "seke"))
+    try:
+        from train import DataArguments, ModelArguments
+    finally:
+        sys.path.pop(0)
+    settings = yaml.safe_load(path.read_text())
+    parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments))
+    given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    *_, rest = parser.parse_args_into_dataclasses([*given, "--use_cpu", "true"], return_remaining_strings=True)
+    assert rest == []
+
+
+def test_the_corpus_is_what_its_page_says():
+    documents = {split: read_jsonl(CORPUS / f"{split}.jsonl") for split in ("train", "test")}
+    assert {split: len(rows) for split, rows in documents.items()} == {"train": 150, "test": 50}
+    rows = documents["train"] + documents["test"]
+    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 200
+    assert len({row["subject"] for row in rows}) == 5
+    for row in rows:
+        assert 5 <= len(row["keyphrases"]) <= 8
+        assert len(present(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row["id"]
+
+
+def test_the_readmes_python_is_python_and_its_numbers_are_right():
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
+    assert len(blocks) >= 5
+    for block in blocks:
+        compile(block, "README.md", "exec")
+    scoring = next(block for block in blocks if "keyphrase_f1(" in block)
+    statement, expected = scoring.strip().rsplit("# ", 1)
+    namespace = {}
+    *imports, call = statement.strip().split("\n")
+    exec("\n".join(imports), namespace)
+    assert eval(call, namespace) == float(expected)
+
+
+def test_the_readmes_commands_exist():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z]+)", readme)) - {"it"}:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for script in re.findall(r"python (\S+\.py)(?: (\S+\.yml))?", readme):
+        for path in filter(None, script):
+            assert (ROOT / path).exists(), path
+
+
+def test_the_readmes_tables_are_those_of_the_results():
+    done = run(ROOT / "benchmarks/tables.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_training_runs(backbone, tiny_tokenizer, tmp_path, monkeypatch):
+    """The README's own lines, on a tiny backbone and the small corpus."""
+    readme = (ROOT / "README.md").read_text()
+    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "Trainer(" in block)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("".join((CORPUS / "test.jsonl").read_text().splitlines(keepends=True)[:8]))
+    code = code.replace("microsoft/deberta-v3-base", str(backbone)).replace(
+        "model_max_length=256", "model_max_length=64"
+    )
+    code = code.replace(
+        'TrainingArguments("runs/mine")', 'TrainingArguments("runs/mine", max_steps=2, report_to="none", use_cpu=True)'
+    )
+    namespace = {}
+    exec(code, namespace)
+    trained = {name: p for name, p in namespace["model"].named_parameters() if "lora_B" in name}
+    assert trained and all(p.abs().max() > 0 for p in trained.values())  # they start at zero
+    assert set(namespace["rows"].column_names) >= {"input_ids", "labels", "num_present"}
