@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, PreTrainedModel
 from transformers import initialization as init
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_seke import SekeConfig
@@ -139,8 +140,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
                 raise ValueError(
                     "It is a SEKE model already: open it with SekeForTokenClassification.from_pretrained()."
                 )
-            auto = AutoModelForTextEncoding if encoder_config.is_encoder_decoder else AutoModel
-            backbone = auto.from_pretrained(name_or_path, dtype=dtype, **loading)
+            backbone = auto_encoder(encoder_config).from_pretrained(name_or_path, dtype=dtype, **loading)
         except (OSError, ValueError) as error:
             raise OSError(
                 f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
@@ -256,10 +256,18 @@ class SekeForTokenClassification(SekePreTrainedModel):
         return LoraConfig(**{**options, **overrides})
 
 
+def auto_encoder(config):
+    """The auto class that builds an encoder of this configuration, T5's without its decoder."""
+    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:
+        return AutoModelForTextEncoding
+    if config.is_encoder_decoder:
+        raise ValueError(f"{config.model_type!r} is an encoder with a decoder, and SEKE wants an encoder alone.")
+    return AutoModel
+
+
 def build_encoder(config) -> PreTrainedModel:
     """The encoder of a configuration, without the pooler that nobody trains."""
-    auto = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
-    encoder = auto.from_config(config)
+    encoder = auto_encoder(config).from_config(config)
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
     return encoder

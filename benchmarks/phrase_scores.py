@@ -1,0 +1,95 @@
+"""Which confidence ranks keyphrases best? Ways to score a mention by its words, and a keyphrase by its mentions.
+
+    python benchmarks/phrase_scores.py --data PATH --model runs/inspec_moe_rnn
+
+The model must have been trained by benchmarks/seke_inspec.py: the documents scored here are the 300 of Inspec's training
+and validation files that it kept for validation, so that the test set stays out of the choice.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from common import write
+from transformers import pipeline
+
+import keyphrase_tools  # noqa: F401
+from keyphrase_tools.decoding import is_phrase, tag_spans
+from keyphrase_tools.documents import full_text
+from keyphrase_tools.labels import present
+from keyphrase_tools.metrics import keyphrase_f1
+from keyphrase_tools.stemming import stem_phrase
+from keyphrase_tools.words import split_words
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "seke"))
+from train import DataArguments, load_documents
+
+MENTIONS = {  # of p, the words' probabilities of their B or I, and q, that of the next word not to go on
+    "mean": lambda p, q: p.mean(),
+    "minimum": lambda p, q: p.min(),
+    "geometric mean": lambda p, q: np.exp(np.log(p).mean()),
+    "product": lambda p, q: p.prod(),
+    "product with end": lambda p, q: p.prod() * q,
+    "first word": lambda p, q: p[0],
+    "text order": lambda p, q: 1.0,
+}
+KEYPHRASES = {
+    "maximum": max,
+    "mean": lambda scores: sum(scores) / len(scores),
+    "any (noisy or)": lambda scores: 1 - np.prod([1 - s for s in scores]),
+    "sum": sum,
+    "first": lambda scores: scores[0],
+}
+
+
+def word_probabilities(extract, texts: list[str]) -> list[np.ndarray]:
+    prepared = extract.preprocess(texts)
+    for start in range(0, len(prepared["windows"]), 16):
+        extract._read(prepared["windows"][start : start + 16], prepared["said"])
+    return [prepared["said"].document(i) for i in range(len(texts))]
+
+
+def rank(words, p: np.ndarray, mention, keyphrase) -> list[str]:
+    grouped = {}
+    for start, end in tag_spans(p.argmax(-1)):
+        if is_phrase([word for word, _, _ in words[start:end]]):
+            own = np.array([p[start, 1], *p[start + 1 : end, 2]])
+            after = 1 - p[end, 2] if end < len(p) else 1.0
+            phrase = " ".join(word.lower() for word, _, _ in words[start:end])
+            grouped.setdefault(stem_phrase(phrase), []).append((phrase, mention(own, after)))
+    scored = [(mentions[0][0], keyphrase([score for _, score in mentions])) for mentions in grouped.values()]
+    return [phrase for phrase, _ in sorted(scored, key=lambda pair: -pair[1])][:10]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    args = parser.parse_args()
+    files = [str(args.data / "keyphrases" / "inspec" / f"{split}.jsonl") for split in ("train", "validation")]
+    documents = load_documents(DataArguments(train_files=files))["validation"]
+    texts = [full_text(row) for row in documents]
+    words = [split_words(text) for text in texts]
+    gold = [present(found, row["keyphrases"]) for found, row in zip(words, documents, strict=True)]
+    extract = pipeline("keyphrase-extraction", model=args.model)
+    probabilities = word_probabilities(extract, texts)
+    results = []
+    for mention_name, mention in MENTIONS.items():
+        for keyphrase_name, keyphrase in KEYPHRASES.items():
+            found = [rank(w, p, mention, keyphrase) for w, p in zip(words, probabilities, strict=True)]
+            scores = keyphrase_f1(found, gold, k=(1, 3, 5, 10))
+            row = {
+                "mention": mention_name,
+                "keyphrase": keyphrase_name,
+                **{f"f1@{k}": scores[f"f1@{k}"] for k in (1, 3, 5, 10)},
+            }
+            results.append(row)
+    for row in sorted(results, key=lambda row: -row["f1@5"]):
+        scores = "   ".join(f"F1@{k} {100 * row[f'f1@{k}']:.1f}" for k in (1, 3, 5, 10))
+        print(f"{row['mention']:18} {row['keyphrase']:16} {scores}")
+    write("phrase_scores", results, documents=len(texts), model="SEKE on MiniLM-L6, Inspec")
+
+
+if __name__ == "__main__":
+    main()
