@@ -2,7 +2,7 @@
 
     python benchmarks/seke_head.py            # about 5 minutes on two cores
 
-Experts: the loop over experts (the reference) against tokens sorted by expert. Recurrent encoder: PyTorch's packed
+Experts: the loop over experts (the reference), every expert on every token, and tokens sorted by expert (ours). Recurrent encoder: PyTorch's packed
 sequences against padded passes in each direction. Whole head: the loop over padded batches and packed sequences
 against what the model does. Forward and backward passes together, and forward passes alone.
 """
@@ -47,7 +47,7 @@ def both_ways(call, parameters):
 def time_candidates(title, candidates, parameters, rounds, results, **where):
     for way in ("forward and backward", "forward"):
         times = interleaved({name: both_ways(call, parameters)[way] for name, call in candidates.items()}, rounds)
-        plain, ours = (entry["median_ms"] for entry in times.values())
+        plain, *_, ours = (entry["median_ms"] for entry in times.values())
         row = {"what": title, "way": way, **where, "times": times, "ratio": plain / ours}
         results.append(row)
         place = ", ".join(f"{name} {value}" for name, value in where.items())
@@ -55,13 +55,23 @@ def time_candidates(title, candidates, parameters, rounds, results, **where):
         print(f"{title}, {way}, {place}   {names}   {row['ratio']:.2f}x", flush=True)
 
 
+def dense_experts(experts, x, index, weights):
+    """Every expert reads every token, in three batched products; what was not chosen is weighted with 0."""
+    E, U, a, V, b, W, c = experts.num_experts, *experts.parameters()
+    gates = x.new_zeros(len(x), E).scatter(1, index, weights)  # (T, E)
+    h = torch.baddbmm(a[:, None], x.expand(E, *x.shape), U.mT).relu()  # (E, T, I)
+    h = torch.nn.functional.dropout(torch.baddbmm(b[:, None], h, V.mT), experts.dropout, experts.training)
+    return (torch.baddbmm(c[:, None], h, W.mT) * gates.T[:, :, None]).sum(0)  # (T, d)
+
+
 def cases(moe: SekeMoe, rnn: SekeRnn, layout: TokenLayout, padded: torch.Tensor):
     """What is timed at one size: title, {plain, ours}, parameters; padded is the backbone's (B, S, d)."""
     x, everything, d = layout.gather(padded), padded.flatten(0, 1), padded.shape[-1]
     _, weights, index = moe.router(x)
     weights = weights.detach()
-    experts = {
+    experts = {  # the plain one first, ours last
         "loop": lambda: reference_experts(moe.experts, x, index, weights),
+        "dense": lambda: dense_experts(moe.experts, x, index, weights),
         "sorted": lambda: moe.experts(x, index, weights),
     }
     yield "experts", experts, list(moe.experts.parameters())

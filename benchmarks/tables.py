@@ -56,7 +56,7 @@ def seke_head() -> str:
     lines = [
         "The head's ways of computing, forward and backward, d = 384, in milliseconds:",
         "",
-        "| documents x longest (tokens) | experts: loop, sorted | BiLSTM: packed, padded passes | head: plain, ours |",
+        "| documents x longest (tokens) | experts: loop, dense, sorted | BiLSTM: packed, padded passes | head: plain, ours |",
         "| --- | --- | --- | --- |",
     ]
     sizes = {}
