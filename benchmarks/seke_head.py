@@ -2,9 +2,9 @@
 
     python benchmarks/seke_head.py            # about 5 minutes on two cores
 
-Experts: the loop over experts (the reference), every expert on every token, and tokens sorted by expert (ours). Recurrent encoder: PyTorch's packed
-sequences against padded passes in each direction. Whole head: the loop over padded batches and packed sequences
-against what the model does. Forward and backward passes together, and forward passes alone.
+Experts: the loop over experts (the reference), every expert on every token (dense), and tokens sorted by expert (ours).
+Recurrent encoder: PyTorch's packed sequences, and padded passes in each direction (ours on a CPU). Whole head: the loop
+over padded batches and packed sequences, and what the model does. Forward and backward together, and forward alone.
 """
 
 import argparse

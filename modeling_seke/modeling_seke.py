@@ -93,6 +93,20 @@ class SekePreTrainedModel(PreTrainedModel):
                 "or damaged. Save or copy the checkpoint again; for a Hub repository pass force_download=True."
             ) from error
 
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in transformers; a pipeline that was saved with the model elsewhere is not promised where its file is not."""
+        promised = getattr(self.config, "custom_pipelines", None) or {}
+        files = {
+            info["impl"].split(".")[0] for info in promised.values() if "--" not in info["impl"]
+        }  # -- names a repo
+        if all(os.path.exists(os.path.join(save_directory, f"{name}.py")) for name in files):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        del self.config.custom_pipelines
+        try:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            self.config.custom_pipelines = promised
+
 
 class SekeForTokenClassification(SekePreTrainedModel):
     """Labels each sub-token: backbone, mixture of experts, recurrent encoder, linear classifier.

@@ -140,6 +140,19 @@ def test_a_plain_save_after_loading_leaves_no_reference_to_a_missing_pipeline(ch
     assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
 
 
+def test_a_plain_save_after_one_through_the_pipeline_promises_no_pipeline(tiny_seke, tiny_tokenizer, tmp_path):
+    model = tiny_seke()
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    extract.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "plain")
+    extract.save_pretrained(tmp_path / "again")
+    promises = {
+        name: "custom_pipelines" in json.loads((tmp_path / name / "config.json").read_text())
+        for name in ("whole", "plain", "again")
+    }
+    assert promises == {"whole": True, "plain": False, "again": True}
+
+
 PUSH = """
 import sys
 import keyphrase_tools
