@@ -25,14 +25,22 @@ from keyphrase_tools.words import split_words
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "seke"))
 from train import DataArguments, load_documents
 
-MENTIONS = {  # of p, the words' probabilities of their B or I, and q, that of the next word not to go on
-    "mean": lambda p, q: p.mean(),
-    "minimum": lambda p, q: p.min(),
-    "geometric mean": lambda p, q: np.exp(np.log(p).mean()),
-    "product": lambda p, q: p.prod(),
-    "product with end": lambda p, q: p.prod() * q,
-    "first word": lambda p, q: p[0],
-    "text order": lambda p, q: 1.0,
+# of p, each word's probability of its place (B first, then I); n, of any place in a keyphrase (not O); q, that the next
+# word does not go on
+MENTIONS = {
+    "mean": lambda p, n, q: p.mean(),
+    "minimum": lambda p, n, q: p.min(),
+    "geometric mean": lambda p, n, q: np.exp(np.log(p).mean()),
+    "product": lambda p, n, q: p.prod(),
+    "product with end": lambda p, n, q: p.prod() * q,
+    "first word": lambda p, n, q: p[0],
+    "mean, not O": lambda p, n, q: n.mean(),
+    "minimum, not O": lambda p, n, q: n.min(),
+    "geometric mean, not O": lambda p, n, q: np.exp(np.log(n).mean()),
+    "first word, not O": lambda p, n, q: n[0],
+    "last word, not O": lambda p, n, q: n[-1],
+    "maximum, not O": lambda p, n, q: n.max(),
+    "text order": lambda p, n, q: 1.0,
 }
 KEYPHRASES = {
     "maximum": max,
@@ -57,7 +65,7 @@ def rank(words, p: np.ndarray, mention, keyphrase) -> list[str]:
             own = np.array([p[start, 1], *p[start + 1 : end, 2]])
             after = 1 - p[end, 2] if end < len(p) else 1.0
             phrase = " ".join(word.lower() for word, _, _ in words[start:end])
-            grouped.setdefault(stem_phrase(phrase), []).append((phrase, mention(own, after)))
+            grouped.setdefault(stem_phrase(phrase), []).append((phrase, mention(own, 1 - p[start:end, 0], after)))
     scored = [(mentions[0][0], keyphrase([score for _, score in mentions])) for mentions in grouped.values()]
     return [phrase for phrase, _ in sorted(scored, key=lambda pair: -pair[1])][:10]
 
@@ -87,7 +95,7 @@ def main():
             results.append(row)
     for row in sorted(results, key=lambda row: -row["f1@5"]):
         scores = "   ".join(f"F1@{k} {100 * row[f'f1@{k}']:.1f}" for k in (1, 3, 5, 10))
-        print(f"{row['mention']:18} {row['keyphrase']:16} {scores}")
+        print(f"{row['mention']:22} {row['keyphrase']:16} {scores}")
     write("phrase_scores", results, documents=len(texts), model="SEKE on MiniLM-L6, Inspec")
 
 
