@@ -45,14 +45,19 @@ def tag(words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts
     >>> tag(["graph", "cuts", "work"], ["graph cut"])
     [1, 2, 0]
     """
-    labels = [O] * len(words)
-    found = find(words, keyphrases, rules=rules)
+    return label_spans(find(words, keyphrases, rules=rules), len(words), rules=rules)
+
+
+def label_spans(found: list[list[tuple[int, int]]], length: int, *, rules: str = "lexperts") -> list[int]:
+    """Where the keyphrases of a document of `length` words stand, as `find` gives it -> a label for each word."""
+    labels = [O] * length
+    spans = [span for spans in found for span in spans]
     if rules == "seke":
         # position by position, and at each in the list's order: whatever comes later overwrites
-        for start, end in sorted((span for spans in found for span in spans), key=lambda span: span[0]):
+        for start, end in sorted(spans, key=lambda span: span[0]):
             labels[start:end] = [B] + [I] * (end - start - 1)
         return labels
-    for start, end in sorted({span for spans in found for span in spans}, key=lambda s: (s[0] - s[1], s[0])):
+    for start, end in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):
         if not any(labels[start:end]):
             labels[start:end] = [B] + [I] * (end - start - 1)
     return labels
@@ -115,20 +120,18 @@ def encode(
     words = [split_words(text) for text in texts]
     spans = [[(start, end) for _, start, end in document] for document in words]
     windows = encode_windows(texts, spans, tokenizer, max_length=max_length, overlap=overlap, on_long=on_long)
-    tags = [tag(w, k, rules=rules) for w, k in zip(words, batch[keyphrases_column], strict=True)]
+    found = [find(w, k, rules=rules) for w, k in zip(words, batch[keyphrases_column], strict=True)]
+    tags = [label_spans(spans, len(w), rules=rules) for spans, w in zip(found, words, strict=True)]
     rows = defaultdict(list)
-    seen = set()
-    for window in windows:
+    for window, before in zip(windows, [None, *windows], strict=False):
         for name, values in window.inputs.items():
             rows[name].append(values)
         document = window.document
+        is_first = before is None or before.document != document
         rows["labels"].append([-100 if w < 0 else tags[document][w] for w in window.word_starts])
         rows["document"].append(document)
-        phrases = [] if document in seen else _phrases(batch[keyphrases_column][document], rules)
-        found = find(words[document], [" ".join(p) for p in phrases], rules=rules) if phrases else []
-        rows["num_keyphrases"].append(len(phrases))
-        rows["num_present"].append(sum(map(bool, found)))
-        seen.add(document)
+        rows["num_keyphrases"].append(len(found[document]) if is_first else 0)
+        rows["num_present"].append(sum(map(bool, found[document])) if is_first else 0)
     return dict(rows)
 
 

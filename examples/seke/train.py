@@ -27,7 +27,6 @@ from transformers import (
     pipeline,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from keyphrase_tools.documents import coverage, full_text, read_jsonl
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
@@ -139,6 +138,12 @@ def find_backbone(name: str) -> str:
     return str(get_model_path())
 
 
+def last_checkpoint(output: Path) -> str | None:
+    """The newest checkpoint that is whole; one that was being written when the run was killed lacks its state file."""
+    whole = [folder for folder in output.glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
+    return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
+
+
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
     """Everything before training, and so every error that the caller can mend -> the trainer and the documents."""
     output = Path(training_args.output_dir)
@@ -202,7 +207,7 @@ def main():
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     output = training_args.output_dir
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(output) if Path(output).is_dir() else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(Path(output)))
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     extract.save_pretrained(output)

@@ -5,10 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModel, HfArgumentParser, TrainingArguments, pipeline
 
 import keyphrase_tools  # noqa: F401
@@ -36,12 +39,16 @@ def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
     return folder
 
 
-def train(backbone, output, *options):
-    return run(
+def training_command(backbone, output, *options):
+    return (
         ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml", "--backbone", backbone,
         "--output_dir", output, "--max_length", 64, "--train_files", CORPUS / "test.jsonl",
         "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 2, "--learning_rate", 0.01, *options,
     )  # fmt: skip
+
+
+def train(backbone, output, *options):
+    return run(*training_command(backbone, output, *options))
 
 
 def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path):
@@ -70,6 +77,23 @@ def test_training_by_script_ends_in_a_checkpoint_for_both_pipelines(lora, backbo
         assert isinstance(pipeline(task, model=str(tmp_path))(text), list)
     checkpoint = max(tmp_path.glob("checkpoint-*"))
     assert isinstance(pipeline("keyphrase-extraction", model=str(checkpoint))(text), list)
+
+
+def test_a_killed_run_started_again_ends_in_the_same_weights(backbone, tmp_path):
+    """Killed without warning after its first checkpoint, with half a checkpoint left behind."""
+    options = ("--num_train_epochs", 5, "--early_stopping_patience", 0, "--show", 0)
+    assert train(backbone, tmp_path / "whole", *options).returncode == 0
+    command = [sys.executable, *map(str, training_command(backbone, tmp_path / "killed", *options))]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*/trainer_state.json")):
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed" / "results.json").exists()
+    (tmp_path / "killed" / "checkpoint-999").mkdir()
+    assert train(backbone, tmp_path / "killed", *options).returncode == 0
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
 def test_what_is_wrong_with_the_data_is_said_in_one_line_that_names_it(backbone, tmp_path):
