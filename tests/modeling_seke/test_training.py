@@ -124,7 +124,6 @@ def quiet(model):
 
 @each_backbone
 def test_gradient_accumulation_changes_nothing(backbone, tiny_seke, tiny_tokenizer, rows, tmp_path):
-    """The stock token classifiers of transformers 5.23 train with gradients multiplied by the number of micro-batches."""
     found = []
     for size, micro in ((8, 1), (2, 4)):
         trainer = make_trainer(
