@@ -3,7 +3,9 @@
     python benchmarks/seke_inspec.py --data PATH      # PATH/keyphrases/inspec/{train,validation,test}.jsonl
 
 Runs examples/seke/train.py once a head (about 20 minutes each on two free cores; a finished run is not repeated) with the
-paper's recipe, on 1,200 of the 1,500 training and validation documents, and keeps the scores of every epoch.
+paper's recipe, on 1,200 of the 1,500 training and validation documents, and keeps the scores of every epoch. Then, for the
+checkpoints that are left, the test scores by the likeliest labels and at the threshold that is best on the 300
+validation documents.
 """
 
 import argparse
@@ -13,8 +15,15 @@ import sys
 from pathlib import Path
 
 from common import write
+from transformers import pipeline
+
+from keyphrase_tools.documents import full_text
+from keyphrase_tools.evaluation import THRESHOLDS, evaluate_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples" / "seke"))
+from train import DataArguments, load_documents  # noqa: E402
+
 HEADS = {
     "moe_rnn": {},
     "vanilla": {"use_moe": False, "use_rnn": False},
@@ -49,6 +58,42 @@ def by_epoch(results: dict) -> list[dict]:
     return [{"epoch": epoch, **row} for epoch, row in sorted(rows.items()) if "test_f1@5" in row]
 
 
+def thresholds(head: str, data: Path, output: Path) -> list[dict]:
+    """Test F1 of the checkpoints that are left, by labels and at the threshold found on the validation documents."""
+    files = {split: str(data / "keyphrases" / "inspec" / f"{split}.jsonl") for split in ("train", "validation", "test")}
+    pooled = DataArguments(train_files=[files["train"], files["validation"]], test_files=[files["test"]])
+    documents = load_documents(pooled)
+    texts = {split: [full_text(row) for row in rows] for split, rows in documents.items()}
+    gold = {split: [row["keyphrases"] for row in rows] for split, rows in documents.items()}
+    found = []
+    for checkpoint in sorted(
+        (output / f"inspec_{head}").glob("checkpoint-*"), key=lambda folder: int(folder.name[11:])
+    ):
+        extract = pipeline("keyphrase-extraction", model=str(checkpoint))
+        tried = {}
+        for threshold in THRESHOLDS:
+            scores = evaluate_pipeline(extract_at(extract, threshold), texts["validation"], gold["validation"])
+            tried[threshold] = round(100 * scores["f1@10"], 2)
+        best = max(tried, key=tried.get)
+        row = {
+            "epoch": round(json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]),
+            "validation_f1@10": tried,
+            "threshold": best,
+        }
+        for name, threshold in (("labels", None), ("threshold", best)):
+            scores = evaluate_pipeline(extract_at(extract, threshold), texts["test"], gold["test"])
+            row |= {f"{name}_f1@{k}": round(100 * scores[f"f1@{k}"], 2) for k in (5, 10)}
+        print(
+            f"{head:8} epoch {row['epoch']}   at {best}: F1@5 {row['threshold_f1@5']}   F1@10 {row['threshold_f1@10']}"
+        )
+        found.append(row)
+    return found
+
+
+def extract_at(extract, threshold: float | None):
+    return lambda texts, batch_size: extract(texts, batch_size=batch_size, threshold=threshold)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -60,7 +105,7 @@ def main():
     found = {}
     for head in args.heads:
         results = train(head, args.data, args.output, args.epochs, args.seed)
-        found[head] = {"epochs": by_epoch(results), "best": results["test"]}
+        found[head] = {"epochs": by_epoch(results), "checkpoints": thresholds(head, args.data, args.output)}
         for row in found[head]["epochs"]:
             print(f"{head:8} epoch {row['epoch']}   F1@5 {row['test_f1@5']:.1f}   F1@10 {row['test_f1@10']:.1f}")
     write(

@@ -15,6 +15,18 @@ O, B, I = range(3)
 SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
 
 
+def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.ndarray:
+    """probabilities (W, 3) of O, B and I for each word -> labels (W,).
+
+    Without a threshold the likeliest label; with one, B or I (the likelier) where the two together reach it. A model that
+    is unsure where phrases begin splits its belief between B and I, and O wins words that most likely belong to one.
+    """
+    if threshold is None:
+        return probabilities.argmax(-1)
+    inside = np.where(probabilities[:, I] > probabilities[:, B], I, B)
+    return np.where(1 - probabilities[:, O] >= threshold, inside, O)
+
+
 def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
     """One label a word (0 O, 1 B, 2 I) -> the phrases as spans of words `(start, end)`, in text order.
 
@@ -90,13 +102,19 @@ def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) 
     return (begins + inside) / np.array([end - start for start, end in spans])
 
 
-def rank_phrases(text: str, words: Sequence[tuple[str, int, int]], probabilities: np.ndarray) -> list[dict]:
+def rank_phrases(
+    text: str,
+    words: Sequence[tuple[str, int, int]],
+    probabilities: np.ndarray,
+    threshold: float | None = None,
+) -> list[dict]:
     """A document's word probabilities -> its keyphrases, best first.
 
     Args:
         text: the document.
         words (W): as `split_words` gives them.
-        probabilities (W, 3): of O, B and I for each word, whose label is the likeliest.
+        probabilities (W, 3): of O, B and I for each word.
+        threshold: as in `word_tags`.
 
     Returns:
         A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
@@ -104,7 +122,9 @@ def rank_phrases(text: str, words: Sequence[tuple[str, int, int]], probabilities
         go to the earlier phrase.
     """
     spans = [
-        span for span in tag_spans(probabilities.argmax(-1)) if is_phrase([word for word, _, _ in words[slice(*span)]])
+        span
+        for span in tag_spans(word_tags(probabilities, threshold))
+        if is_phrase([word for word, _, _ in words[slice(*span)]])
     ]
     if not spans:
         return []

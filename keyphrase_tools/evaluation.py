@@ -11,6 +11,8 @@ from .pipeline_keyphrase_extraction import read_labels
 from .windows import WordProbabilities, encode_windows
 from .words import normalise, split_words
 
+THRESHOLDS = (0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15)
+
 
 class ExtractionMetrics:
     """`compute_metrics` for the stock Trainer: its logits as the keyphrases of whole documents, scored.
@@ -22,6 +24,8 @@ class ExtractionMetrics:
         max_length, overlap: windows, as in `labels.encode`.
         rules: by which the gold is found in the text, "lexperts" or "seke".
         convention, k: as in `metrics.keyphrase_f1`.
+        thresholds: tried each time; the one with the best F1 at the last k is reported as `threshold`, with its
+            scores. It belongs into `model.config.keyphrase_threshold`. `(None,)` takes the likeliest labels.
 
     Attributes:
         rows: the evaluation set that belongs to it, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
@@ -47,13 +51,14 @@ class ExtractionMetrics:
         rules: str = "lexperts",
         convention: str = "seke",
         k: Sequence[int | str] = (5, 10),
+        thresholds: Sequence[float | None] = THRESHOLDS,
     ):
         self._texts, self._words = list(texts), [split_words(text) for text in texts]
         self._gold = [
             present(words, phrases, rules=rules) for words, phrases in zip(self._words, keyphrases, strict=True)
         ]
         self._tag_of_label = np.array(read_labels(id2label))
-        self._scoring = {"convention": convention, "k": k}
+        self._scoring, self._thresholds = {"convention": convention, "k": k}, thresholds
         spans = [[(start, end) for _, start, end in words] for words in self._words]
         options = {"max_length": max_length, "overlap": overlap}
         self._windows = encode_windows(self._texts, spans, tokenizer, **options)
@@ -71,11 +76,16 @@ class ExtractionMetrics:
             row /= row.sum(-1, keepdims=True)
             three = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
             said.add(window, three)
-        phrases = [
-            rank_phrases(text, words, said.document(number))
+        documents = [
+            (text, words, said.document(number))
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
         ]
-        return score_phrases(phrases, self._gold, **self._scoring)
+        tried = []
+        for threshold in self._thresholds:
+            phrases = [rank_phrases(*document, threshold) for document in documents]
+            scores = score_phrases(phrases, self._gold, **self._scoring)
+            tried.append(scores if threshold is None else {**scores, "threshold": threshold})
+        return max(tried, key=lambda scores: scores[f"f1@{self._scoring['k'][-1]}"])
 
     def _check_order(self, label_ids: np.ndarray) -> None:
         """The labels that came back must be those of `rows`, in their order and from the left."""

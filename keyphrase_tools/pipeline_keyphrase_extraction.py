@@ -24,6 +24,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             it is asked for. With `is_split_into_words=True` a text is a list of words.
         top_k (`int`, default 10): at most so many phrases a document, `None` for all.
         min_score (`float`, default 0): leave out phrases with a lower score.
+        threshold (`float`, default the model's own, `config.keyphrase_threshold`): a word belongs to a keyphrase where its
+            probability of B or I reaches it. Where neither says anything, the likeliest label decides.
         batch_size (`int`, default 8): windows that the model reads at once. Documents are sorted by length first.
         on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's
             label is taken from the window in which it stands furthest from a cut edge; `"error"` refuses them,
@@ -60,6 +62,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         self,
         top_k="unset",
         min_score=None,
+        threshold=None,
         on_long=None,
         overlap=None,
         max_length=None,
@@ -68,11 +71,15 @@ class KeyphraseExtractionPipeline(Pipeline):
     ):
         if unknown:
             raise TypeError(
-                f"keyphrase-extraction got {', '.join(map(repr, unknown))}. It takes top_k, min_score, batch_size, on_long, "
-                "overlap, max_length and is_split_into_words."
+                f"keyphrase-extraction got {', '.join(map(repr, unknown))}. It takes top_k, min_score, threshold, "
+                "batch_size, on_long, overlap, max_length and is_split_into_words."
             )
         reading = {"on_long": on_long, "overlap": overlap, "max_length": max_length, "split": is_split_into_words}
         choosing = {} if min_score is None else {"min_score": min_score}
+        if threshold is not None:
+            if not 0 < threshold < 1:
+                raise ValueError(f"threshold={threshold}: it is a probability, between 0 and 1.")
+            choosing["threshold"] = threshold
         if top_k != "unset":
             if top_k is not None and top_k < 1:
                 raise ValueError(f"top_k={top_k}: ask for at least one phrase, or for all of them with top_k=None.")
@@ -134,11 +141,15 @@ class KeyphraseExtractionPipeline(Pipeline):
         three = p.new_zeros(*p.shape[:2], 3)
         return {"probabilities": three.index_add(-1, torch.tensor(self._tag_of_label, device=p.device), p)}
 
-    def postprocess(self, prepared: dict, *, top_k: int | None = 10, min_score: float = 0.0) -> list[list[dict]]:
+    def postprocess(
+        self, prepared: dict, *, top_k: int | None = 10, min_score: float = 0.0, threshold: float | None = None
+    ) -> list[list[dict]]:
         """What the model said of each word -> each document's keyphrases, best first."""
+        if threshold is None:
+            threshold = getattr(self.model.config, "keyphrase_threshold", None)
         results = []
         for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
-            phrases = rank_phrases(text, words, prepared["said"].document(number))
+            phrases = rank_phrases(text, words, prepared["said"].document(number), threshold)
             results.append([phrase for phrase in phrases if phrase["score"] >= min_score][:top_k])
         return results
 

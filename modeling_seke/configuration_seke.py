@@ -37,6 +37,9 @@ class SekeConfig(PreTrainedConfig):
             z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they mend a router that has collapsed.
         label_smoothing (`float`, default 0):
             Share of the target that is spread over all labels, 0 to below 1.
+        keyphrase_threshold (`float`, default `None`):
+            Probability of B or I from which the keyphrase pipeline takes a word into a keyphrase; found on validation
+            documents by `keyphrase_tools.evaluation.ExtractionMetrics`. `None` takes the likeliest label.
         id2label, label2id, num_labels:
             The labels; by default `O`, `B-KEY`, `I-KEY`.
 
@@ -69,6 +72,7 @@ class SekeConfig(PreTrainedConfig):
     router_aux_loss_coef: float | int = 0.0
     router_z_loss_coef: float | int = 0.0
     label_smoothing: float | int = 0.0
+    keyphrase_threshold: float | None = None
 
     def __post_init__(self, **kwargs):
         if not type(self).__module__.startswith("transformers_modules"):
@@ -127,6 +131,9 @@ class SekeConfig(PreTrainedConfig):
         for name in ("expert_dropout", "rnn_dropout", "head_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
+
+        if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
+            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold}: it is a probability, between 0 and 1.")
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

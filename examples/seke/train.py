@@ -70,13 +70,14 @@ class DataArguments:
 
 
 class ScoreTestSet(TrainerCallback):
-    """Scores the test set after each epoch, for a curve; nothing is chosen by it."""
+    """Scores the test set after each evaluation, at the threshold found in it, for a curve; nothing is chosen by it."""
 
     def __init__(self, trainer, tokenizer, texts, keyphrases, rules):
         self.trainer, self.tokenizer, self.test, self.rules = trainer, tokenizer, (texts, keyphrases), rules
 
-    def on_epoch_end(self, args, state, control, model=None, **kwargs):
-        extract = pipeline("keyphrase-extraction", model=model, tokenizer=self.tokenizer)
+    def on_evaluate(self, args, state, control, metrics, model=None, **kwargs):
+        threshold = metrics["eval_threshold"]
+        extract = pipeline("keyphrase-extraction", model=model, tokenizer=self.tokenizer, threshold=threshold)
         scores = evaluate_pipeline(extract, *self.test, rules=self.rules)
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 
@@ -183,9 +184,20 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     return trainer, texts.get("test"), gold.get("test")
 
 
+def best_threshold(state) -> float:
+    """The threshold found with the best model's validation score."""
+    evaluations = [entry for entry in state.log_history if "eval_threshold" in entry]
+    return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
+
+
 def report(trainer: Trainer, extract, texts: list[str] | None, gold: list | None, show: int) -> None:
     """Writes results.json; prints the test scores and some documents' keyphrases."""
-    results = {"best_validation_f1@10": trainer.state.best_metric, "epochs": trainer.state.log_history}
+    state = trainer.state
+    results = {
+        "best_validation_f1@10": state.best_metric,
+        "threshold": best_threshold(state),
+        "epochs": state.log_history,
+    }
     if texts:
         results["test"] = {}
         for rules in ("lexperts", "seke"):
@@ -209,6 +221,7 @@ def main():
     output = training_args.output_dir
     trainer.train(resume_from_checkpoint=last_checkpoint(Path(output)))
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     extract.save_pretrained(output)
     report(trainer, extract, texts, gold, data_args.show)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools import decoding
-from keyphrase_tools.decoding import is_phrase, mention_scores, pieces_to_phrases, rank_phrases, tag_spans
+from keyphrase_tools.decoding import is_phrase, mention_scores, pieces_to_phrases, rank_phrases, tag_spans, word_tags
 from keyphrase_tools.stemming import stem_phrase
 from keyphrase_tools.words import split_words
 
@@ -227,3 +227,11 @@ def test_ranked_phrases_are_ordered_distinct_and_in_their_places(chunks, data):
         assert phrase["start"] == min(mention["start"] for mention in phrase["mentions"])
         assert phrase["score"] == max(mention["score"] for mention in phrase["mentions"])
         assert text[phrase["start"] : phrase["end"]] == phrase["keyphrase"]
+
+
+def test_without_a_threshold_the_likeliest_label_decides_and_with_one_b_and_i_together():
+    p = np.array([[0.4, 0.3, 0.3], [0.4, 0.25, 0.35], [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
+    assert word_tags(p).tolist() == [0, 0, 0, 1]
+    assert word_tags(p, 0.5).tolist() == [1, 2, 0, 1]
+    assert word_tags(p, 0.25).tolist() == [1, 2, 1, 1]
+    assert word_tags(p, 0.85).tolist() == [0, 0, 0, 1]

@@ -19,6 +19,7 @@ from keyphrase_tools.labels import encode
 from keyphrase_tools.words import split_words
 
 CUTS = (5, 10)
+LABELS = (None,)  # the likeliest label, no threshold
 NAMES = {f"{part}@{k}" for part in ("precision", "recall", "f1") for k in CUTS}
 
 
@@ -65,7 +66,8 @@ def logits_like_the_trainers(model, tokenizer, rows, batch_size=4):
 def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(model, tiny_tokenizer, documents, rules, overlap):
     texts, keyphrases = documents
     options = {"rules": rules, "k": (1, 5, 10)}
-    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label, overlap=overlap, **options)
+    windows = {"overlap": overlap, "thresholds": LABELS}
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label, **windows, **options)
     logits = logits_like_the_trainers(model, tiny_tokenizer, metrics.rows)
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, overlap=overlap)
     expected = evaluate_pipeline(extract, texts, keyphrases, **options)
@@ -76,8 +78,21 @@ def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(model, tiny_t
     assert metrics(EvalPrediction(logits[::-1], None))["f1@10"] < scores["f1@10"]
 
 
+def test_the_threshold_reported_is_the_best_of_those_tried(model, tiny_tokenizer, documents):
+    options = {"thresholds": (0.9, 0.5, 0.4, 0.2, 0.05)}
+    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label, **options)
+    found = metrics(EvalPrediction(logits_like_the_trainers(model, tiny_tokenizer, metrics.rows), None))
+    by_threshold = {}
+    for threshold in options["thresholds"]:
+        extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, threshold=threshold)
+        by_threshold[threshold] = evaluate_pipeline(extract, *documents, k=CUTS)
+    assert found.pop("threshold") == max(by_threshold, key=lambda t: by_threshold[t]["f1@10"])
+    assert found == pytest.approx(max(by_threshold.values(), key=lambda scores: scores["f1@10"]), abs=1e-9)
+    assert len({scores["f1@10"] for scores in by_threshold.values()}) > 1  # it matters
+
+
 def test_outputs_beside_the_logits_are_ignored(model, tiny_tokenizer, documents):
-    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label)
+    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label, thresholds=LABELS)
     logits = logits_like_the_trainers(model, tiny_tokenizer, metrics.rows)
     alone = metrics(EvalPrediction(logits, None))
     assert metrics(EvalPrediction((logits, np.zeros(3)), None)) == alone
@@ -85,7 +100,7 @@ def test_outputs_beside_the_logits_are_ignored(model, tiny_tokenizer, documents)
 
 
 def test_the_stock_trainer_reports_the_pipelines_scores(model, tiny_tokenizer, documents, tmp_path):
-    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label)
+    metrics = ExtractionMetrics(*documents, tiny_tokenizer, model.config.id2label, thresholds=LABELS)
     arguments = TrainingArguments(
         tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True
     )
@@ -111,7 +126,7 @@ def test_types_of_labels_are_added_up_as_in_the_pipeline(backbone_config, tiny_t
     texts, _ = documents
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     keyphrases = [[phrase["keyphrase"] for phrase in answer] for answer in extract(texts)]
-    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label)
+    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, model.config.id2label, thresholds=LABELS)
     scores = metrics(EvalPrediction(logits_like_the_trainers(model, tiny_tokenizer, metrics.rows), None))
     assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, k=CUTS))
     assert scores["precision@10"] == 1  # what the pipeline extracts is the gold

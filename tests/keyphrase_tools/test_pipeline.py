@@ -346,9 +346,7 @@ def test_options_of_the_pipeline_are_defaults_that_a_call_overrides(lookup):
 
 
 def test_an_unknown_option_is_named_with_those_there_are(lookup):
-    message = (
-        "got 'aggregation_strategy'. It takes top_k, min_score, batch_size, on_long, overlap, max_length and is_spl"
-    )
+    message = "got 'aggregation_strategy'. It takes top_k, min_score, threshold, batch_size, on_long, overlap"
     with pytest.raises(TypeError, match=message):
         lookup()("b", aggregation_strategy="simple")
     with pytest.raises(TypeError, match=message):
@@ -543,3 +541,18 @@ def test_a_window_is_as_long_as_both_tokenizer_and_model_allow(backbone_config, 
     assert max(phrase["end"] for phrase in answer) > 500  # characters, far beyond the first window
     # asking for more than the model has places for reads as many as it has
     assert_same([KeyphraseExtractionPipeline(model, wide)(random_text(200), top_k=None, max_length=512)], [answer])
+
+
+def test_the_models_own_threshold_is_used_unless_the_call_names_one(tiny_seke, tiny_tokenizer):
+    model = tiny_seke()
+    text = "the graph cut of the network is the problem of learning in graph networks"
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    by_labels, strict, generous = extract(text), extract(text, threshold=0.99), extract(text, threshold=0.01)
+    assert strict == [] and generous and generous != by_labels
+    model.config.keyphrase_threshold = 0.01
+    assert extract(text) == generous and extract(text, threshold=0.99) == strict
+    model.config.keyphrase_threshold = None
+    assert extract(text) == by_labels
+    for wrong in (0, 1, 1.5, -0.1):
+        with pytest.raises(ValueError, match=f"threshold={wrong}: it is a probability"):
+            extract(text, threshold=wrong)

@@ -23,6 +23,7 @@ from modeling_seke import SekeConfig
         ({"router_aux_loss_coef": -0.1}, r"router_aux_loss_coef=-0.1.*Use 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0"),
         ({"rnn_dropout": 1.5}, r"rnn_dropout=1.5"),
+        ({"keyphrase_threshold": 1.5}, r"keyphrase_threshold=1.5.*between 0 and 1"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_the_mend(options, message):
