@@ -15,10 +15,14 @@ import sys
 from pathlib import Path
 
 from common import write
+from phrase_scores import word_probabilities
 from transformers import pipeline
 
+from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.documents import full_text
-from keyphrase_tools.evaluation import THRESHOLDS, evaluate_pipeline
+from keyphrase_tools.evaluation import THRESHOLDS, score_phrases
+from keyphrase_tools.labels import present
+from keyphrase_tools.words import split_words
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "seke"))
@@ -58,40 +62,41 @@ def by_epoch(results: dict) -> list[dict]:
     return [{"epoch": epoch, **row} for epoch, row in sorted(rows.items()) if "test_f1@5" in row]
 
 
-def thresholds(head: str, data: Path, output: Path) -> list[dict]:
+class Split:
+    """Documents with what a model says of their words, so that thresholds can be tried without reading them again."""
+
+    def __init__(self, documents: list[dict], extract):
+        self.texts = [full_text(row) for row in documents]
+        self.words = [split_words(text) for text in self.texts]
+        self.gold = [present(w, row["keyphrases"]) for w, row in zip(self.words, documents, strict=True)]
+        self.said = word_probabilities(extract, self.texts)
+
+    def f1(self, threshold: float | None) -> dict[int, float]:
+        documents = zip(self.texts, self.words, self.said, strict=True)
+        scores = score_phrases([rank_phrases(*row, threshold) for row in documents], self.gold, k=(5, 10))
+        return {k: round(100 * scores[f"f1@{k}"], 2) for k in (5, 10)}
+
+
+def score_checkpoints(head: str, data: Path, output: Path) -> list[dict]:
     """Test F1 of the checkpoints that are left, by labels and at the threshold found on the validation documents."""
     files = {split: str(data / "keyphrases" / "inspec" / f"{split}.jsonl") for split in ("train", "validation", "test")}
     pooled = DataArguments(train_files=[files["train"], files["validation"]], test_files=[files["test"]])
     documents = load_documents(pooled)
-    texts = {split: [full_text(row) for row in rows] for split, rows in documents.items()}
-    gold = {split: [row["keyphrases"] for row in rows] for split, rows in documents.items()}
+    folders = (output / f"inspec_{head}").glob("checkpoint-*")
     found = []
-    for checkpoint in sorted(
-        (output / f"inspec_{head}").glob("checkpoint-*"), key=lambda folder: int(folder.name[11:])
-    ):
-        extract = pipeline("keyphrase-extraction", model=str(checkpoint))
-        tried = {}
-        for threshold in THRESHOLDS:
-            scores = evaluate_pipeline(extract_at(extract, threshold), texts["validation"], gold["validation"])
-            tried[threshold] = round(100 * scores["f1@10"], 2)
+    for folder in sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))):
+        extract = pipeline("keyphrase-extraction", model=str(folder))
+        validation, test = Split(documents["validation"], extract), Split(documents["test"], extract)
+        tried = {threshold: validation.f1(threshold)[10] for threshold in THRESHOLDS}
         best = max(tried, key=tried.get)
-        row = {
-            "epoch": round(json.loads((checkpoint / "trainer_state.json").read_text())["epoch"]),
-            "validation_f1@10": tried,
-            "threshold": best,
-        }
+        epoch = round(json.loads((folder / "trainer_state.json").read_text())["epoch"])
+        row = {"epoch": epoch, "validation_f1@10": tried, "threshold": best}
         for name, threshold in (("labels", None), ("threshold", best)):
-            scores = evaluate_pipeline(extract_at(extract, threshold), texts["test"], gold["test"])
-            row |= {f"{name}_f1@{k}": round(100 * scores[f"f1@{k}"], 2) for k in (5, 10)}
-        print(
-            f"{head:8} epoch {row['epoch']}   at {best}: F1@5 {row['threshold_f1@5']}   F1@10 {row['threshold_f1@10']}"
-        )
+            row |= {f"{name}_f1@{k}": value for k, value in test.f1(threshold).items()}
+        f1 = "   ".join(f"F1@{k} {row[f'threshold_f1@{k}']:.1f}" for k in (5, 10))
+        print(f"{head:8} epoch {epoch}, threshold {best}   {f1}")
         found.append(row)
     return found
-
-
-def extract_at(extract, threshold: float | None):
-    return lambda texts, batch_size: extract(texts, batch_size=batch_size, threshold=threshold)
 
 
 def main():
@@ -105,7 +110,7 @@ def main():
     found = {}
     for head in args.heads:
         results = train(head, args.data, args.output, args.epochs, args.seed)
-        found[head] = {"epochs": by_epoch(results), "checkpoints": thresholds(head, args.data, args.output)}
+        found[head] = {"epochs": by_epoch(results), "checkpoints": score_checkpoints(head, args.data, args.output)}
         for row in found[head]["epochs"]:
             print(f"{head:8} epoch {row['epoch']}   F1@5 {row['test_f1@5']:.1f}   F1@10 {row['test_f1@10']:.1f}")
     write(

@@ -11,7 +11,7 @@ from .pipeline_keyphrase_extraction import read_labels
 from .windows import WordProbabilities, encode_windows
 from .words import normalise, split_words
 
-THRESHOLDS = (0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15)
+THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
 class ExtractionMetrics:
