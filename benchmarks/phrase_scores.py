@@ -1,6 +1,6 @@
 """Which confidence ranks keyphrases best? Ways to score a mention by its words, and a keyphrase by its mentions.
 
-    python benchmarks/phrase_scores.py --data PATH --model runs/inspec_moe_rnn
+    python benchmarks/phrase_scores.py --data PATH --model runs/inspec_moe_rnn --threshold 0.2
 
 The model must have been trained by benchmarks/seke_inspec.py: the documents scored here are the 300 of Inspec's training
 and validation files that it kept for validation, so that the test set stays out of the choice.
@@ -15,7 +15,7 @@ from common import write
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
-from keyphrase_tools.decoding import is_phrase, tag_spans
+from keyphrase_tools.decoding import is_phrase, tag_spans, word_tags
 from keyphrase_tools.documents import full_text
 from keyphrase_tools.labels import present
 from keyphrase_tools.metrics import keyphrase_f1
@@ -58,9 +58,9 @@ def word_probabilities(extract, texts: list[str]) -> list[np.ndarray]:
     return [prepared["said"].document(i) for i in range(len(texts))]
 
 
-def rank(words, p: np.ndarray, mention, keyphrase) -> list[str]:
+def rank(words, p: np.ndarray, threshold, mention, keyphrase) -> list[str]:
     grouped = {}
-    for start, end in tag_spans(p.argmax(-1)):
+    for start, end in tag_spans(word_tags(p, threshold)):
         if is_phrase([word for word, _, _ in words[start:end]]):
             own = np.array([p[start, 1], *p[start + 1 : end, 2]])
             after = 1 - p[end, 2] if end < len(p) else 1.0
@@ -74,6 +74,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--threshold", type=float, help="of the words; without it the likeliest labels")
     args = parser.parse_args()
     files = [str(args.data / "keyphrases" / "inspec" / f"{split}.jsonl") for split in ("train", "validation")]
     documents = load_documents(DataArguments(train_files=files))["validation"]
@@ -85,7 +86,7 @@ def main():
     results = []
     for mention_name, mention in MENTIONS.items():
         for keyphrase_name, keyphrase in KEYPHRASES.items():
-            found = [rank(w, p, mention, keyphrase) for w, p in zip(words, probabilities, strict=True)]
+            found = [rank(w, p, args.threshold, mention, keyphrase) for w, p in zip(words, probabilities, strict=True)]
             scores = keyphrase_f1(found, gold, k=(1, 3, 5, 10))
             row = {
                 "mention": mention_name,
@@ -96,7 +97,7 @@ def main():
     for row in sorted(results, key=lambda row: -row["f1@5"]):
         scores = "   ".join(f"F1@{k} {100 * row[f'f1@{k}']:.1f}" for k in (1, 3, 5, 10))
         print(f"{row['mention']:22} {row['keyphrase']:16} {scores}")
-    write("phrase_scores", results, documents=len(texts), model="SEKE on MiniLM-L6, Inspec")
+    write("phrase_scores", results, documents=len(texts), model="SEKE on MiniLM-L6, Inspec", threshold=args.threshold)
 
 
 if __name__ == "__main__":
