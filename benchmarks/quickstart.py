@@ -4,7 +4,6 @@ python benchmarks/quickstart.py        # about 5 minutes on two cores
 """
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +19,12 @@ STEPS = 200
 
 
 def main():
-    command = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--output", str(OUTPUT)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    if not (OUTPUT / "results.json").exists():
+        command = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--output", str(OUTPUT)]
+        subprocess.run(command, cwd=ROOT, check=True)
     results = json.loads((OUTPUT / "results.json").read_text())
-    text = re.search(r'extract\("(At high water.*?)", top_k=2\)', (ROOT / "README.md").read_text())[1]
-    phrases = pipeline("keyphrase-extraction", model=str(OUTPUT / "seke-minilm"))(text, top_k=2)
+    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
+    phrases = pipeline("keyphrase-extraction", model=str(OUTPUT / "seke-minilm"))(text, top_k=3)
     write("quickstart", {"scores": results["scores"], "first_screen": phrases}, steps=STEPS)
 
 
