@@ -78,10 +78,7 @@ def seke_head() -> str:
 def first_screen() -> str:
     record = load("quickstart")
     scores = record["results"]["scores"]
-    shown = "\n".join(
-        f"{' [' if i == 0 else '  '}{phrase}{']' if i + 1 == len(record['results']['first_screen']) else ','}"
-        for i, phrase in enumerate(record["results"]["first_screen"])
-    )
+    shown = "[" + ",\n ".join(map(str, record["results"]["first_screen"])) + "]"
     table = "; ".join(f"{name} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for name, s in scores.items())
     return f"```\n{shown}\n```\n\nAfter {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 texts held out: {table}."
 
