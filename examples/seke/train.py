@@ -99,6 +99,13 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
     required = (args.text_column, args.keyphrases_column)
     if args.dataset_name:
         hub = load_dataset(args.dataset_name)
+        for split, rows in hub.items():
+            missing = [name for name in required if name not in rows.column_names]
+            if missing:
+                raise ValueError(
+                    f"{args.dataset_name} has no {', '.join(map(repr, missing))} in {split}; the columns are "
+                    f"{', '.join(map(repr, rows.column_names))}. Name yours with --text_column and --keyphrases_column."
+                )
         documents = {split: hub[split].to_list() for split in ("train", "validation", "test") if split in hub}
     elif args.train_files:
         files = {"train": args.train_files, "validation": args.validation_files, "test": args.test_files}

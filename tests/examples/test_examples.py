@@ -114,6 +114,25 @@ def test_what_is_wrong_with_the_data_is_said_in_one_line_that_names_it(backbone,
         assert "Traceback" not in done.stderr
 
 
+def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
+    """In the shape of midas/inspec; a folder is opened by the same call as a Hub id."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, share in (("train", slice(0, 30)), ("validation", slice(30, 40)), ("test", slice(40, 50))):
+        rows = [
+            {"document": [w for w, _, _ in split_words(full_text(row))], "extractive_keyphrases": row["keyphrases"]}
+            for row in read_jsonl(CORPUS / "test.jsonl")[share]
+        ]
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1)
+    assert done.returncode == 2 and "has no 'text', 'keyphrases'" in done.stderr
+    assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
+    columns = ("--text_column", "document", "--keyphrases_column", "extractive_keyphrases")
+    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1, *columns)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "train: 30 documents" in done.stdout and "validation: 10 documents" in done.stdout
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_every_recipe_is_read_by_the_script(path):
     sys.path.insert(0, str(ROOT / "examples" / "seke"))
