@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .decoding import rank_phrases
-from .labels import encode, present
+from .labels import label_windows, present
 from .metrics import keyphrase_f1
 from .pipeline_keyphrase_extraction import read_labels
 from .windows import WordProbabilities, encode_windows
@@ -60,9 +60,8 @@ class ExtractionMetrics:
         self._tag_of_label = np.array(read_labels(id2label))
         self._scoring, self._thresholds = {"convention": convention, "k": k}, thresholds
         spans = [[(start, end) for _, start, end in words] for words in self._words]
-        options = {"max_length": max_length, "overlap": overlap}
-        self._windows = encode_windows(self._texts, spans, tokenizer, **options)
-        self.rows = encode({"text": self._texts, "keyphrases": list(keyphrases)}, tokenizer, rules=rules, **options)
+        self._windows = encode_windows(self._texts, spans, tokenizer, max_length=max_length, overlap=overlap)
+        self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
 
     def __call__(self, prediction) -> dict[str, float]:
         """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k."""

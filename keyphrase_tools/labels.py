@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from .stemming import stem
-from .windows import encode_windows
+from .windows import Window, encode_windows
 from .words import join_title, split_words
 
 O, B, I = range(3)
@@ -120,7 +120,18 @@ def encode(
     words = [split_words(text) for text in texts]
     spans = [[(start, end) for _, start, end in document] for document in words]
     windows = encode_windows(texts, spans, tokenizer, max_length=max_length, overlap=overlap, on_long=on_long)
-    found = [find(w, k, rules=rules) for w, k in zip(words, batch[keyphrases_column], strict=True)]
+    return label_windows(windows, words, batch[keyphrases_column], rules=rules)
+
+
+def label_windows(
+    windows: Sequence[Window],
+    words: Sequence[Words],
+    keyphrases: Sequence[Sequence[str] | str],
+    *,
+    rules: str = "lexperts",
+) -> dict[str, list]:
+    """Windows of documents, their words and their keyphrases -> the rows that `encode` returns."""
+    found = [find(w, k, rules=rules) for w, k in zip(words, keyphrases, strict=True)]
     tags = [label_spans(spans, len(w), rules=rules) for spans, w in zip(found, words, strict=True)]
     rows = defaultdict(list)
     for window, before in zip(windows, [None, *windows], strict=False):
