@@ -1,0 +1,33 @@
+"""Llama experts in, one routed mixture out: composed, checked, inspected, extended, taken apart again."""
+
+from .checks import Finding, Report, check
+from .composing import compose, load_experts, prepare
+from .errors import MergeError
+from .mixture import inspect, verify
+from .recipe import ExpertRecipe, Recipe, read_recipe
+from .routing import Routing, plot, route
+from .surgery import add, export, extract, remove
+from .writing import Progress
+
+__all__ = [
+    "ExpertRecipe",
+    "Finding",
+    "MergeError",
+    "Progress",
+    "Recipe",
+    "Report",
+    "Routing",
+    "add",
+    "check",
+    "compose",
+    "export",
+    "extract",
+    "inspect",
+    "load_experts",
+    "plot",
+    "prepare",
+    "read_recipe",
+    "remove",
+    "route",
+    "verify",
+]

@@ -1,0 +1,310 @@
+"""`merge-experts`: the command line of `merge_tools`. Every command has a twin of the same name in Python."""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError as error:
+    raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
+
+from . import checks, composing, mixture, reports, routing, surgery
+from .errors import MergeError
+from .recipe import ALLOWANCES
+from .writing import SHARD_BYTES
+
+app = typer.Typer(
+    name="merge-experts",
+    help="Independently fine-tuned Llamas into one sparse checkpoint, and back.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.yml", help="The recipe: experts, base_model, gate_mode, ...")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A mixture made by merge-experts.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, which must be free.")]
+Name = Annotated[str, typer.Option("--expert", help="The expert's name, as `inspect` shows it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for scripts.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a refusal.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Accept a difference: " + "; ".join(f"{name} ({text})" for name, text in ALLOWANCES.items()) + "."
+    ),
+]
+Reaverage = Annotated[bool, typer.Option("--reaverage", help="Read all sources again and average afresh.")]
+LowMemory = Annotated[
+    bool, typer.Option("--low-memory", help="Measure gates with one layer of the base model in memory at a time.")
+]
+
+
+@dataclass
+class Screen:
+    """Results go to the standard output, bars and messages to the standard error."""
+
+    as_json: bool
+    out: Console
+    err: Console
+
+    def show(self, content: dict[str, Any], drawn: Callable[[], Any]):
+        if self.as_json:
+            print(json.dumps(content, ensure_ascii=False))
+        else:
+            self.out.print(drawn())
+
+    def say(self, text: str):
+        if not self.as_json:
+            self.out.print(text, highlight=False, markup=False)
+
+
+@contextmanager
+def screen(as_json: bool, debug: bool):
+    """Runs a command: what the caller can mend ends with one message and exit code 2."""
+    view = Screen(as_json, Console(), Console(stderr=True))
+    try:
+        yield view
+    except (MergeError, OSError, ImportError) as error:
+        if debug:
+            raise
+        if as_json:
+            print(json.dumps({"error": str(error)}, ensure_ascii=False))
+        view.err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        view.err.print("Interrupted. Nothing stands at the output; continue with --resume.", highlight=False)
+        raise typer.Exit(130) from None
+
+
+def escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def bars(view: Screen):
+    """Bars where somebody looks, silence where a script reads."""
+    return reports.ProgressBars(view.err)
+
+
+@app.command()
+def compose(
+    config: Config,
+    out: Out,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    low_memory: LowMemory = False,
+    allow: Allow = None,
+    shard_size: Annotated[float, typer.Option(help="Largest file, in GB.")] = SHARD_BYTES / 1e9,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Then upload the result to this repository.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make that repository a private one.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Write one mixture from the experts of a recipe."""
+    with screen(as_json, debug) as view:
+        if dry_run:
+            return show_plan(view, config, out, allow)
+        with bars(view) as progress:
+            done = composing.compose(
+                config,
+                out,
+                resume=resume,
+                low_memory=low_memory,
+                allow=allow or None,
+                shard_bytes=int(shard_size * 1e9),
+                progress=progress,
+            )
+        if push_to_hub:
+            done["pushed_to"] = push(out, push_to_hub, private)
+        for warning in [] if as_json else done["warnings"]:
+            view.err.print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+        view.show(done, lambda: reports.summary(done))
+        view.say(f"wrote {out}")
+
+
+def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
+    report = checks.check(config, out, allow=allow or None)
+    plan = composing.planned(report, None, measure_gates=False) if report.ok else None
+    if plan:
+        checks.check_disk(report, out, plan.nbytes)
+    content = report.to_dict() | ({"plan": plan.summary()} if plan else {})
+    view.show(content, lambda: reports.findings(report))
+    if plan and not view.as_json:
+        view.out.print(reports.summary(plan.summary()))
+    view.show({}, lambda: reports.verdict(report)) if not view.as_json else None
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+def push(folder: Path, repository: str, private: bool) -> str:
+    """Uploads a finished mixture -> the repository's address."""
+    from huggingface_hub import HfApi
+
+    try:
+        place = HfApi().create_repo(repository, private=private, exist_ok=True)
+        HfApi().upload_folder(repo_id=place.repo_id, folder_path=folder, commit_message="A mixture of experts")
+    except Exception as error:  # what a client may raise is beyond listing: HTTP, offline, rights
+        raise MergeError(
+            f"{folder} is written, but could not be pushed to {repository!r} ({type(error).__name__}: {error:.200}). "
+            "Log in with `hf auth login`, then push the folder."
+        ) from error
+    return str(place)
+
+
+@app.command()
+def check(
+    config: Config,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="Look at this place too, and the free disk.")
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Look for NaN and infinities in every element.")] = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Look at everything a merge needs, and write nothing."""
+    with screen(as_json, debug) as view:
+        report = checks.check(config, out, deep=deep, allow=allow or None)
+        view.show(report.to_dict(), lambda: reports.findings(report))
+        if not as_json:
+            view.out.print(reports.verdict(report))
+        if not report.ok:
+            raise typer.Exit(2)
+
+
+@app.command()
+def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
+    """Show what a mixture is made of."""
+    with screen(as_json, debug) as view:
+        facts = mixture.inspect(folder)
+        view.show(facts, lambda: reports.mixture(facts))
+
+
+@app.command()
+def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
+    """Hold a mixture against its sources, byte by byte."""
+    with screen(as_json, debug) as view:
+        with bars(view) as progress:
+            found = mixture.verify(folder, progress=progress)
+        counts = found["compared"]
+        view.show(found, lambda: "\n".join(escape(line) for line in [*found["faults"], *found["notes"]]))
+        view.say(
+            f"{counts['experts']} expert tensors, {counts['shared']} shared, {counts['gates']} gates compared: "
+            + ("all as they should be." if found["ok"] else f"{len(found['faults'])} faults.")
+        )
+        if not found["ok"]:
+            raise typer.Exit(1)
+
+
+@app.command()
+def add(
+    folder: Folder,
+    out: Out,
+    expert: Annotated[str, typer.Option("--expert", metavar="PATH", help="Folder or Hub id of the new expert.")],
+    name: Annotated[str, typer.Option(help="Its name; default the folder's.")] = "",
+    prompt: Annotated[list[str] | None, typer.Option(help="A text that belongs to it, for gates from texts.")] = None,
+    samples: Annotated[Path | None, typer.Option(help="Its samples, for gates of centroids.")] = None,
+    reaverage: Reaverage = False,
+    low_memory: LowMemory = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Add an expert to a mixture."""
+    with screen(as_json, debug) as view:
+        given = {"source_model": expert, "name": name, "positive_prompts": prompt or []}
+        given |= {"samples": str(samples)} if samples else {}
+        with bars(view) as progress:
+            done = surgery.add(
+                folder, given, out, reaverage=reaverage, low_memory=low_memory, allow=allow or (), progress=progress
+            )
+        view.show(done, lambda: f"wrote {escape(str(out))}")
+
+
+@app.command()
+def remove(
+    folder: Folder,
+    out: Out,
+    expert: Name,
+    reaverage: Reaverage = False,
+    low_memory: LowMemory = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Remove an expert from a mixture."""
+    with screen(as_json, debug) as view:
+        with bars(view) as progress:
+            done = surgery.remove(folder, expert, out, reaverage=reaverage, low_memory=low_memory, progress=progress)
+        view.show(done, lambda: f"wrote {escape(str(out))}")
+
+
+@app.command()
+def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
+    """Take one expert out as a dense Llama."""
+    with screen(as_json, debug) as view:
+        with bars(view) as progress:
+            done = surgery.extract(folder, expert, out, progress=progress)
+        view.show(done, lambda: f"wrote {escape(str(out))}")
+        view.say(shared_in_words(done["shared"]))
+
+
+def shared_in_words(shared: dict[str, Any]) -> str:
+    if not shared["compared"]:
+        return f"Its source is not there to compare with: {shared['why']}"
+    if shared["equal"]:
+        return "Exactly the expert: its shared weights are those of the mixture."
+    return (
+        f"Its routed weights are the expert's to the byte; of the {shared['tensors']} shared tensors {shared['differing']} "
+        f"differ from its own, by at most {shared['largest']:.3g}."
+    )
+
+
+@app.command()
+def export(
+    folder: Folder,
+    out: Out,
+    format: Annotated[str, typer.Option("--format", help="mixtral or lexicon")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Write the same weights for another class."""
+    with screen(as_json, debug) as view:
+        with bars(view) as progress:
+            done = surgery.export(folder, out, format, progress=progress)
+        view.show(done, lambda: f"wrote {escape(str(out))}")
+
+
+@app.command()
+def route(
+    folder: Folder,
+    text: Annotated[list[str], typer.Option("--text", help="A text to read; may be given several times.")],
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the heat map to this file.")
+    ] = None,
+    domain: Annotated[str | None, typer.Option(help="The expert, for a domain mixture without a gate.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Show which expert takes which token, layer by layer."""
+    with screen(as_json, debug) as view:
+        found = routing.route(folder, text, domain=domain)
+        if plot:
+            routing.plot(found, plot)
+        view.show({"experts": found[0].names, "texts": [r.to_dict() for r in found]}, lambda: reports.routings(found))
+        if plot:
+            view.say(f"wrote {plot}")
+
+
+def main():
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What a Llama is made of, read from its config.json: tensors and their shapes, rotary settings, where routers sit."""
+
+from dataclasses import dataclass
+
+from .errors import MergeError
+from .recipe import LINEARS, MLP_LINEARS, Recipe
+
+BLOCK_OF = {name: "mlp" if name in MLP_LINEARS else "self_attn" for name in LINEARS}
+MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The sizes that decide every tensor's shape.
+
+    Raises:
+        MergeError: for a configuration that lacks one.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    attention_bias: bool
+    mlp_bias: bool
+    tied: bool
+
+    @classmethod
+    def of(cls, config: dict) -> "LlamaShape":
+        try:
+            hidden, heads = config["hidden_size"], config["num_attention_heads"]
+            return cls(
+                hidden_size=hidden,
+                intermediate_size=config["intermediate_size"],
+                layers=config["num_hidden_layers"],
+                heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or hidden // heads,
+                vocab_size=config["vocab_size"],
+                attention_bias=bool(config.get("attention_bias")),
+                mlp_bias=bool(config.get("mlp_bias")),
+                tied=bool(config.get("tie_word_embeddings", False)),
+            )
+        except KeyError as error:
+            raise MergeError(f"config.json lacks {error.args[0]!r}.") from error
+
+    def linear(self, name: str) -> tuple[int, int]:
+        """(out, in) of a linear of a layer."""
+        d, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (queries, d),
+            "k_proj": (keys, d),
+            "v_proj": (keys, d),
+            "o_proj": (d, queries),
+            "gate_proj": (self.intermediate_size, d),
+            "up_proj": (self.intermediate_size, d),
+            "down_proj": (d, self.intermediate_size),
+        }[name]
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of all tensors, in the order in which they are used."""
+        d = self.hidden_size
+        shapes = {"model.embed_tokens.weight": (self.vocab_size, d)}
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}"
+            shapes[f"{prefix}.input_layernorm.weight"] = (d,)
+            for name in LINEARS:
+                if name == "gate_proj":
+                    shapes[f"{prefix}.post_attention_layernorm.weight"] = (d,)
+                module = f"{prefix}.{BLOCK_OF[name]}.{name}"
+                shapes[f"{module}.weight"] = self.linear(name)
+                if self.mlp_bias if name in MLP_LINEARS else self.attention_bias:
+                    shapes[f"{module}.bias"] = self.linear(name)[:1]
+        shapes["model.norm.weight"] = (d,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab_size, d)
+        return shapes
+
+
+def rope_parameters(config: dict) -> dict:
+    """The rotary settings, whichever spelling they are in: {"rope_type", "rope_theta", ...}."""
+    new = config.get("rope_parameters") or {}
+    old = config.get("rope_scaling") or {}
+    settings = {**old, **new}
+    kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
+    settings.pop("type", None)
+    theta = settings.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA
+    settings = {key: value for key, value in settings.items() if value is not None}
+    return {"rope_type": kind, "rope_theta": float(theta), **settings}
+
+
+def both_ropes(config: dict) -> dict:
+    """The rotary settings in both spellings: transformers 5 reads the first, 4.x the others."""
+    settings = rope_parameters(config)
+    scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
+    return {
+        "rope_parameters": settings,
+        "rope_theta": settings["rope_theta"],
+        "rope_scaling": None if settings["rope_type"] == "default" else scaling,
+    }
+
+
+@dataclass(frozen=True)
+class RoutedPart:
+    """One router and what it routes: a whole MLP, or one linear."""
+
+    layer: int
+    part: str  # "mlp" or a linear's name
+
+    @property
+    def module(self) -> str:
+        """The Llama module whose input the router sees."""
+        inner = "mlp" if self.part == "mlp" else f"{BLOCK_OF[self.part]}.{self.part}"
+        return f"model.layers.{self.layer}.{inner}"
+
+    @property
+    def prefix(self) -> str:
+        """Where gate and experts lie in the mixture's files."""
+        return f"model.layers.{self.layer}.block_sparse_moe" if self.part == "mlp" else self.module
+
+    @property
+    def gate(self) -> str:
+        return f"{self.prefix}.gate.weight"
+
+    def expert_tensors(self, shape: LlamaShape) -> list[tuple[str, str]]:
+        """[(name in a dense Llama, what follows `experts.M.` in the mixture)]."""
+        if self.part == "mlp":
+            return [(f"{self.module}.{name}.weight", f"{short}.weight") for name, short in MIXTRAL_NAMES.items()]
+        bias = shape.mlp_bias if self.part in MLP_LINEARS else shape.attention_bias
+        return [(f"{self.module}.{kind}", kind) for kind in ("weight", "bias")[: 1 + bias]]
+
+    def expert(self, index: int, suffix: str) -> str:
+        return f"{self.prefix}.experts.{index}.{suffix}"
+
+    def input_size(self, shape: LlamaShape) -> int:
+        return shape.hidden_size if self.part == "mlp" else shape.linear(self.part)[1]
+
+
+def routed_parts(layers: int, router_layers: list[str], index: list[int] | None) -> list[RoutedPart]:
+    """All routers in the order in which a forward pass comes to them."""
+    order = [name for name in (*LINEARS[:4], "mlp", *MLP_LINEARS) if name in router_layers]
+    chosen = range(layers) if index is None else sorted(set(index))
+    for layer in chosen:
+        if not isinstance(layer, int) or not 0 <= layer < layers:
+            raise MergeError(
+                f"router_layers_index: there is no layer {layer!r}. The experts have layers 0 to {layers - 1}."
+            )
+    return [RoutedPart(layer, part) for layer in chosen for part in order]
+
+
+def gated_parts(recipe: Recipe, layers: int) -> list[RoutedPart]:
+    """The routers that have a gate: all; for the domain policy the first alone, or none."""
+    parts = routed_parts(layers, recipe.router_layers, recipe.router_layers_index)
+    if recipe.routing_policy != "domain":
+        return parts
+    return [] if recipe.gate_mode == "none" else parts[:1]

@@ -1,0 +1,187 @@
+"""What travels with a mixture beside its weights: configuration, record of its origin, tokenizer, code."""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .errors import MergeError
+from .llama import LlamaShape, both_ropes
+from .recipe import Recipe
+from .sources import Source
+from .tensor_files import TORCH_NAMES, Audit
+from .tokenizers import tokenizer_file, tokenizer_files, vocabulary
+
+RECORD = "merge_record.json"
+CARRIED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "use_cache",
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+def mixture_config(
+    recipe: Recipe, base: Source, vocab_size: int, kind: str, centroid_size: int | None
+) -> dict[str, Any]:
+    """config.json of the mixture; the rotary settings and the dtype in the spellings of transformers 4 and 5."""
+    shape = LlamaShape.of(base.config)
+    dtype = recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]
+    config = {key: base.config[key] for key in CARRIED if key in base.config}
+    config |= {
+        "vocab_size": vocab_size,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+        "num_local_experts": len(recipe.experts),
+        "num_experts_per_tok": recipe.experts_per_token,
+        "output_router_logits": False,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **both_ropes(base.config),
+    }
+    if kind == "mixtral":
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            **config,
+        }
+    return {
+        "architectures": ["LexiconForCausalLM"],
+        "model_type": "lexicon",
+        "auto_map": {
+            "AutoConfig": "configuration_lexicon.LexiconConfig",
+            "AutoModelForCausalLM": "modeling_lexicon.LexiconForCausalLM",
+        },
+        "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
+        "router_layers": recipe.router_layers,
+        "router_layers_index": recipe.router_layers_index,
+        "routing_policy": recipe.routing_policy,
+        "router_aux_loss_coef": 0.0,
+        "domain_gate": recipe.routing_policy == "domain" and recipe.gate_mode != "none",
+        "expert_names": recipe.names,
+        "centroid_size": centroid_size,
+        "embedder": recipe.embedder,
+        **config,
+    }
+
+
+def source_record(source: Source, audits: dict[Path, Audit]) -> dict[str, Any]:
+    """Where a source lay, and the sha256 of every file of it that was read."""
+    record = {"name": source.name, "source": source.given}
+    if source.adapter:
+        record["adapter_over"] = str(source.checkpoint.folder)
+    licence = licence_of(source.folder) or licence_of(source.checkpoint.folder)
+    if licence:
+        record["license"] = licence
+    record["files"] = [
+        {"name": file.name, "bytes": audits[file].nbytes, "sha256": audits[file].sha256} for file in source.files
+    ]
+    return record
+
+
+def licence_of(folder: Path) -> str | None:
+    """As the front matter of the source's README says it."""
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return None
+    lines = readme.read_text(errors="replace").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return None
+    for line in lines[1:]:
+        if line.strip() == "---":
+            return None
+        if line.startswith("license:"):
+            return line.split(":", 1)[1].strip().strip("\"'") or None
+    return None
+
+
+def merge_record(
+    recipe: Recipe, kind: str, base: Source, experts: list[Source], audits: dict[Path, Audit], gates: dict[str, Any]
+) -> dict[str, Any]:
+    """merge_record.json: enough to verify the mixture, to add to it, and to take it apart."""
+    return {
+        "made_by": f"lexperts {own_version()}",
+        "format": kind,
+        "recipe": recipe.to_dict(),
+        "base": source_record(base, audits),
+        "experts": [source_record(expert, audits) for expert in experts],
+        "gates": gates,
+    }
+
+
+def own_version() -> str:
+    try:
+        return version("lexperts")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a mixture of ours.
+
+    Raises:
+        MergeError: for a folder that has none.
+    """
+    path = folder / RECORD
+    if not folder.is_dir():
+        raise MergeError(f"There is no folder {str(folder)!r}.")
+    if not path.is_file():
+        raise MergeError(f"{folder} holds no {RECORD}: it is no mixture made by merge-experts.")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise MergeError(f"{path} cannot be read ({error}).") from error
+
+
+def dump(content: dict) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def tokenizer_contents(base: Source, experts: list[Source]) -> dict[str, bytes]:
+    """The tokenizer's files: the base's, or those of the source whose tokenizer knows more (`--allow vocab`)."""
+    best, most = None, -1
+    for source in [base, *experts]:
+        for folder in (source.folder, source.checkpoint.folder):
+            file = tokenizer_file(folder)
+            if file is not None:
+                count = len(vocabulary(json.loads(file.read_bytes()))) if file.suffix == ".json" else 0
+                if best is None or count > most:
+                    best, most = folder, count
+                break
+        if source is base and best is not None and all(same_bytes(best, e) for e in experts):
+            break  # one tokenizer for all, which is the rule
+    names = tokenizer_files(best) if best else []
+    contents = {path.name: path.read_bytes() for path in names}
+    for folder in (base.folder, base.checkpoint.folder):
+        path = folder / "generation_config.json"
+        if path.is_file():
+            contents[path.name] = path.read_bytes()
+            break
+    return contents
+
+
+def same_bytes(folder: Path, source: Source) -> bool:
+    ours = tokenizer_file(folder)
+    theirs = tokenizer_file(source.folder) or tokenizer_file(source.checkpoint.folder)
+    return theirs is None or ours.read_bytes() == theirs.read_bytes()
+
+
+def code_files() -> dict[str, bytes]:
+    """The room `modeling_lexicon`, which travels with what only it can open."""
+    import modeling_lexicon
+
+    room = Path(modeling_lexicon.__file__).parent
+    return {path.name: path.read_bytes() for path in sorted(room.glob("*_lexicon.py"))}
