@@ -1,0 +1,30 @@
+"""LM-Lexicon: definition modeling by Llama decoders whose MLPs, or any linear layers, are routed experts."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from .configuration_lexicon import LexiconConfig
+from .modeling_lexicon import (
+    LexiconCausalLMOutput,
+    LexiconForCausalLM,
+    LexiconForSequenceClassification,
+    LexiconModel,
+    LexiconModelOutput,
+    LexiconPreTrainedModel,
+    LexiconSequenceClassifierOutput,
+)
+
+AutoConfig.register(LexiconConfig.model_type, LexiconConfig)
+AutoModel.register(LexiconConfig, LexiconModel)
+AutoModelForCausalLM.register(LexiconConfig, LexiconForCausalLM)
+AutoModelForSequenceClassification.register(LexiconConfig, LexiconForSequenceClassification)
+
+__all__ = [
+    "LexiconCausalLMOutput",
+    "LexiconConfig",
+    "LexiconForCausalLM",
+    "LexiconForSequenceClassification",
+    "LexiconModel",
+    "LexiconModelOutput",
+    "LexiconPreTrainedModel",
+    "LexiconSequenceClassifierOutput",
+]

@@ -1,0 +1,233 @@
+"""Generation: a decision is taken once, on the prompt, and kept with the cache, beams, padding and rows that move."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import DynamicCache
+
+from modeling_lexicon.routing_lexicon import KEPT
+from tests.modeling_lexicon.conftest import POLICIES, each_policy, put_experts, tiny_lexicon, tiny_llama
+
+NEW = 6
+ROW_POLICIES = POLICIES[1:]
+each_row_policy = pytest.mark.parametrize("policy", ROW_POLICIES)
+each_choice = pytest.mark.parametrize("layers", ["mlp", "all linears of one layer"])
+# Beams of three and samples, beside the plain way.
+WAYS = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "beams returned": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05},
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    torch.manual_seed(3)
+    return [torch.randint(3, 48, (1, n)) for n in (7, 3, 5)]
+
+
+def left_padded(texts):
+    T = max(text.shape[1] for text in texts)
+    pad = [torch.zeros(1, T - text.shape[1], dtype=torch.long) for text in texts]
+    ids = torch.cat([torch.cat([p, text], dim=1) for p, text in zip(pad, texts, strict=True)])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def generate(model, inputs, way="greedy", **options):
+    torch.manual_seed(0)
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, **WAYS[way], **options}
+    return model.generate(**inputs, **options)[:, inputs["input_ids"].shape[1] :]
+
+
+@each_policy
+@each_choice
+@each_way
+def test_the_text_is_the_same_with_and_without_a_cache(policy, layers, way, texts):
+    model, inputs = tiny_lexicon(policy=policy, layers=layers), left_padded(texts)
+    cached = generate(model, inputs, way)
+    assert torch.equal(cached, generate(model, inputs, way, use_cache=False))
+    assert cached.shape[1] == NEW
+    other = tiny_lexicon(seed=1, policy=policy, layers=layers)  # negative control
+    assert not torch.equal(cached, generate(other, inputs, way))
+
+
+@each_policy
+@each_choice
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+def test_a_padded_row_writes_what_it_writes_alone(policy, layers, way, texts):
+    model = tiny_lexicon(policy=policy, layers=layers)
+    together = generate(model, left_padded(texts), way)
+    for row, text in enumerate(texts):
+        assert torch.equal(together[row], generate(model, {"input_ids": text}, way)[0])
+
+
+@each_policy
+@each_choice
+def test_a_loop_by_hand_writes_what_generate_writes(policy, layers, texts):
+    model, inputs = tiny_lexicon(policy=policy, layers=layers), left_padded(texts)
+    expected, written, cache = generate(model, inputs), [], None
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    position = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        for _ in range(NEW):
+            output = model(ids, attention_mask=mask, position_ids=position, past_key_values=cache)
+            cache = output.past_key_values
+            scores = output.logits[:, -1].index_fill(1, torch.tensor([2]), -torch.inf)  # min_new_tokens: no end
+            ids = scores.argmax(-1, keepdim=True)
+            written.append(ids)
+            mask, position = torch.cat([mask, torch.ones_like(ids)], dim=1), position[:, -1:] + 1
+    assert torch.equal(torch.cat(written, dim=1), expected)
+
+
+@each_row_policy
+def test_the_decision_is_the_prompts_and_stays(policy, texts):
+    """Each step's routes are the first step's, and not what the written tokens would have chosen."""
+    model = tiny_lexicon(policy=policy, layers="attention and mlp", output_router_logits=True)
+    with torch.no_grad():
+        first = model(texts[0])
+        cache, seen = first.past_key_values, []
+        for _ in range(4):
+            step = model(torch.randint(3, 48, (1, 1)), past_key_values=cache)
+            for a, b in zip(step.expert_index, first.expert_index, strict=True):
+                assert torch.equal(a, b)
+            for a, b in zip(step.router_logits, first.router_logits, strict=True):
+                assert torch.equal(a, b)
+        seen = [model(torch.randint(3, 48, (1, 1))).expert_index[0].item() for _ in range(20)]
+    assert len(set(seen)) > 1  # negative control: alone, one-token texts choose in many ways
+
+
+@each_way
+def test_given_domains_are_their_dense_models_texts(way, texts):
+    denses = [tiny_llama(seed) for seed in range(4)]
+    for dense in denses[1:]:
+        own = {name: p for name, p in dense.state_dict().items() if ".mlp." in name}
+        dense.load_state_dict({**denses[0].state_dict(), **own})
+    model = put_experts(tiny_lexicon(policy="domain", domain_gate=False), denses)
+    inputs, ids = left_padded(texts), torch.tensor([3, 0, 3])
+    together = generate(model, inputs, way, domain_ids=ids)
+    assert torch.equal(together, generate(model, inputs, way, domain_ids=ids, use_cache=False))
+    for domain in (0, 3):  # all rows by one dense model: its own rows are the same
+        n = len(together) // 3
+        rows = (ids == domain).repeat_interleave(n)
+        # sampling draws row by row from one stream: equal logits, equal draws
+        assert torch.equal(together[rows], generate(denses[domain], inputs, way)[rows])
+    assert not torch.equal(together, generate(model, inputs, way, domain_ids=torch.tensor([1, 1, 1])))
+
+
+@each_row_policy
+def test_a_prompt_mask_holds_through_generation(policy, texts):
+    """Only what the mask names decides: the end of the prompt may be anything the routes do not see."""
+    model = tiny_lexicon(policy=policy)
+    inputs = {"input_ids": texts[0]}
+    mask = torch.tensor([[1, 1, 0, 0, 0, 0, 0]])
+    expected = generate(model, inputs, prompt_mask=mask)
+    assert torch.equal(expected, generate(model, inputs, prompt_mask=mask, use_cache=False))
+    fixed = tiny_lexicon(policy=policy)
+    with torch.no_grad():
+        routes = fixed(texts[0][:, :2], output_router_logits=True).expert_index
+        masked = fixed(texts[0], prompt_mask=mask, output_router_logits=True).expert_index
+    assert torch.equal(routes[0], masked[0])
+
+
+@each_row_policy
+def test_a_static_cache_and_a_reused_one_decide_anew_for_each_text(policy, texts):
+    model = tiny_lexicon(policy=policy)
+    plain = [generate(model, {"input_ids": text}) for text in texts]
+    static = [generate(model, {"input_ids": text}, cache_implementation="static") for text in texts]
+    for a, b in zip(plain, static, strict=True):
+        assert torch.equal(a, b)
+
+
+@each_row_policy
+def test_looked_up_candidates_are_no_part_of_the_prompt(policy, texts):
+    """Assisted generation reads prompt and candidates in one first call."""
+    model, text = tiny_lexicon(policy=policy), texts[0].repeat(1, 3)
+    expected = generate(model, {"input_ids": text})
+    assert torch.equal(generate(model, {"input_ids": text}, prompt_lookup_num_tokens=4), expected)
+
+
+@each_row_policy
+def test_a_prompt_in_pieces_is_refused(policy, texts):
+    model = tiny_lexicon(policy=policy)
+    with pytest.raises(ValueError, match=r"routed by its whole prompt at once.*prefill_chunk_size=None"):
+        generate(model, {"input_ids": texts[0]}, prefill_chunk_size=2)
+    if policy == "domain":  # nothing is read from the prompt when the ids are given
+        ids = torch.tensor([1])
+        chunked = generate(model, {"input_ids": texts[0]}, prefill_chunk_size=2, domain_ids=ids)
+        assert torch.equal(chunked, generate(model, {"input_ids": texts[0]}, domain_ids=ids))
+
+
+@each_row_policy
+def test_rows_that_are_repeated_chosen_or_reordered_take_their_decisions_along(policy, texts):
+    model, inputs = tiny_lexicon(policy=policy, layers="attention and mlp"), left_padded(texts)
+    token = torch.randint(3, 48, (3, 1))
+    with torch.no_grad():
+
+        def step(move, rows):
+            cache = model(**inputs).past_key_values
+            move(cache)
+            mask = torch.cat([inputs["attention_mask"], torch.ones_like(token)], dim=1)[rows]
+            position = inputs["attention_mask"].sum(1, keepdim=True)[rows]
+            return model(token[rows], attention_mask=mask, position_ids=position, past_key_values=cache).logits
+
+        expected = step(lambda cache: None, torch.arange(3))
+        for rows, move in (
+            (torch.tensor([2, 0, 1]), lambda cache: cache.reorder_cache(torch.tensor([2, 0, 1]))),
+            (torch.tensor([2, 0]), lambda cache: cache.batch_select_indices(torch.tensor([2, 0]))),
+            (torch.tensor([0, 0, 1, 1, 2, 2]), lambda cache: cache.batch_repeat_interleave(2)),
+        ):
+            assert_close(step(move, rows), expected[rows], rtol=0, atol=1e-5)
+        with pytest.raises(ValueError, match=r"decisions for 3 rows, and this call has 2.*batch_select_indices"):
+            cache = model(**inputs).past_key_values
+            model(token[:2], past_key_values=cache)
+
+
+@each_row_policy
+def test_a_copied_prompt_cache_serves_several_continuations(policy, texts):
+    model, prompt = tiny_lexicon(policy=policy), texts[0]
+    with torch.no_grad():
+        cache = model(prompt, past_key_values=DynamicCache(config=model.config)).past_key_values
+        found = []
+        for end in (texts[1], texts[2]):
+            mine = copy.deepcopy(cache)
+            found.append(model(end, past_key_values=mine).logits)
+            mine.reorder_cache(torch.tensor([0]))
+            assert mine.get_seq_length() == prompt.shape[1] + end.shape[1]
+            whole = torch.cat([prompt, end], dim=1)
+            mask = torch.zeros_like(whole)
+            mask[:, : prompt.shape[1]] = 1
+            expected = model(whole, prompt_mask=mask).logits[:, prompt.shape[1] :]
+            assert_close(found[-1], expected, rtol=0, atol=1e-5)
+        assert cache.get_seq_length() == prompt.shape[1]  # the original was not touched
+
+
+@each_row_policy
+def test_a_cache_with_tokens_and_without_decisions_is_refused(policy, texts):
+    filled = tiny_lexicon(policy="token")(texts[0]).past_key_values
+    assert not hasattr(filled, KEPT)
+    with pytest.raises(ValueError, match="holds tokens but no routing decision.*from the prompt on"):
+        tiny_lexicon(policy=policy)(texts[1], past_key_values=filled)
+    if policy == "domain":
+        tiny_lexicon(policy=policy)(texts[1], past_key_values=filled, domain_ids=torch.tensor([0]))
+    else:  # a cache of another model's decisions
+        other = tiny_lexicon(policy=policy, layers="mlp of one layer")(texts[0]).past_key_values
+        with pytest.raises(ValueError, match="holds tokens but no routing decision"):
+            tiny_lexicon(policy=policy)(texts[1], past_key_values=other)
+
+
+def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts):
+    model = tiny_lexicon(policy="domain", domain_gate=False, output_router_logits=True)
+    with torch.no_grad():
+        cache = model(texts[0], domain_ids=torch.tensor([2])).past_key_values
+        assert model(texts[1], past_key_values=cache).expert_index[0].tolist() == [2]
+        assert model(texts[1], past_key_values=cache, domain_ids=torch.tensor([3])).expert_index[0].tolist() == [3]
+        assert model(texts[1], past_key_values=cache).expert_index[0].tolist() == [3]
+
+
+def test_a_misspelt_argument_of_generate_is_refused(texts):
+    with pytest.raises(ValueError, match="domain_id"):
+        generate(tiny_lexicon(policy="domain"), {"input_ids": texts[0]}, domain_id=torch.tensor([0]))

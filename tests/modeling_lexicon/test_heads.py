@@ -1,0 +1,170 @@
+"""The classifier, what is trained, and the domains of texts by saved centroids."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
+from tests.modeling_lexicon.conftest import POLICIES, SIZES, each_policy, gradients, put_experts, tiny_lexicon
+
+E = 4
+
+
+# --- the classifier -------------------------------------------------------------------------------------------------
+
+
+@each_policy
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_text_is_scored_at_its_last_real_token(policy, labels, prompts):
+    torch.manual_seed(0)
+    dense = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=labels)).eval()
+    model = put_experts(tiny_lexicon(LexiconForSequenceClassification, policy=policy, num_labels=labels), [dense] * E)
+    ids, mask = prompts["input_ids"], prompts["attention_mask"]
+    with torch.no_grad():
+        expected = dense(ids, attention_mask=mask).logits
+        assert expected.shape == (3, labels)
+        assert_close(model(ids, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
+        order = mask.argsort(dim=1, stable=True)
+        left = model(ids.gather(1, order), attention_mask=mask.gather(1, order)).logits
+        assert_close(left, expected, rtol=0, atol=1e-5)
+        by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
+        assert_close(by_embeds, expected, rtol=0, atol=1e-5)
+        assert not torch.allclose(model(ids[:, :5]).logits, expected, atol=1e-2)  # negative control
+
+
+def test_a_text_that_ends_in_the_padding_token_is_scored_there(prompts):
+    """Many Llamas pad with their end-of-text token: with a mask, a real one counts."""
+    model = tiny_lexicon(LexiconForSequenceClassification, pad_token_id=2)
+    ids = torch.tensor([[5, 6, 7, 2]])
+    with torch.no_grad():
+        masked, unmasked = model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits
+        assert_close(model(ids[:, :3]).logits, unmasked)
+    assert not torch.allclose(masked, unmasked, atol=1e-3)
+
+
+def test_the_classifiers_loss_holds_the_balance_and_its_parts_add_up(prompts):
+    for num_labels, labels in ((3, torch.tensor([2, 0, 1])), (1, torch.tensor([0.5, -1.0, 2.0]))):
+        model = tiny_lexicon(LexiconForSequenceClassification, num_labels=num_labels)
+        plain = model(**prompts, labels=labels, output_router_logits=True)
+        if num_labels == 1:
+            assert_close(plain.loss, F.mse_loss(plain.logits[:, 0], labels))
+        else:
+            assert_close(plain.loss, F.cross_entropy(plain.logits, labels))
+        parts = [{name: value[i : i + 1] for name, value in prompts.items()} for i in range(3)]
+        summed = sum(
+            model(**part, labels=label[None], num_items_in_batch=3).loss
+            for part, label in zip(parts, labels, strict=True)
+        )
+        assert_close(summed, plain.loss, rtol=1e-5, atol=1e-6)
+        owing = tiny_lexicon(LexiconForSequenceClassification, num_labels=num_labels, router_aux_loss_coef=0.1)
+        assert_close(owing(**prompts, labels=labels).loss, plain.loss + 0.1 * plain.aux_loss)
+
+
+def test_rows_whose_end_is_not_known_are_refused():
+    model = tiny_lexicon(LexiconForSequenceClassification, pad_token_id=None)
+    with pytest.raises(ValueError, match="batch of 2 rows without attention_mask and without config.pad_token_id"):
+        model(torch.ones(2, 3, dtype=torch.long))
+    assert model(torch.ones(1, 3, dtype=torch.long)).logits.shape == (1, 2)
+
+
+# --- what is trained ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["mlp", "two linears"])
+def test_train_only_freezes_the_rest_and_counts(layers, batch):
+    model = tiny_lexicon(layers=layers)
+    gates = sum(p.numel() for name, p in model.named_parameters() if ".gate." in name)
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert model.train_only("gates") == gates
+    assert model.train_only("gates", "experts") == gates + experts
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if ".gate." in name or ".experts." in name}
+    model(**batch).loss.backward()
+    assert set(gradients(model)) == trained
+
+
+def test_train_only_says_what_it_cannot_do():
+    with pytest.raises(ValueError, match=r"train_only\('router'\): there is no such part.*'gates', 'experts'"):
+        tiny_lexicon().train_only("router")
+    with pytest.raises(ValueError, match="there is no such part"):
+        tiny_lexicon().train_only()
+    fixed = tiny_lexicon(policy="domain", domain_gate=False)
+    with pytest.raises(ValueError, match="no gates.*domain_gate=True"):
+        fixed.train_only("gates", "experts")
+    assert all(p.requires_grad for p in fixed.parameters())  # nothing was frozen by the failed call
+    assert fixed.train_only("experts") > 0
+
+
+def test_gates_are_where_the_policy_needs_them():
+    def count(**options):
+        return sum(m.gate is not None for m in tiny_lexicon(layers="two linears", **options).routed_modules())
+
+    assert [count(policy=policy) for policy in POLICIES] == [4, 4, 4, 1]
+    assert count(policy="domain", domain_gate=False) == 0
+    assert tiny_lexicon(layers="two linears", policy="domain").routed_modules()[0].gate is not None
+
+
+# --- centroids ------------------------------------------------------------------------------------------------------
+
+
+def with_centroids(**options):
+    model = tiny_lexicon(policy="domain", centroid_size=2, num_local_experts=3, domain_gate=False, **options)
+    model.domain_centroids.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [-0.6, -0.8]]))
+    return model
+
+
+VECTORS = {"law": [5.0, 0.1], "medicine": [0.0, 0.3], "sports": [-3.0, -4.0]}
+
+
+def lookup(texts):
+    return [VECTORS[text] for text in texts]
+
+
+class Encoder:
+    def encode(self, texts):
+        return torch.tensor(lookup(texts)).numpy()
+
+
+@pytest.mark.parametrize("embedder", [lookup, Encoder()])
+def test_texts_are_given_the_domain_of_the_nearest_centroid(embedder, prompts):
+    model = with_centroids()
+    ids, distances = model.assign_domains(["sports", "law", "medicine"], embedder, return_distances=True)
+    assert ids.tolist() == [2, 0, 1] and distances.shape == (3, 3) and distances[0, 2] < 1e-6
+    assert torch.equal(model.assign_domains(["law"], embedder), torch.tensor([0]))
+    model(**prompts, domain_ids=ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_centroids_are_saved_exactly_in_any_precision(dtype, tmp_path):
+    model = with_centroids().to(dtype)
+    model.save_pretrained(tmp_path)
+    again = LexiconForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert again.lm_head.weight.dtype == dtype and again.domain_centroids.dtype == torch.float32
+    assert torch.equal(again.domain_centroids, with_centroids().domain_centroids)
+    assert again.to(torch.float16).domain_centroids.dtype == torch.float32
+
+
+def test_what_assigning_domains_lacks_is_named():
+    model = with_centroids(embedder="no/such-embedder")
+    with pytest.raises(ValueError, match="no centroids.*centroid_size"):
+        tiny_lexicon().assign_domains(["law"], lookup)
+    with pytest.raises(ValueError, match="no centroids"):  # never filled
+        tiny_lexicon(centroid_size=2).assign_domains(["law"], lookup)
+    with pytest.raises(ValueError, match=r"shape \(1, 3\).*not of one space"):
+        model.assign_domains(["law"], lambda texts: [[1.0, 2.0, 3.0]])
+    with pytest.raises(ValueError, match="embedding of text 1 holds NaN"):
+        model.assign_domains(["law", "x"], lambda texts: [[1.0, 2.0], [float("nan"), 1.0]])
+    with pytest.raises(ValueError, match=r"list of texts.*\[text\]"):
+        model.assign_domains("law", lookup)
+    with pytest.raises(ValueError, match="No embedder is known"):
+        with_centroids().assign_domains(["law"])
+
+
+def test_a_named_embedder_without_its_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ImportError, match="'no/such-embedder'.*pip install sentence-transformers"):
+        with_centroids(embedder="no/such-embedder").assign_domains(["law"])

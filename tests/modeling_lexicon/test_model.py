@@ -1,0 +1,416 @@
+"""What every model class keeps, for all routing policies and choices of layers."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from modeling_lexicon import LexiconCausalLMOutput, LexiconForCausalLM, LexiconModel
+from modeling_lexicon.routing_lexicon import load_balancing_loss
+from tests.modeling_lexicon.conftest import (
+    POLICIES,
+    SIZES,
+    biases,
+    each_layers,
+    each_of_few_layers,
+    each_policy,
+    gradients,
+    put_experts,
+    tiny_lexicon,
+    tiny_llama,
+)
+
+E = 4
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
+
+
+# --- equal to what is known -----------------------------------------------------------------------------------------
+
+
+@each_layers
+@pytest.mark.parametrize(
+    "policy, k", [*(("token", k) for k in (1, 2, 3, 4)), *((policy, 2) for policy in POLICIES[1:])]
+)
+def test_experts_that_are_the_same_are_the_dense_model(policy, k, layers, prompts):
+    dense = tiny_llama(**biases(layers))
+    model = put_experts(tiny_lexicon(policy=policy, layers=layers, num_experts_per_tok=k), [dense] * E)
+    with torch.no_grad():
+        expected = dense(**prompts).logits
+        assert_close(model(**prompts).logits, expected, rtol=0, atol=1e-5)
+        # negative control: experts that differ
+        put_experts(model, [dense, *(tiny_llama(seed, **biases(layers)) for seed in (1, 2, 3))])
+        assert not torch.allclose(model(**prompts).logits, expected, atol=1e-2)
+
+
+def mixtral_and_lexicon():
+    torch.manual_seed(0)
+    mixtral = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=E)).eval()
+    other_defaults = {name: getattr(mixtral.config, name) for name in ("rms_norm_eps", "rope_parameters")}
+    model = tiny_lexicon(seed=1, **other_defaults)
+    model.load_state_dict(mixtral.state_dict())
+    return mixtral, model
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+def test_token_routing_of_mlps_is_mixtral_with_all_gradients(implementation, batch):
+    mixtral, model = mixtral_and_lexicon()
+    for each in (mixtral, model):
+        each.set_experts_implementation(implementation)
+        each(**batch).loss.backward()
+    with torch.no_grad():
+        found, expected = model(**batch), mixtral(**batch)
+        assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
+        assert_close(found.loss, expected.loss)
+        for name, p in mixtral.named_parameters():
+            assert_close(model.get_parameter(name).grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
+        model.model.layers[0].mlp.gate.weight.mul_(-1)  # negative control: other routes
+        assert not torch.allclose(model(**batch).logits, expected.logits, atol=1e-3)
+
+
+@each_layers
+def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(layers, prompts):
+    denses = [tiny_llama(seed, **biases(layers)) for seed in range(E)]
+    for dense in denses[1:]:  # what is not routed is shared
+        shared = tiny_llama(0, **biases(layers)).state_dict()
+        routed = tiny_lexicon(layers=layers).config.routed_modules()
+        own = {
+            name: p
+            for name, p in dense.state_dict().items()
+            if any(f"layers.{layer}." in name and f".{part}" in name for layer, part in routed)
+        }
+        dense.load_state_dict({**shared, **own})
+    model = put_experts(tiny_lexicon(policy="domain", layers=layers, domain_gate=False), denses)
+    with torch.no_grad():
+        expected = torch.stack([dense(**prompts).logits for dense in denses])  # (E, B, T, V)
+        for domain in range(E):
+            found = model(**prompts, domain_ids=torch.full((3,), domain)).logits
+            assert_close(found, expected[domain], rtol=0, atol=1e-5)
+        mixed = model(**prompts, domain_ids=torch.tensor([2, 0, 2])).logits
+        assert_close(mixed, expected[torch.tensor([2, 0, 2]), torch.arange(3)], rtol=0, atol=1e-5)
+        assert not torch.allclose(expected[2], expected[0], atol=1e-2)
+
+
+# --- nothing else matters -------------------------------------------------------------------------------------------
+
+
+@each_policy
+@each_of_few_layers
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_and_company_change_nothing(policy, layers, side, prompts):
+    model = tiny_lexicon(policy=policy, layers=layers)
+    ids, mask = prompts["input_ids"], prompts["attention_mask"]
+    pad = torch.zeros(3, 4, dtype=torch.long)
+    if side == "left":
+        order = mask.argsort(dim=1, stable=True)  # padding first
+        ids, mask = (torch.cat([pad, x.gather(1, order)], dim=1) for x in (ids, mask))
+    else:
+        ids, mask = torch.cat([ids, pad], dim=1), torch.cat([mask, pad], dim=1)
+    with torch.no_grad():
+        together = model(ids, attention_mask=mask).logits
+        for row in range(3):
+            real = mask[row].bool()
+            alone = model(ids[row, real][None]).logits[0]
+            assert_close(together[row, real], alone, rtol=0, atol=2e-5)
+        other = model(ids.roll(1, 0), attention_mask=mask.roll(1, 0)).logits
+        assert not torch.allclose(other, together, atol=1e-2)  # negative control
+
+
+@each_policy
+def test_two_eval_passes_agree_bit_for_bit(policy, prompts):
+    model = tiny_lexicon(policy=policy, layers="all linears")
+    with torch.no_grad():
+        assert torch.equal(model(**prompts).logits, model(**prompts).logits)
+
+
+@each_policy
+@each_of_few_layers
+def test_a_later_token_changes_no_earlier_logits(policy, layers, prompts):
+    model, ids = tiny_lexicon(policy=policy, layers=layers), prompts["input_ids"][:2]
+    changed = torch.cat([ids[:, :-1], (ids[:, -1:] + 5) % 48], dim=1)
+    prompt_mask = torch.ones_like(ids)
+    prompt_mask[:, 4:] = 0
+    with torch.no_grad():
+        first, second = (model(x, prompt_mask=prompt_mask).logits for x in (ids, changed))
+        assert_close(first[:, :-1], second[:, :-1], rtol=0, atol=1e-5)
+        assert not torch.allclose(first[:, -1], second[:, -1], atol=1e-2)
+        if policy == "sequence_soft":  # negative control: a mask that holds the answer lets it be read
+            first, second = (model(x, prompt_mask=torch.ones_like(x)).logits for x in (ids, changed))
+            assert not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["sequence_soft", "sequence_hard", "domain"])
+def test_a_decision_in_training_reads_nothing_of_the_gold_answer(policy, batch):
+    model = tiny_lexicon(policy=policy, layers="all linears").train()
+    answer = batch["labels"] != -100
+    other = {**batch, "input_ids": batch["input_ids"].masked_fill(answer, 9)}
+    other["labels"] = batch["labels"].masked_fill(answer, 9)
+    a, b = (model(**each, output_router_logits=True) for each in (batch, other))
+    for x, y in zip(a.router_logits, b.router_logits, strict=True):
+        assert_close(x, y, rtol=0, atol=1e-5)
+    prompt = ~answer & batch["attention_mask"].bool()
+    assert_close(a.logits[prompt], b.logits[prompt], rtol=0, atol=1e-5)
+    # negative control: without labels the whole text is the prompt
+    del batch, other["labels"]
+    a = model(**other, output_router_logits=True)
+    assert not torch.allclose(a.router_logits[-1], b.router_logits[-1], atol=1e-4)
+
+
+def test_a_masked_label_after_the_answer_is_no_prompt(batch):
+    """A token behind the answer has read it, whatever its label."""
+    model = tiny_lexicon(policy="sequence_soft")
+    masked = {**batch, "labels": batch["labels"].clone()}
+    masked["labels"][:, 8] = -100
+    with torch.no_grad():
+        a, b = (model(**each, output_router_logits=True).router_logits[-1] for each in (batch, masked))
+    assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_all_policies_read_what_the_prompt_mask_says(prompts):
+    for policy in ("sequence_soft", "sequence_hard", "domain"):
+        model = tiny_lexicon(policy=policy)
+        half = torch.zeros_like(prompts["input_ids"])
+        half[:, :3] = 1
+        with torch.no_grad():
+            a = model(**prompts, prompt_mask=half, output_router_logits=True)
+            b = model(prompts["input_ids"][:, :3], output_router_logits=True)
+            c = model(**prompts, output_router_logits=True)
+        assert_close(a.router_logits[0], b.router_logits[0], rtol=0, atol=1e-5)
+        assert not torch.allclose(a.router_logits[0], c.router_logits[0], atol=1e-3)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@each_layers
+@pytest.mark.parametrize("policy, k", [("token", 1), *((policy, 2) for policy in POLICIES)])
+def test_every_trainable_parameter_gets_a_gradient(policy, k, layers, batch):
+    model = tiny_lexicon(policy=policy, layers=layers, num_experts_per_tok=k).train()
+    model(**batch).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    for name, gradient in gradients(model).items():
+        if ".gate." in name:
+            assert gradient.abs().max() > 0, name
+
+
+def test_with_domain_ids_and_labels_every_parameter_gets_a_gradient_and_the_gate_learns_the_ids(batch):
+    model, ids = tiny_lexicon(policy="domain").train(), torch.tensor([2, 0, 3])
+    output = model(**batch, domain_ids=ids, output_router_logits=True)
+    output.loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    fixed = tiny_lexicon(policy="domain", domain_gate=False)
+    fixed.load_state_dict(model.state_dict(), strict=False)
+    alone = fixed(**batch, domain_ids=ids)
+    rows = (batch["labels"][:, 1:] != -100).sum(1)
+    missed = F.cross_entropy(output.router_logits[0], ids, reduction="none")
+    assert_close(output.loss, alone.loss + (missed * rows).sum() / rows.sum())
+    alone.loss.backward()  # the gate's own lesson is its alone
+    for name, gradient in gradients(fixed).items():
+        assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
+    gate = torch.optim.SGD(model.model.layers[0].mlp.gate.parameters(), lr=1.0)
+    for _ in range(60):
+        gate.zero_grad()
+        model(**batch, domain_ids=ids).loss.backward()
+        gate.step()
+    learnt = model(**batch, output_router_logits=True).expert_index
+    assert all(torch.equal(index, ids) for index in learnt)
+
+
+@each_policy
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients_with_the_balance_loss(policy, reentrant, batch):
+    options = {"policy": policy, "layers": "attention and mlp", "router_aux_loss_coef": 0.5}
+    plain, checkpointed = tiny_lexicon(**options).train(), tiny_lexicon(**options).train()
+    checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    ran = []
+    checkpointed.model.layers[0].input_layernorm.register_forward_hook(lambda *_: ran.append(1))
+    for model in (plain, checkpointed):
+        model(**batch).loss.backward()
+    assert len(ran) == 2  # it was on: the layer ran again in the backward pass
+    for name, gradient in gradients(plain).items():
+        assert_close(checkpointed.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+@each_policy
+def test_two_forward_passes_before_one_backward_pass_do_not_mix(policy, reentrant, batch):
+    half = {name: value[:2, :7] for name, value in batch.items()}
+    found = []
+    for together in (True, False):
+        model = tiny_lexicon(policy=policy, layers="attention and mlp", router_aux_loss_coef=0.5).train()
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if together:
+            losses = [model(**batch).loss, model(**half).loss]
+            sum(losses).backward()
+        else:
+            for each in (batch, half):
+                model(**each).loss.backward()
+        found.append(gradients(model))
+    for name, gradient in found[1].items():
+        assert_close(found[0][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("policy, depth", [("sequence_hard", 1), ("domain", 2)])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_hard_choices_gate_gets_the_gradient_of_its_experts_weight(policy, depth, row, batch):
+    """dL/dW = dL/dw dp/dW, with w = 1 the weight of the row's expert in every module that has it, p its probability.
+
+    An expert's output is linear in its last matrix V, so that dL/dw is the sum of <dL/dV, V> over these modules.
+    """
+    model = tiny_lexicon(policy=policy, num_hidden_layers=depth).train()
+    one = {name: value[row : row + 1] for name, value in batch.items()}
+    output = model(**one, output_router_logits=True)
+    output.loss.backward(retain_graph=True)
+    matrices = [module.experts.down_proj for module in model.routed_modules()]
+    of_weight = sum((p.grad * p).sum() for p in matrices).detach()
+    gate = model.model.layers[0].mlp.gate.weight
+    (expected,) = torch.autograd.grad(of_weight * output.router_logits[0].softmax(-1).max(), gate)
+    assert_close(gate.grad, expected, rtol=1e-4, atol=1e-7)
+    assert gate.grad.abs().max() > 1e-5 and len(matrices) == depth
+
+
+# --- loss and outputs -----------------------------------------------------------------------------------------------
+
+
+@each_policy
+def test_the_loss_is_cross_entropy_plus_the_balance_of_the_gates(policy, batch):
+    plain = tiny_lexicon(policy=policy)(**batch, output_router_logits=True)
+    shifted = batch["labels"][:, 1:].flatten()
+    assert_close(plain.loss, F.cross_entropy(plain.logits[:, :-1].flatten(0, 1), shifted))
+    assert_close(plain.aux_loss, load_balancing_loss(plain.router_logits, plain.expert_index, batch["attention_mask"]))
+    owing = tiny_lexicon(policy=policy, router_aux_loss_coef=0.1)(**batch)  # without asking for the router's outputs
+    assert_close(owing.loss, plain.loss + 0.1 * plain.aux_loss)
+    assert owing.aux_loss is owing.router_logits is owing.expert_index is None
+
+
+@pytest.mark.parametrize("policy", ["token", "sequence_hard"])
+def test_domain_ids_in_the_data_do_not_disturb_other_policies(policy, batch):
+    model = tiny_lexicon(policy=policy, router_aux_loss_coef=0.5)
+    assert torch.equal(model(**batch, domain_ids=torch.tensor([3, 0, 1])).loss, model(**batch).loss)
+
+
+@pytest.mark.parametrize("aux", [0.0, 0.5])
+@pytest.mark.parametrize("policy", ["token", "domain"])
+def test_micro_batches_add_up_to_the_whole_batch(policy, aux, batch):
+    """num_items_in_batch, as the Trainer passes it: the parts of a step sum to the step."""
+    model = tiny_lexicon(policy=policy, router_aux_loss_coef=aux)
+    items = (batch["labels"][:, 1:] != -100).sum()
+    given = {**batch, "domain_ids": torch.tensor([1, 3, 1])} if policy == "domain" and not aux else batch
+    whole = model(**given, num_items_in_batch=items).loss
+    assert_close(whole, model(**given).loss)
+    parts = [{name: value[i : i + 1] for name, value in given.items()} for i in range(3)]
+    summed = sum(model(**part, num_items_in_batch=items).loss for part in parts)
+    # the balance loss is a product of two averages and so not additive: near, not equal
+    assert_close(summed, whole, rtol=1e-6 if aux == 0 else 0.2, atol=1e-6)
+
+
+def test_a_batch_without_labels_to_learn_costs_nothing(batch):
+    loss = tiny_lexicon(policy="domain")(**{**batch, "labels": torch.full_like(batch["labels"], -100)}).loss
+    assert loss == 0
+
+
+@each_policy
+@pytest.mark.parametrize("layers", ["mlp", "two linears"])
+def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts):
+    model = tiny_lexicon(policy=policy, layers=layers)
+    M = len(model.config.routed_modules())
+    output = model(**prompts, output_router_logits=True, output_hidden_states=True)
+    assert isinstance(output, LexiconCausalLMOutput) and len(output.hidden_states) == 3
+    assert len(output.expert_index) == M and len(output.router_logits) == (1 if policy == "domain" else M)
+    for logits in output.router_logits:
+        assert logits.shape == ((3, 9, E) if policy == "token" else (3, E))
+    for index in output.expert_index:
+        assert index.shape == ((3, 9, 2) if policy == "token" else (3,))
+    if policy == "token":
+        assert torch.equal(output.expert_index[0], output.router_logits[0].topk(2).indices)
+    else:
+        assert torch.equal(output.expert_index[0], output.router_logits[0].argmax(-1))
+    silent = model(**prompts)
+    assert silent.router_logits is silent.expert_index is silent.aux_loss is None
+    assert torch.equal(silent.logits, output.logits)
+    as_tuple = model(**prompts, return_dict=False)
+    assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], output.logits)
+    base = model.model(**prompts, output_router_logits=True)
+    assert isinstance(model.model, LexiconModel) and len(base.expert_index) == M
+    assert_close(model.lm_head(base.last_hidden_state), output.logits)
+    attentive = tiny_lexicon(policy=policy, layers=layers, attn_implementation="eager", output_router_logits=True)
+    output = attentive(**batch, output_attentions=True)
+    assert len(output.attentions) == 2 and output.attentions[0].shape == (3, 4, 9, 9) and output.router_logits
+
+
+def test_logits_to_keep_scores_the_last_tokens_alone(prompts):
+    model = tiny_lexicon()
+    assert_close(model(**prompts, logits_to_keep=2).logits, model(**prompts).logits[:, -2:])
+
+
+def test_tied_embeddings_stay_tied(tmp_path, prompts):
+    model = tiny_lexicon(tie_word_embeddings=True)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    again = LexiconForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert_close(again(**prompts).logits, model(**prompts).logits, rtol=0, atol=1e-6)
+    again.resize_token_embeddings(60)
+    assert again.lm_head.weight.shape == (60, 32) and again.config.vocab_size == 60
+
+
+@each_policy
+def test_bf16_trains_and_stays_near_float32(policy, batch):
+    model = tiny_lexicon(policy=policy, layers="attention and mlp", initializer_range=0.05).train()
+    exact = model(**batch)
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    rounded = half(**batch)
+    rounded.loss.backward()
+    assert rounded.logits.dtype == torch.bfloat16
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in half.parameters())
+    assert_close(rounded.loss.float(), exact.loss, rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**batch)
+    mixed.loss.backward()
+    assert_close(mixed.loss, exact.loss, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "policy, backend",
+    [("token", "eager"), ("sequence_soft", "eager"), ("sequence_hard", "aot_eager"), ("domain", "eager")],
+)
+def test_torch_compile_in_one_graph_changes_nothing(policy, backend, batch):
+    options = {"policy": policy, "layers": "attention and mlp", "num_hidden_layers": 1, "router_aux_loss_coef": 0.1}
+    plain, model = tiny_lexicon(**options), tiny_lexicon(**options)
+    inputs = {**batch, "use_cache": False}
+    expected = plain(**inputs)
+    expected.loss.backward()
+    torch._dynamo.reset()
+    found = torch.compile(model, backend=backend, fullgraph=True)(**inputs)
+    assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
+    assert_close(found.loss, expected.loss, rtol=0, atol=1e-5)
+    found.loss.backward()
+    for name, gradient in gradients(plain).items():
+        assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_domain_that_nobody_gave_is_asked_for(prompts):
+    model = tiny_lexicon(policy="domain", domain_gate=False)
+    with pytest.raises(ValueError, match=r"needs domain_ids.*Pass domain_ids.*model.assign_domains\(texts, embedder\)"):
+        model(**prompts)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [([0, 4, 1], r"domain_ids has 4, but there are 4 experts: ids go from 0 to 3"), ([0, -1, 1], "domain_ids has -1"),
+     ([0, 1], r"domain_ids has the shape \(2,\): pass one id a row, \(3,\)")],
+)  # fmt: skip
+def test_wrong_domain_ids_are_named(ids, message, prompts):
+    with pytest.raises(ValueError, match=message):
+        tiny_lexicon(policy="domain")(**prompts, domain_ids=torch.tensor(ids))
+
+
+def test_a_call_without_tokens_says_so():
+    with pytest.raises(ValueError, match="Neither input_ids nor inputs_embeds"):
+        tiny_lexicon()(attention_mask=torch.ones(1, 3))
