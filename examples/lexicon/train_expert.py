@@ -1,0 +1,221 @@
+"""Fine-tunes a dense Llama to define terms in their contexts, with the stock Trainer: one expert, or the base of all.
+
+    python examples/lexicon/train_expert.py examples/lexicon/small_cpu.yml --train_files train.jsonl \
+        --validation_files validation.jsonl
+    accelerate launch --config_file fsdp2.yaml examples/lexicon/train_expert.py examples/lexicon/llama3_8b.yml ...
+
+Rows are JSON Lines with term, context, definition. A YAML file gives arguments; those on the command line win. Start the
+same command again after an interruption: training goes on from the last checkpoint.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from data import DefinitionCollator, definition_nll, encode_split, perplexity_metric, prompt, read_definitions
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Hub id or folder of a dense Llama"})
+    from_scratch: str | None = field(
+        default=None,
+        metadata={"help": "instead of it, a new model: fields of LlamaConfig as JSON; a tokenizer is trained too"},
+    )
+    dtype: str = field(default="float32", metadata={"help": "of the loaded weights: float32, bfloat16, auto"})
+    attention_dropout: float | None = field(default=None, metadata={"help": "the only dropout that a Llama has"})
+    train: str = field(default="all", metadata={"help": "all weights, or those of the mlp alone, which merging keeps"})
+
+    def __post_init__(self):
+        if self.train not in ("all", "mlp"):
+            raise ValueError(f"train={self.train!r} is no part of the model. Use all, or mlp.")
+        if (self.model_name_or_path is None) == (self.from_scratch is None):
+            raise ValueError(
+                f"model_name_or_path={self.model_name_or_path!r} and from_scratch={self.from_scratch!r}: a model is either "
+                "loaded or made anew. Pass one of them."
+            )
+        if self.from_scratch is not None:
+            check_fields(self.from_scratch)
+
+
+def check_fields(from_scratch: str) -> None:
+    """Raises a ValueError for what is no JSON object, or a name that LlamaConfig does not know and would take anyway."""
+    try:
+        given = json.loads(from_scratch)
+    except ValueError as error:
+        raise ValueError(
+            f"from_scratch={from_scratch!r} is no JSON ({error}). Write it as a mapping in YAML."
+        ) from error
+    if not isinstance(given, dict):
+        raise ValueError(f"from_scratch={from_scratch!r} is no mapping. Give fields such as hidden_size: 192.")
+    unknown = sorted(set(given) - set(LlamaConfig().to_dict()))
+    if unknown:
+        raise ValueError(f"from_scratch has {', '.join(unknown)}, which LlamaConfig does not know. Leave it out.")
+
+
+@dataclass
+class DataArguments:
+    train_files: list[str] = field(metadata={"help": "JSON Lines with term, context, definition"})
+    validation_files: list[str] | None = field(default=None, metadata={"help": "likewise"})
+    max_length: int = field(default=128, metadata={"help": "tokens a row; longer rows are dropped, none is cut"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+
+def parse_arguments(kinds: tuple, description: str) -> tuple:
+    """Dataclasses -> their values from a YAML file, if the first argument is one, and from the options after it."""
+    parser = HfArgumentParser(kinds, description=description.split("\n")[0])
+    given = sys.argv[1:]
+    if given and given[0].endswith((".yml", ".yaml")):
+        settings = yaml.safe_load(Path(given[0]).read_text(encoding="utf-8"))
+        from_file = []
+        for name, value in settings.items():
+            value = json.dumps(value) if isinstance(value, dict) else value
+            values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
+            from_file += [f"--{name}", *map(str, values)]
+        given = from_file + given[1:]
+    return parser.parse_args_into_dataclasses(given)
+
+
+def say(text: str) -> None:
+    """Prints once, however many processes run."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+def last_checkpoint(output: str | Path) -> str | None:
+    """The newest checkpoint that is whole; one that was being written when the run was killed lacks its state file."""
+    whole = [folder for folder in Path(output).glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
+    return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
+
+
+def train_tokenizer(rows: list[dict], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens, over the prompts and definitions of the rows."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    texts = (text for row in rows for text in (prompt(row["term"], row["context"]), row["definition"]))
+    tokenizer.train_from_iterator(texts, trainer)
+    bos, eos, pad = special
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
+
+
+def new_model(fields: str, attention_dropout: float | None, tokenizer, seed: int) -> LlamaForCausalLM:
+    settings = {**json.loads(fields), "vocab_size": len(tokenizer)}
+    if attention_dropout is not None:
+        settings["attention_dropout"] = attention_dropout
+    special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    set_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**settings, **special))
+    embeddings = model.get_input_embeddings().weight.numel()
+    say(f"a new Llama: {model.num_parameters() - embeddings:,} parameters beside {embeddings:,} of the embeddings")
+    return model
+
+
+def build(args: ModelArguments, rows: list[dict], start: str | None, seed: int):
+    """The model and its tokenizer; a run that is resumed takes the tokenizer that its checkpoint was trained with."""
+    if args.from_scratch is None:
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
+        return AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
+    vocab_size = json.loads(args.from_scratch).get("vocab_size", LlamaConfig().vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(start) if start else train_tokenizer(rows, vocab_size)
+    return new_model(args.from_scratch, args.attention_dropout, tokenizer, seed), tokenizer
+
+
+def load_split(name: str, paths: list[str]) -> list[dict]:
+    rows, dropped = read_definitions(paths)
+    say(f"{name}: {len(rows):,} rows; {dropped:,} dropped for a field that is empty or no string")
+    return rows
+
+
+def encoded(name: str, rows: list[dict], tokenizer, max_length: int) -> Dataset:
+    columns, too_long = encode_split(rows, tokenizer, max_length)
+    tokens = sum(map(len, columns["input_ids"]))
+    labelled = sum(label >= 0 for labels in columns["labels"] for label in labels)
+    say(
+        f"{name}: {len(columns['row']):,} rows of {tokens:,} tokens, {labelled:,} of them in definitions; "
+        f"{too_long:,} rows longer than {max_length} tokens dropped"
+    )
+    return Dataset.from_dict({key: value for key, value in columns.items() if key != "row"})
+
+
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
+    """Everything before training, and so every error that the caller can mend -> the trainer and where it goes on."""
+    start = last_checkpoint(training_args.output_dir)
+    rows = {"train": load_split("train", data_args.train_files)}
+    if data_args.validation_files:
+        rows["validation"] = load_split("validation", data_args.validation_files)
+    model, tokenizer = build(model_args, rows["train"], start, training_args.seed)
+    if model_args.train == "mlp":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = ".mlp." in name
+    splits = {name: encoded(name, split, tokenizer, data_args.max_length) for name, split in rows.items()}
+    trainer = Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=splits["train"],
+        eval_dataset=splits.get("validation"),
+        data_collator=DefinitionCollator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=perplexity_metric,
+        preprocess_logits_for_metrics=definition_nll,
+    )
+    return trainer, start
+
+
+def finish(trainer: Trainer) -> None:
+    """Saves model and tokenizer; scores the validation rows, if there are any, and writes results.json."""
+    trainer.save_model()
+    results = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    if trainer.is_world_process_zero():
+        output = Path(trainer.args.output_dir)
+        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model
+        (output / "results.json").write_text(json.dumps({**results, "log": trainer.state.log_history}, indent=1))
+        if results:
+            print(f"validation: perplexity of the definitions {results['eval_perplexity']:.2f}")
+        print(f"The model is in {output}: AutoModelForCausalLM.from_pretrained({str(output)!r})")
+
+
+def refuse(error: Exception) -> None:
+    """One line and exit code 2 for what the caller can mend; with --traceback the error as it is."""
+    if "--traceback" in sys.argv:
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main():
+    try:
+        arguments = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
+        trainer, start = prepare(*arguments)
+    except (OSError, ValueError, ImportError) as error:
+        refuse(error)
+    trainer.train(resume_from_checkpoint=start)
+    finish(trainer)
+
+
+if __name__ == "__main__":
+    main()
