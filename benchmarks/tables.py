@@ -1,4 +1,4 @@
-"""Writes the README's tables from benchmarks/results, between <!-- table:NAME --> and <!-- end -->.
+"""Writes the tables of README and docs from benchmarks/results, between <!-- table:NAME --> and <!-- end -->.
 
 python benchmarks/tables.py            # or: make tables
 python benchmarks/tables.py --check    # says whether the README is up to date
@@ -75,6 +75,59 @@ def seke_head() -> str:
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_head.py`"])
 
 
+def merge_speed() -> str:
+    record = load("merge_speed")
+    labels = {
+        "floor": "floor: `copy_file_range` and fsync of the bytes to be written",
+        "base": "merge-experts, `average: base`",
+        "mean": "merge-experts, `average: mean`",
+        "mergekit": f"mergekit-moe {(record['settings']['mergekit'] or {}).get('mergekit', '')} (what `average: base` does)",
+        "check": "merge-experts check, eight experts",
+    }
+    names = {"1b": "Llama-3.2-1B's shape", "8b-thin": "Llama-3-8B's width, 4 layers"}
+    lines = ["| | | seconds | times the floor | peak anonymous memory |", "| --- | --- | --- | --- | --- |"]
+    for shape, found in record["results"].items():
+        what = f"{names[shape]}: {found['experts']} experts, {found['output_bytes'] / 1e9:.2f} GB written"
+        for name, row in found["candidates"].items():
+            ratio = f"{row['times_floor']:.2f}" if "times_floor" in row else ""
+            memory = f"{row['peak_anonymous_mib']:,.0f} MiB"
+            lines.append(f"| {what} | {labels[name]} | {row['median_seconds']:.1f} | {ratio} | {memory} |")
+            what = ""
+    rounds = record["settings"]["rounds"]
+    told = f"Whole processes, medians of {rounds} interleaved rounds, sources in the page cache. "
+    command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT`"
+    return "\n".join([*lines, "", told + provenance(record) + command])
+
+
+def moe_speed() -> str:
+    record = load("moe_speed")
+    lines = [
+        "Time of a mixture of 4 experts over that of the stock model, same weights (below 1 is faster):",
+        "",
+        "| | d, layers | sequences x length | ratio |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in record["results"]:
+        place = f"{row['sequences']} x {row['length']}"
+        stock = next(iter(row["ratios"]))
+        for name, ratio in row["ratios"].items():
+            if name != stock:
+                lines.append(
+                    f"| {row['way']}: {name}, against {stock} | {row['d']}, {row['layers']} | {place} | {ratio:.2f} |"
+                )
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/moe_speed.py`"])
+
+
+def lexicon_merge() -> str:
+    record = load("lexicon_merge")
+    rows = record["results"]["perplexity"]
+    columns = [name for name in next(iter(rows.values())) if not name.startswith("ratio")]
+    lines = [f"| perplexity of held-out definitions | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
+    for label, row in rows.items():
+        lines.append(f"| {label} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+
+
 def first_screen() -> str:
     record = load("quickstart")
     scores = record["results"]["scores"]
@@ -83,21 +136,34 @@ def first_screen() -> str:
     return f"```\n{shown}\n```\n\nAfter {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 texts held out: {table}."
 
 
-MAKERS = {"table:seke_inspec": seke_inspec, "table:seke_head": seke_head, "result:first_screen": first_screen}
+MAKERS = {
+    "table:seke_inspec": seke_inspec,
+    "table:seke_head": seke_head,
+    "table:merge_speed": merge_speed,
+    "table:moe_speed": moe_speed,
+    "table:lexicon_merge": lexicon_merge,
+    "result:first_screen": first_screen,
+}
+PAGES = ("README.md", "docs/merging.md")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = old = readme.read_text(encoding="utf-8")
-    for name, make in MAKERS.items():
-        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
-        text = block.sub(lambda match, make=make: match[1] + make() + "\n" + match[2], text)
-    if args.check:
-        sys.exit(0 if text == old else "README.md is not what the results say. Run: make tables")
-    readme.write_text(text, encoding="utf-8")
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = old = path.read_text(encoding="utf-8")
+        for name, make in MAKERS.items():
+            block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
+            text = block.sub(lambda match, make=make: match[1] + make() + "\n" + match[2], text)
+        if args.check:
+            stale += [page] * (text != old)
+        else:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        sys.exit(f"{', '.join(stale)}: not what the results say. Run: make tables")
 
 
 if __name__ == "__main__":

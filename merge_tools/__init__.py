@@ -1,10 +1,11 @@
 """Llama experts in, one routed mixture out: composed, checked, inspected, extended, taken apart again."""
 
-from .checks import Finding, Report, check
+from .checks import check
 from .composing import compose, load_experts, prepare
 from .errors import MergeError
 from .mixture import inspect, verify
 from .recipe import ExpertRecipe, Recipe, read_recipe
+from .report import Finding, Report
 from .routing import Routing, plot, route
 from .surgery import add, export, extract, remove
 from .writing import Progress

@@ -73,28 +73,30 @@ def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:
     """Equal to the float64 mean rounded once, for E raw bf16 tensors of one shape.
 
     A sum of E bf16 values is exact in float32 while their exponents lie within 24 - 8 - log2(E) of one another. Its
-    quotient is then rounded once, and rounding that to bf16 errs at most where it lies on a tie and E is no power of
-    two. The few elements for which this does not hold are done again in float64.
+    quotient by E is then a tie of bf16 or at least ulp / E away from one, which is more than float32 rounds it by: it is
+    never taken for a tie that it is not, and rounding it to bf16 is as if that were the only rounding. The few elements
+    with exponents further apart are done again in float64; so is a block whose sums float32 might not hold.
     """
     experts, count = len(raws), len(raws[0])
+    headroom = (experts - 1).bit_length()  # a sum of E is at most so many powers of two larger
     total = np.left_shift(raws[0], 16, dtype=np.uint32).view(np.float32)
     largest = raws[0] & np.uint16(0x7FFF)
     smallest = largest.copy()
     shifted, magnitude = np.empty(count, np.uint32), np.empty(count, np.uint16)
     for raw in raws[1:]:
         np.left_shift(raw, 16, out=shifted, dtype=np.uint32, casting="unsafe")
-        np.add(total, shifted.view(np.float32), out=total)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(total, shifted.view(np.float32), out=total)
         np.bitwise_and(raw, 0x7FFF, out=magnitude)
         np.maximum(largest, magnitude, out=largest)
         np.minimum(smallest, magnitude, out=smallest)
+    if largest.max(initial=0) >= (255 - headroom) << 7:
+        return from_float(sum(to_float64(raw, "BF16") for raw in raws) / experts, "BF16")
     np.divide(total, np.float32(experts), out=total)
     bits = total.view(np.uint32)
     np.subtract(largest, smallest, out=largest)
-    again = largest >= (24 - 8 - (experts - 1).bit_length()) << 7
-    if experts & (experts - 1):
-        again |= (bits & 0xFFFF) == 0x8000
     mean = bf16_from_bits(bits)
-    again = np.flatnonzero(again)
+    again = np.flatnonzero(largest >= (24 - 8 - headroom) << 7)
     if len(again):
         mean[again] = from_float(sum(to_float64(raw[again], "BF16") for raw in raws) / experts, "BF16")
     return mean

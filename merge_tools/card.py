@@ -62,15 +62,21 @@ def made_of(record: dict[str, Any]) -> str:
     for expert in record["experts"]:
         hashes = ", ".join(f"`{file['sha256'][:SHA_SHOWN]}`" for file in expert["files"])
         lines.append(f"| {expert['name']} | {expert['source']} | {expert.get('license', 'not stated')} | {hashes} |")
-    shared = "the mean of the experts'" if recipe["average"] == "mean" else f"those of {record['base']['source']}"
+    shared = f"those of {record['base']['source']}"
+    if recipe["average"] == "mean":
+        shared = f"the mean of those of {', '.join(record.get('shared_from') or names_of(record))}"
     lines += ["", f"The weights that are not routed are {shared}. Gates: {recipe['gate_mode']}."]
     if recipe["gate_mode"] != "none":
         lines[-1] += " Gates that no training has seen are a heuristic: tune them on a sample of every domain."
     return "\n".join(lines)
 
 
+def names_of(record: dict[str, Any]) -> list[str]:
+    return [expert["name"] for expert in record["experts"]]
+
+
 def where_prompts_go(record: dict[str, Any]) -> str:
-    names = [expert["name"] for expert in record["experts"]]
+    names = names_of(record)
     rows = record["gates"].get("prompts")
     if not rows or record["gates"]["experts"] != names:  # measured with other experts: no longer true
         return ""

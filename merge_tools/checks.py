@@ -3,94 +3,31 @@
 import hashlib
 import os
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
-from .errors import MergeError, size
-from .llama import LINEARS, LlamaShape, rope_parameters
-from .recipe import Recipe, read_recipe
-from .sources import Checkpoint, Source, open_source
-from .tensor_files import TORCH_NAMES, audit, sampled_nonfinite
-from .tokenizers import compare, tokenizer_file
+import numpy as np
 
-# What decides the shapes or the arithmetic: experts that differ here do not fit together.
-MUST_AGREE = {
-    "hidden_size": "its tensors have other shapes",
-    "intermediate_size": "its MLPs have another width",
-    "num_hidden_layers": "it has another number of layers",
-    "num_attention_heads": "its attention is divided otherwise",
-    "num_key_value_heads": "its attention is divided otherwise",
-    "head_dim": "its attention is divided otherwise",
-    "attention_bias": "its biases would be lost, or missing",
-    "mlp_bias": "its biases would be lost, or missing",
-    "hidden_act": "its MLPs apply another function",
-    "rms_norm_eps": "its norms compute something else",
-    "tie_word_embeddings": "its output layer is stored otherwise",
-}
-SETTINGS = (
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "initializer_range",
-    "attention_dropout",
-    "torch_dtype",
-    "dtype",
+from .agreement import (
+    check_configuration,
+    check_own_tokenizers,
+    check_rope,
+    check_rows,
+    check_shapes,
+    check_tokenizer,
+    tokenizer_of,
 )
+from .averaging import to_float32
+from .errors import MergeError, reason, size
+from .gates import make_gates, texts_of, tokenize
+from .llama import LINEARS, LlamaShape, rope_parameters
+from .planning import plan
+from .recipe import Recipe, read_recipe
+from .report import Report
+from .sources import Checkpoint, Source, open_source, whole
+from .tensor_files import TORCH_NAMES, audit, nonfinite, read_header, sampled_nonfinite
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of the preflight: `level` is "ok", "note", "warning" or "error"."""
-
-    level: str
-    check: str
-    subject: str
-    message: str
-    allow: str | None = None  # the option that would accept it
-
-
-@dataclass
-class Report:
-    """All findings, and the sources that could be opened."""
-
-    findings: list[Finding] = field(default_factory=list)
-    recipe: Recipe | None = None
-    base: Source | None = None
-    experts: list[Source] = field(default_factory=list)
-
-    def add(self, level: str, check: str, subject: str, message: str, allow: str | None = None):
-        if level == "error" and allow and self.recipe and allow in self.recipe.allow:
-            level, message = "warning", f"{message} (allowed: {allow})"
-        self.findings.append(Finding(level, check, subject, message, allow))
-
-    @property
-    def errors(self) -> list[Finding]:
-        return [f for f in self.findings if f.level == "error"]
-
-    @property
-    def warnings(self) -> list[Finding]:
-        return [f for f in self.findings if f.level == "warning"]
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors
-
-    def to_dict(self) -> dict:
-        return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
-
-    def raise_for_errors(self):
-        """One message with every error, each with its mend.
-
-        Raises:
-            MergeError: unless there is none.
-        """
-        if self.errors:
-            lines = []
-            for f in self.errors:
-                option = f" Accept it with --allow {f.allow}." if f.allow else ""
-                lines.append(f"{f.subject}: {f.message}{option}")
-            raise MergeError("\n".join(lines))
+SLACK = 16 << 20  # bytes: room for what is written beside the tensors
 
 
 def check(
@@ -102,7 +39,7 @@ def check(
         recipe: YAML file, dict or `Recipe`.
         out: where the mixture is to go; its place and the free disk are then looked at too.
         deep: looks for NaN and infinities in every element, not in samples.
-        changes: keys of the recipe to replace.
+        changes: keys of the recipe to replace; `allow` adds to the recipe's.
 
     Returns:
         All findings, also when some are errors; `report.raise_for_errors()` turns these into one exception.
@@ -114,181 +51,76 @@ def check(
         report.add("error", "recipe", "recipe", str(error))
         return report
     open_sources(report)
-    if not report.experts:
-        return report
-    usable = [source for source in [report.base, *report.experts] if check_shapes(report, source)]
-    reference = report.base if report.base in usable else None
-    for source in usable:
-        if reference is None or source is reference:
-            reference = reference or source
-            continue
-        check_configuration(report, reference, source)
-        check_rope(report, reference, source)
-        check_vocabulary(report, reference, source)
-    check_values(report, usable, deep)
-    check_distinct(report, usable)
+    sources = distinct_sources(report)
+    usable = [source for source in sources if check_shapes(report, source)]
+    check_agreement(report, usable)
+    check_values(report, sources, deep)
+    check_distinct(report)
     check_adapters(report)
-    if reference is not None:
-        check_format(report, reference)
+    if report.base is not None and any(source.checkpoint is report.base.checkpoint for source in usable):
+        check_format(report, report.base)
+        check_gates(report, report.base)
+    check_centroids(report)
     if out is not None:
         check_place(report, Path(out))
+        if report.ok:
+            check_disk(report, Path(out), planned_bytes(report))
     return report
 
 
 def open_sources(report: Report):
     """Base and experts, as far as they can be opened; a base that is one of the experts is opened once."""
-    recipe, opened = report.recipe, {}
-    places = [(e.name, e.source_model, recipe.base_model) for e in recipe.experts]
-    if recipe.base_model is not None:
-        places.insert(0, ("base", recipe.base_model, None))
-    for name, given, base in places:
+    recipe = report.recipe
+
+    def opened(name: str, given: str, base: str | None) -> Source | None:
         try:
-            opened[name] = open_source(name, given, base)
+            source = open_source(name, given, base)
         except MergeError as error:
             report.add("error", "files", name, str(error))
-            continue
-        count = len(opened[name].files)
-        report.add(
-            "ok",
-            "files",
-            name,
-            f"{count} file{'s' * (count > 1)}, {size(sum(f.stat().st_size for f in opened[name].files))}",
-        )
-    report.experts = [opened[name] for name in recipe.names if name in opened]
-    report.base = opened.get("base") if recipe.base_model is not None else next(iter(report.experts), None)
+            return None
+        except OSError as error:
+            report.add("error", "files", name, f"{given} cannot be read: {error.strerror or error}.")
+            return None
+        count, total = len(source.files), sum(file.stat().st_size for file in source.files)
+        report.add("ok", "files", name, f"{count} file{'s' * (count > 1)}, {size(total)}")
+        return source
 
-
-def check_shapes(report: Report, source: Source) -> bool:
-    """A Llama by its configuration, and every tensor there in its shape. False where nothing more can be compared."""
-    kind = source.config.get("model_type")
-    if kind != "llama":
-        report.add("error", "model type", source.name, f"model_type is {kind!r}: experts are Llamas.")
-        return False
-    try:
-        shape = LlamaShape.of(source.config)
-    except MergeError as error:
-        report.add("error", "configuration", source.name, str(error))
-        return False
-    expected, entries = shape.tensors(), source.checkpoint.entries
-    faults = []
-    for name, dims in expected.items():
-        if name not in entries:
-            faults.append(f"lacks the tensor {name!r}")
-        elif entries[name].shape != dims:
-            faults.append(f"{name!r} has shape {list(entries[name].shape)} where its configuration says {list(dims)}")
-        elif entries[name].dtype not in TORCH_NAMES:
-            faults.append(f"{name!r} has dtype {entries[name].dtype}: quantised weights cannot be merged")
-    for name in sorted(set(entries) - set(expected)):
-        if name.endswith(".bias"):
-            faults.append(f"holds {name!r}, a bias that its configuration does not know and the merge would drop")
-        elif name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
-            report.add("note", "tensors", source.name, f"{name!r} is not used: the configuration does without it.")
-        else:
-            faults.append(f"holds {name!r}, which is no tensor of a Llama")
-    for fault in faults[:3]:
-        report.add("error", "tensors", source.name, f"{fault}.")
-    if len(faults) > 3:
-        report.add("error", "tensors", source.name, f"{len(faults) - 3} more such tensors.")
-    if not faults:
-        dtypes = sorted({TORCH_NAMES[entries[name].dtype] for name in expected})
-        report.add("ok", "tensors", source.name, f"{len(expected)} tensors, {', '.join(dtypes)}")
-    return not faults
-
-
-def check_configuration(report: Report, first: Source, other: Source):
-    """Field by field: what decides shapes or arithmetic must agree, what does not is listed."""
-    ours, theirs = resolved(first.config), resolved(other.config)
-    differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
-    for key in differing:
-        report.add(
-            "error",
-            "configuration",
-            other.name,
-            f"{key} is {theirs.get(key)}, and {ours.get(key)} in {first.name}: {MUST_AGREE[key]}.",
-        )
-    for key in SETTINGS:
-        if ours.get(key) != theirs.get(key):
-            level = "warning" if key.endswith("token_id") or key == "max_position_embeddings" else "note"
-            report.add(
-                level,
-                "configuration",
-                other.name,
-                f"{key} is {theirs.get(key)}, and {ours.get(key)} in {first.name}, which is written.",
-            )
-    if not differing:
-        report.add(
-            "ok", "configuration", other.name, f"agrees with {first.name} in all that decides a shape or a result"
-        )
-
-
-def resolved(config: dict) -> dict:
-    """The fields with what Llama takes where they are left out."""
-    shape = LlamaShape.of(config)
-    defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
-    return {
-        **defaults,
-        "initializer_range": 0.02,
-        **{key: value for key, value in config.items() if value is not None},
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "attention_bias": shape.attention_bias,
-        "mlp_bias": shape.mlp_bias,
-        "tie_word_embeddings": shape.tied,
-    }
-
-
-def check_rope(report: Report, first: Source, other: Source):
-    ours, theirs = rope_parameters(first.config), rope_parameters(other.config)
-    if ours == theirs:
-        report.add("ok", "rope", other.name, f"{ours['rope_type']}, base {ours['rope_theta']:g}")
-        return
-    changed = ", ".join(
-        f"{key} {theirs.get(key)} and {ours.get(key)}"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    )
-    report.add(
-        "error",
-        "rope",
-        other.name,
-        f"its rotary embedding differs from that of {first.name} ({changed}): its attention means other positions.",
-        "rope",
-    )
-
-
-def check_vocabulary(report: Report, first: Source, other: Source):
-    """Rows of the embeddings, and the tokenizers that say what they mean."""
-    ours, theirs = (LlamaShape.of(source.config).vocab_size for source in (first, other))
-    if ours != theirs:
-        report.add(
-            "error",
-            "vocabulary",
-            other.name,
-            f"vocab_size is {theirs}, and {ours} in {first.name}: their embeddings have other rows.",
-            "vocab",
-        )
-    one, two = (tokenizer_file(source.folder) or tokenizer_file(source.checkpoint.folder) for source in (first, other))
-    if one is None or two is None:
-        lacking = first.name if one is None else other.name
-        report.add("note", "tokenizer", other.name, f"{lacking} brings no tokenizer: not compared.")
-        return
-    try:
-        difference = compare(one, two)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        report.add("error", "tokenizer", other.name, f"{two} or {one} cannot be read ({error!r:.80}).", "tokenizer")
-        return
-    if difference is None:
-        report.add("ok", "tokenizer", other.name, f"the same as that of {first.name}")
-    elif difference.kind == "longer":
-        report.add("error", "tokenizer", other.name, f"against {first.name}, {difference.text}.", "vocab")
+    known: dict[str, Source | None] = {}
+    for expert in recipe.experts:
+        source = opened(expert.name, expert.source_model, recipe.base_model)
+        known[os.path.realpath(Path(expert.source_model).expanduser())] = source
+        report.experts += [source] if source else []
+    place = os.path.realpath(Path(recipe.base_model or recipe.experts[0].source_model).expanduser())
+    if recipe.base_model is None:
+        report.base = report.experts[0] if known[place] else None
+    elif place in known:
+        report.base = known[place] and replace(known[place], name="base", given=recipe.base_model)
     else:
-        report.add(
-            "error",
-            "tokenizer",
-            other.name,
-            f"against {first.name}, {difference.text}: the same ids mean other texts.",
-            "tokenizer",
-        )
+        report.base = opened("base", recipe.base_model, None)
+
+
+def distinct_sources(report: Report) -> list[Source]:
+    """Base and experts, a base that is one of the experts left out."""
+    base = report.base
+    apart = base is not None and not any(expert.checkpoint is base.checkpoint for expert in report.experts)
+    return [base, *report.experts] if apart else report.experts
+
+
+def check_agreement(report: Report, sources: list[Source]):
+    """Every source against the base, or the first where that cannot be used."""
+    if not sources:
+        return
+    base = report.base
+    first = base if base and any(source.checkpoint is base.checkpoint for source in sources) else sources[0]
+    speaker = next((source for source in [first, *sources] if tokenizer_of(source)), first)
+    check_own_tokenizers(report, sources)
+    for source in sources:
+        if source is not first and source.checkpoint is not first.checkpoint:
+            check_configuration(report, first, source)
+            check_rows(report, first, source)
+        check_rope(report, first, source)
+        if source is not speaker:
+            check_tokenizer(report, speaker, source)
 
 
 def check_values(report: Report, sources: list[Source], deep: bool):
@@ -314,8 +146,9 @@ def check_values(report: Report, sources: list[Source], deep: bool):
 
 
 def not_finite(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
-    return f"{names[0]!r}{more} hold NaN or infinite values: the expert is broken. Take an earlier checkpoint."
+    more = len(names) - 1
+    who = f"{names[0]!r} holds" if not more else f"{names[0]!r} and {more} more tensor{'s' * (more > 1)} hold"
+    return f"{who} NaN or infinite values: the expert is broken. Take an earlier checkpoint."
 
 
 def sampled_digest(checkpoint: Checkpoint, parts: tuple[str, ...] = ()) -> str:
@@ -333,39 +166,120 @@ def sampled_digest(checkpoint: Checkpoint, parts: tuple[str, ...] = ()) -> str:
     return digest.hexdigest()
 
 
-def check_distinct(report: Report, sources: list[Source]):
+def check_distinct(report: Report):
     """Experts that are the same where they are routed make a mixture that routes for nothing."""
     parts = tuple(LINEARS[4:]) if report.recipe.router_layers == ["mlp"] else tuple(report.recipe.router_layers)
     seen: dict[tuple[str, str], str] = {}
-    for source in sources:
-        if source not in report.experts:
-            continue
-        adapter = str(source.adapter.folder) if source.adapter else ""
+    for source in report.experts:
+        adapter = str(source.adapter.folder.resolve()) if source.adapter else ""
         key = (adapter, sampled_digest(source.checkpoint, parts))
         if key in seen:
             report.add(
                 "warning",
                 "experts",
                 source.name,
-                f"has the same weights as {seen[key]} in every sample of its routed layers: routing between them changes nothing.",
+                f"has the same weights as {seen[key]} in every sample of its routed layers: routing between them changes "
+                "nothing.",
             )
         seen.setdefault(key, source.name)
 
 
 def check_adapters(report: Report):
     """Adapters belong to one base: to the recipe's, or all to the same."""
-    if not any(expert.adapter for expert in report.experts):
+    adapted = [expert for expert in report.experts if expert.adapter]
+    if not adapted:
         return
-    wanted = sampled_digest(report.base.checkpoint) if report.base else None
-    for expert in report.experts:
-        if expert.adapter and wanted and sampled_digest(expert.checkpoint) != wanted:
+    of_base = report.base and (report.recipe.base_model or report.base.adapter)
+    first = report.base if of_base else adapted[0]
+    wanted = sampled_digest(first.checkpoint)
+    for expert in adapted:
+        if sampled_digest(expert.checkpoint) != wanted:
             report.add(
                 "error",
                 "adapter",
                 expert.name,
-                f"is an adapter over {expert.checkpoint.folder}, whose weights are not those of {report.base.name} "
-                f"({report.base.checkpoint.folder}). Name its own base as base_model, or merge it with peft first.",
+                f"is an adapter over {expert.checkpoint.folder}, whose weights are not those of {first.name} "
+                f"({first.checkpoint.folder}). Name its own base as base_model, or merge it with peft first.",
             )
+        elif expert.adapter.stand_in:
+            named = expert.adapter.config.get("base_model_name_or_path")
+            report.add(
+                "warning",
+                "adapter",
+                expert.name,
+                f"was trained over {named!r}, which is not here: {expert.checkpoint.folder} is taken for it.",
+            )
+        else:
+            report.add("ok", "adapter", expert.name, f"LoRA over {expert.checkpoint.folder}")
+
+
+def check_gates(report: Report, base: Source):
+    """Prompts and samples that gates are measured with: there, and readable for the base's tokenizer and embeddings."""
+    recipe, shape = report.recipe, LlamaShape.of(base.config)
+    if recipe.gate_mode not in ("hidden", "cheap_embed", "centroid"):
+        return
+    texts = []
+    for expert in recipe.experts:
+        try:
+            texts += [text for group in texts_of(recipe, expert) for text in group]
+        except MergeError as error:
+            report.add("error", "gates", expert.name, str(error))
+        except (OSError, ValueError) as error:
+            report.add("error", "gates", expert.name, f"its samples cannot be read ({reason(error)}).")
+    if any(finding.check in ("gates", "tokenizer") and finding.level == "error" for finding in report.findings):
+        return
+    try:
+        tokens = tokenize(base, texts)
+    except MergeError as error:
+        report.add("error", "gates", base.name, str(error))
+    except Exception as error:  # a file that is JSON, but no tokenizer, is refused by a bare Exception
+        report.add("error", "gates", base.name, f"its tokenizer does not open ({reason(error)}). Copy it again.")
+    else:
+        last = max(max(ids) for ids in tokens)
+        if last >= shape.vocab_size:
+            report.add(
+                "error",
+                "gates",
+                base.name,
+                f"a prompt has the token {last}, and its embeddings have {shape.vocab_size} rows.",
+            )
+        else:
+            report.add("ok", "gates", base.name, f"{len(texts)} texts, {sum(map(len, tokens)):,} tokens to measure")
+
+
+def check_centroids(report: Report):
+    try:
+        read_centroids(report.recipe)
+    except MergeError as error:
+        report.add("error", "centroids", "centroids", str(error))
+
+
+def read_centroids(recipe: Recipe) -> np.ndarray | None:
+    """(E, size) float32 from the only tensor of a safetensors file.
+
+    Raises:
+        MergeError: for another file, or values that are not finite.
+    """
+    if recipe.centroids is None:
+        return None
+    path = Path(recipe.centroids)
+    if not os.path.isfile(path):
+        raise MergeError(f"There is no file of centroids {str(path)!r:.300}.")
+    entries = read_header(path)
+    if len(entries) != 1 or len(entries[0].shape) != 2 or entries[0].shape[0] != len(recipe.experts):
+        shapes = [list(entry.shape) for entry in entries[:4]]
+        raise MergeError(
+            f"{path} holds tensors of the shapes {shapes}, where one of ({len(recipe.experts)}, size) is needed: a centroid "
+            "for each expert, in their order."
+        )
+    if recipe.is_stock and recipe.format != "lexicon":
+        raise MergeError(
+            "centroids travel with a lexicon only, and this recipe makes a Mixtral. Add format: lexicon, or leave them out."
+        )
+    raw, dtype = whole(entries[0])
+    if dtype not in TORCH_NAMES or nonfinite(raw, dtype):
+        raise MergeError(f"{path} holds values that are no finite numbers, of dtype {dtype}. Cluster again.")
+    return np.ascontiguousarray(to_float32(raw, dtype).reshape(entries[0].shape))
 
 
 def check_format(report: Report, base: Source):
@@ -415,29 +329,43 @@ def check_place(report: Report, out: Path):
     target = out.expanduser().resolve()
     for source in [report.base, *report.experts]:
         folders = {source.checkpoint.folder.resolve(), source.folder.resolve()} if source else set()
-        if any(target == folder or target in folder.parents or folder in target.parents for folder in folders):
-            report.add(
-                "error",
-                "output",
-                str(out),
-                f"is, holds or lies in the source {source.name!r}, which is never written to.",
-            )
-            return
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        for folder in folders:
+            how = "is" if target == folder else "holds" if target in folder.parents else "lies in"
+            if how != "lies in" or folder in target.parents:
+                message = f"{how} the source {source.name!r}, which is never written to. Choose another place."
+                report.add("error", "output", str(out), message)
+                return
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         report.add("error", "output", str(out), "is occupied already. Choose another place, or remove it first.")
         return
-    parent = next(p for p in target.parents if p.exists())
-    if not os.access(parent, os.W_OK):
-        report.add("error", "output", str(out), f"cannot be made: {parent} is not writable.")
-        return
-    report.add("ok", "output", str(out), "is free")
+    parent = existing_parent(target)
+    if not parent.is_dir():
+        report.add("error", "output", str(out), f"cannot be made: {parent} is a file. Choose another place.")
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        report.add("error", "output", str(out), f"cannot be made: {parent} is not writable. Choose another place.")
+    else:
+        report.add("ok", "output", str(out), "is free")
+
+
+def planned_bytes(report: Report) -> int:
+    """What the tensors will take, gates of any mode among them."""
+    recipe = replace(report.recipe, gate_mode="none" if report.recipe.gate_mode == "none" else "zeros")
+    gates = make_gates(recipe, report.base).values
+    return sum(tensor.nbytes for tensor in plan(recipe, report.base, report.experts, gates))
+
+
+def existing_parent(path: Path) -> Path:
+    return next((parent for parent in path.parents if os.path.lexists(parent)), path)
 
 
 def check_disk(report: Report, out: Path, needed: int):
-    """Room for what will be written, and some over."""
-    parent = next(p for p in out.expanduser().resolve().parents if p.exists())
-    free = shutil.disk_usage(parent).free
-    wanted = needed + (16 << 20)
+    """Room for what will be written, and some over; what an interrupted run has left there counts as free."""
+    target = out.expanduser().resolve()
+    free = shutil.disk_usage(existing_parent(target)).free
+    left = target.parent / f".{target.name}.partial"
+    if left.is_dir():
+        free += sum(file.stat().st_blocks * 512 for file in left.iterdir())
+    wanted = needed + SLACK
     if free < wanted:
         report.add(
             "error",

@@ -1,9 +1,11 @@
 """`merge-experts`: the command line of `merge_tools`. Every command has a twin of the same name in Python."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +13,17 @@ from typing import Annotated, Any
 try:
     import typer
     from rich.console import Console
+    from rich.text import Text
 except ImportError as error:
     raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
 
 from . import checks, composing, mixture, reports, routing, surgery
 from .errors import MergeError
 from .recipe import ALLOWANCES
-from .writing import SHARD_BYTES
+from .writing import SHARD_BYTES, Progress
+
+PIPE_WIDTH = 120  # columns where nobody's terminal says otherwise
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
 
 app = typer.Typer(
     name="merge-experts",
@@ -57,38 +63,60 @@ class Screen:
         if self.as_json:
             print(json.dumps(content, ensure_ascii=False))
         else:
-            self.out.print(drawn())
+            content = drawn()
+            self.out.print(content, soft_wrap=isinstance(content, Text))
 
     def say(self, text: str):
         if not self.as_json:
-            self.out.print(text, highlight=False, markup=False)
+            self.out.print(Text(text), soft_wrap=True)
+
+    def tell(self, kind: str, colour: str, text: str):
+        """One line a message, however wide."""
+        for line in text.splitlines():
+            self.err.print(Text.assemble((f"{kind}: ", colour), line), soft_wrap=True)
 
 
 @contextmanager
-def screen(as_json: bool, debug: bool):
-    """Runs a command: what the caller can mend ends with one message and exit code 2."""
-    view = Screen(as_json, Console(), Console(stderr=True))
+def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool = False):
+    """Runs a command: what the caller can mend ends with a line for each fault and exit code 2."""
+    wide = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or PIPE_WIDTH)
+    view = Screen(as_json, Console(width=wide), Console(stderr=True))
     try:
         yield view
     except (MergeError, OSError, ImportError) as error:
         if debug:
             raise
+        message = in_words(error)
         if as_json:
-            print(json.dumps({"error": str(error)}, ensure_ascii=False))
-        view.err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+            print(json.dumps({"error": message}, ensure_ascii=False))
+        view.tell("error", "red", message)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        view.err.print("Interrupted. Nothing stands at the output; continue with --resume.", highlight=False)
+        view.tell("interrupted", "yellow", after_interruption(out, resumable))
         raise typer.Exit(130) from None
 
 
-def escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def in_words(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    words = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
+    return words + (" Make room, then go on with --resume." if error.errno == errno.ENOSPC else "")
+
+
+def after_interruption(out: Path | None, resumable: bool) -> str:
+    if out is None:
+        return "nothing was written."
+    place = out.expanduser().resolve()
+    if place.is_dir() and any(place.iterdir()):
+        return f"{out} is written and whole."
+    partial = place.parent / f".{place.name}.partial"
+    begun = f" What was begun lies in {partial}: {'go on with --resume, or ' * resumable}remove it."
+    return f"nothing stands at {out}.{begun if partial.is_dir() else ''}"
 
 
 def bars(view: Screen):
     """Bars where somebody looks, silence where a script reads."""
-    return reports.ProgressBars(view.err)
+    return reports.ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
 
 
 @app.command()
@@ -108,7 +136,9 @@ def compose(
     debug: Debug = False,
 ):
     """Write one mixture from the experts of a recipe."""
-    with screen(as_json, debug) as view:
+    with screen(as_json, debug, out, resumable=True) as view:
+        if not 0.001 <= shard_size <= 1e6:
+            raise MergeError(f"--shard-size {shard_size:g} is no size of a file. Give it in GB, 0.001 or more.")
         if dry_run:
             return show_plan(view, config, out, allow)
         with bars(view) as progress:
@@ -123,22 +153,22 @@ def compose(
             )
         if push_to_hub:
             done["pushed_to"] = push(out, push_to_hub, private)
-        for warning in [] if as_json else done["warnings"]:
-            view.err.print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+        if not as_json:
+            view.tell("warning", "yellow", "\n".join(done["warnings"]))
         view.show(done, lambda: reports.summary(done))
         view.say(f"wrote {out}")
+        if push_to_hub:
+            view.say(f"pushed to {done['pushed_to']}")
 
 
 def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
     report = checks.check(config, out, allow=allow or None)
     plan = composing.planned(report, None, measure_gates=False) if report.ok else None
-    if plan:
-        checks.check_disk(report, out, plan.nbytes)
-    content = report.to_dict() | ({"plan": plan.summary()} if plan else {})
-    view.show(content, lambda: reports.findings(report))
-    if plan and not view.as_json:
-        view.out.print(reports.summary(plan.summary()))
-    view.show({}, lambda: reports.verdict(report)) if not view.as_json else None
+    view.show(report.to_dict() | ({"plan": plan.summary()} if plan else {}), lambda: reports.findings(report))
+    if not view.as_json:
+        if plan:
+            view.out.print(reports.summary(plan.summary()))
+        view.out.print(reports.verdict(report))
     if not report.ok:
         raise typer.Exit(2)
 
@@ -149,11 +179,17 @@ def push(folder: Path, repository: str, private: bool) -> str:
 
     try:
         place = HfApi().create_repo(repository, private=private, exist_ok=True)
-        HfApi().upload_folder(repo_id=place.repo_id, folder_path=folder, commit_message="A mixture of experts")
+        HfApi().upload_folder(
+            repo_id=place.repo_id,
+            folder_path=folder,
+            commit_message="A mixture of experts",
+            delete_patterns=list(WEIGHTS),  # shards of an earlier push beside the new ones would be read first
+        )
     except Exception as error:  # what a client may raise is beyond listing: HTTP, offline, rights
+        why = " ".join(str(error).split())
         raise MergeError(
-            f"{folder} is written, but could not be pushed to {repository!r} ({type(error).__name__}: {error:.200}). "
-            "Log in with `hf auth login`, then push the folder."
+            f"{folder} is written and whole, but could not be pushed to {repository!r} ({type(error).__name__}: "
+            f"{why:.200}). Log in with `hf auth login`, then: hf upload {repository} {folder}"
         ) from error
     return str(place)
 
@@ -193,11 +229,14 @@ def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
     with screen(as_json, debug) as view:
         with bars(view) as progress:
             found = mixture.verify(folder, progress=progress)
-        counts = found["compared"]
-        view.show(found, lambda: "\n".join(escape(line) for line in [*found["faults"], *found["notes"]]))
+        if as_json:
+            print(json.dumps(found, ensure_ascii=False))
+        for line in [*found["faults"], *found["notes"]]:
+            view.say(line)
+        counts, faults = found["compared"], len(found["faults"])
+        verdict = f"{faults} fault{'s' * (faults > 1)}." if faults else "all as they should be."
         view.say(
-            f"{counts['experts']} expert tensors, {counts['shared']} shared, {counts['gates']} gates compared: "
-            + ("all as they should be." if found["ok"] else f"{len(found['faults'])} faults.")
+            f"{counts['experts']} expert tensors, {counts['shared']} shared, {counts['gates']} gates compared: {verdict}"
         )
         if not found["ok"]:
             raise typer.Exit(1)
@@ -218,14 +257,13 @@ def add(
     debug: Debug = False,
 ):
     """Add an expert to a mixture."""
-    with screen(as_json, debug) as view:
-        given = {"source_model": expert, "name": name, "positive_prompts": prompt or []}
-        given |= {"samples": str(samples)} if samples else {}
+    with screen(as_json, debug, out) as view:
+        given = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
         with bars(view) as progress:
             done = surgery.add(
                 folder, given, out, reaverage=reaverage, low_memory=low_memory, allow=allow or (), progress=progress
             )
-        view.show(done, lambda: f"wrote {escape(str(out))}")
+        view.show(done, lambda: Text(f"wrote {out}"))
 
 
 @app.command()
@@ -239,19 +277,19 @@ def remove(
     debug: Debug = False,
 ):
     """Remove an expert from a mixture."""
-    with screen(as_json, debug) as view:
+    with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.remove(folder, expert, out, reaverage=reaverage, low_memory=low_memory, progress=progress)
-        view.show(done, lambda: f"wrote {escape(str(out))}")
+        view.show(done, lambda: Text(f"wrote {out}"))
 
 
 @app.command()
 def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
     """Take one expert out as a dense Llama."""
-    with screen(as_json, debug) as view:
+    with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.extract(folder, expert, out, progress=progress)
-        view.show(done, lambda: f"wrote {escape(str(out))}")
+        view.show(done, lambda: Text(f"wrote {out}"))
         view.say(shared_in_words(done["shared"]))
 
 
@@ -275,10 +313,10 @@ def export(
     debug: Debug = False,
 ):
     """Write the same weights for another class."""
-    with screen(as_json, debug) as view:
+    with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.export(folder, out, format, progress=progress)
-        view.show(done, lambda: f"wrote {escape(str(out))}")
+        view.show(done, lambda: Text(f"wrote {out}"))
 
 
 @app.command()

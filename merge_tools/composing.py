@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .averaging import to_float32
 from .card import model_card
-from .checks import Report, check, check_disk, not_finite, output_format
+from .checks import Report, check, check_disk, not_finite, output_format, read_centroids
 from .errors import MergeError
 from .gates import Gates, make_gates
 from .planning import OutputTensor, parameters, plan
 from .recipe import Recipe
 from .records import code_files, dump, merge_record, mixture_config, tokenizer_contents
-from .sources import Source, whole
+from .sources import Source
 from .tensor_files import TensorEntry, nonfinite, read_header
 from .writing import SHARD_BYTES, NotFinite, Progress, Writer, finish, growing_folder, lay_out
 
@@ -159,26 +158,6 @@ def name_expert(error: NotFinite, sources: list[Source]) -> str:
         if error.file in source.files:
             return f"{source.name}: {error.file.name}: {not_finite(list(error.names))}"
     return str(error)
-
-
-def read_centroids(recipe: Recipe) -> np.ndarray | None:
-    """(E, size) float32 from the only tensor of a safetensors file."""
-    if recipe.centroids is None:
-        return None
-    path = Path(recipe.centroids)
-    if not path.is_file():
-        raise MergeError(f"There is no file of centroids {str(path)!r}.")
-    entries = read_header(path)
-    if len(entries) != 1 or len(entries[0].shape) != 2 or entries[0].shape[0] != len(recipe.experts):
-        shapes = [list(entry.shape) for entry in entries]
-        raise MergeError(
-            f"{path} holds tensors of the shapes {shapes}, where one of ({len(recipe.experts)}, size) is needed: a centroid "
-            "for each expert, in their order."
-        )
-    if recipe.is_stock and recipe.format != "lexicon":
-        raise MergeError("centroids travel with format: lexicon only: a Mixtral has no place for them.")
-    raw, dtype = whole(entries[0])
-    return np.ascontiguousarray(to_float32(raw, dtype).reshape(entries[0].shape))
 
 
 def load_experts(

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from .llama import LlamaShape, both_ropes
@@ -45,14 +44,15 @@ def load_dense(source: Source) -> LlamaForCausalLM:
     return load_state(LlamaForCausalLM, llama_config(source), {name: read_tensor(source, name) for name in names})
 
 
-def layers_one_by_one(source: Source, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[LlamaDecoderLayer]:
-    """Runs batches of (ids, mask) through the layers, one layer in memory at a time; yields each before it runs, so that
-    a hook can be put on it. The batches' hidden states are kept between layers."""
+def layers_one_by_one(source: Source, batches: list[torch.Tensor]) -> Iterator[LlamaDecoderLayer]:
+    """Runs batches of ids through the layers, one layer in memory at a time; yields each before it runs, so that a hook
+    can be put on it. The batches' hidden states are kept between layers. Padding stands on the right, where no real
+    token sees it, so that attention without a mask, which is causal here, is enough."""
     config = llama_config(source)
     config._attn_implementation = "sdpa"
     embeddings = source.entry("model.embed_tokens.weight")
     dtype = getattr(torch, TORCH_NAMES[embeddings.dtype])
-    states = [embed(source, ids) for ids, _ in batches]
+    states = [embed(source, ids) for ids in batches]
     rotary = LlamaRotaryEmbedding(config)
     for number in range(config.num_hidden_layers):
         with torch.device("meta"):
@@ -62,17 +62,9 @@ def layers_one_by_one(source: Source, batches: list[tuple[torch.Tensor, torch.Te
         layer.load_state_dict(weights, assign=True)
         layer.to(dtype).eval()
         yield layer
-        for i, (ids, mask) in enumerate(batches):
-            places = torch.arange(ids.shape[1])[None]
-            causal = create_causal_mask(
-                config=config, inputs_embeds=states[i], attention_mask=mask, past_key_values=None, position_ids=places
-            )
-            states[i] = layer(
-                states[i],
-                attention_mask=causal,
-                position_ids=places,
-                position_embeddings=rotary(states[i], position_ids=places),
-            )
+        for i, state in enumerate(states):
+            places = torch.arange(state.shape[1])[None]
+            states[i] = layer(state, position_ids=places, position_embeddings=rotary(state, position_ids=places))
 
 
 def embed(source: Source, ids: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, in one short line."""
+    text = " ".join((str(error) if isinstance(error, ValueError | OSError) else repr(error)).split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
 def size(count: float) -> str:
     """Bytes as people read them: 7.30 GB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -206,7 +206,7 @@ def mean_inputs(
 
     with torch.no_grad():
         if low_memory:
-            for number, layer in enumerate(layers_one_by_one(base, inputs)):
+            for number, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in inputs])):
                 masks = iter([mask for _, mask in inputs])
                 layer.register_forward_pre_hook(lambda *_, masks=masks: current.__setitem__(slice(None), [next(masks)]))
                 for part in parts:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from .averaging import to_float32
+from .checks import read_centroids
 from .errors import MergeError
-from .gates import make_gates
+from .gates import random_row
 from .llama import LlamaShape, RoutedPart, gated_parts, rope_parameters, routed_parts
 from .planning import CHUNK, OutputTensor, plan
 from .recipe import Recipe, read_recipe
@@ -59,6 +60,15 @@ class Mixture:
     def shared_from(self) -> list[str]:
         """The experts whose mean the shared weights are."""
         return self.record.get("shared_from", self.names)
+
+    @property
+    def gate_rows(self) -> list[int]:
+        """By which number each expert's random gate row was drawn: its place, until others were removed."""
+        return self.record.get("gate_rows", list(range(len(self.names))))
+
+    @property
+    def next_row(self) -> int:
+        return max(self.gate_rows) + 1
 
     @cached_property
     def shape(self) -> LlamaShape:
@@ -162,45 +172,56 @@ def verify(folder: str | Path, *, progress: Progress | None = None) -> dict[str,
         `ok`; the counts of tensors compared; `faults`, one line each; `notes`, what could not be compared and why.
     """
     mixture, progress = Mixture.open(folder), progress or Progress()
-    faults, notes = [], []
     base, experts = mixture.open_base(), mixture.open_experts()
-    faults += changed_files([base, *experts], [mixture.record["base"], *mixture.record["experts"]], progress)
-    recipe = mixture.recipe
-    averaged = set(mixture.shared_from)
-    shared_known = recipe.average == "base" or averaged <= set(mixture.names)
-    if not shared_known:
-        notes.append(
-            f"The shared weights are the mean of {', '.join(mixture.shared_from)}, some of which were removed since: not compared."
-        )
-    for expert in recipe.experts:
-        if expert.name not in averaged:
-            expert.weight = 0.0
-    stored = {
-        part.gate: to_float32(mixture.gate(part), mixture.source.entry(part.gate).dtype) for part in mixture.gated
-    }
-    expected = plan(recipe, base, experts, made_again(mixture, base, stored, notes))
-    counts = {"experts": 0, "shared": 0, "gates": 0}
+    sources = [base, *experts]
+    faults = changed_files(sources, [mixture.record["base"], *mixture.record["experts"]], progress)
+    counts, notes = {"experts": 0, "shared": 0, "gates": 0}, []
+    unlike = [fault for source in sources for fault in other_tensors(source, base)]
+    if unlike:  # there is nothing to do again
+        return {"ok": False, "compared": counts, "faults": faults + unlike, "notes": notes}
+    expected = expected_tensors(mixture, base, experts, notes)
     progress.start("verify", sum(tensor.nbytes for tensor in expected))
     for tensor in expected:
-        kind = "gates" if tensor.given is not None else "experts" if ".experts." in tensor.name else "shared"
-        if kind == "shared" and not shared_known:
-            continue
-        fault = difference(tensor, mixture)
-        if fault:
-            faults.append(fault)
-        counts[kind] += 1
+        faults += difference(tensor, mixture)
+        counts[kind_of(tensor)] += 1
         progress.advance("verify", tensor.nbytes)
     return {"ok": not faults, "compared": counts, "faults": faults, "notes": notes}
 
 
-def made_again(
-    mixture: Mixture, base: Source, stored: dict[str, np.ndarray], notes: list[str]
-) -> dict[str, np.ndarray]:
-    """Gates as the recipe makes them, where that takes no model; else the stored ones, and a note."""
-    if mixture.recipe.gate_mode in ("random", "zeros", "none"):
-        return make_gates(mixture.recipe, base).values
-    notes.append(f"Gates of the mode {mixture.recipe.gate_mode} are taken as they are: making them needs a model.")
-    return stored
+def kind_of(tensor: OutputTensor) -> str:
+    return "gates" if tensor.name.endswith(".gate.weight") else "experts" if ".experts." in tensor.name else "shared"
+
+
+def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], notes: list[str]) -> list[OutputTensor]:
+    """What the mixture should hold, as far as its sources tell; a note on what they do not."""
+    recipe, skipped = mixture.recipe, set()
+    if not set(mixture.shared_from) <= set(mixture.names):
+        notes.append(f"The shared weights are made of {', '.join(mixture.shared_from)}: they are not compared.")
+        skipped.add("shared")
+    if mixture.gated and recipe.gate_mode not in ("random", "zeros"):
+        notes.append(f"Gates of the mode {recipe.gate_mode} are not compared: making them needs a model.")
+        skipped.add("gates")
+    averaged = [expert for expert in experts if expert.name in mixture.shared_from]
+    tensors = plan(recipe, base, experts, gates_again(mixture), averaged)
+    try:
+        centroids = read_centroids(recipe)
+    except MergeError as error:
+        notes.append(f"The centroids are not compared: {error}")
+        centroids = None
+    if centroids is not None:
+        tensors.append(OutputTensor("domain_centroids", "F32", centroids.shape, given=centroids.view("<u4")))
+    return [tensor for tensor in tensors if kind_of(tensor) not in skipped]
+
+
+def gates_again(mixture: Mixture) -> dict[str, np.ndarray]:
+    """Random gates drawn again, others as zeros."""
+    recipe, shape = mixture.recipe, mixture.shape
+    gates = {part.gate: np.zeros((len(mixture.names), part.input_size(shape)), np.float32) for part in mixture.gated}
+    if recipe.gate_mode == "random":
+        for part in mixture.gated:
+            width = part.input_size(shape)
+            gates[part.gate] = np.stack([random_row(recipe.seed, part, n, width) for n in mixture.gate_rows])
+    return gates
 
 
 def changed_files(sources: list[Source], records: list[dict], progress: Progress) -> list[str]:
@@ -218,11 +239,19 @@ def changed_files(sources: list[Source], records: list[dict], progress: Progress
     return faults
 
 
-def difference(tensor: OutputTensor, mixture: Mixture) -> str | None:
-    """A line on how the stored tensor differs from what it should be; None where every bit agrees."""
+def other_tensors(source: Source, base: Source) -> list[str]:
+    """A line on the first tensor that a source no longer has, or has in a shape that fits no mixture with this base."""
+    for name, shape in LlamaShape.of(base.config).tensors().items():
+        if name not in source or source.entry(name).shape[1:] != shape[1:]:
+            return [f"{source.name}: {name!r} is no longer there, or no longer fits."]
+    return []
+
+
+def difference(tensor: OutputTensor, mixture: Mixture) -> list[str]:
+    """A line on how the stored tensor differs from what it should be; none where every bit agrees."""
     entry = mixture.source.entry(tensor.name)
     if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
-        return f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."
+        return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
     wrong, first = 0, None
     at = 0
     for ours, theirs in zip(same_blocks(tensor), read_blocks(entry, CHUNK), strict=True):
@@ -231,7 +260,9 @@ def difference(tensor: OutputTensor, mixture: Mixture) -> str | None:
             wrong += len(places)
             first = at + int(places[0]) if first is None else first
         at += len(theirs)
-    return f"{tensor.name}: {wrong:,} of {tensor.elements:,} elements differ, from element {first}." if wrong else None
+    if not wrong:
+        return []
+    return [f"{tensor.name}: {wrong:,} of {tensor.elements:,} elements differ, from element {first}."]
 
 
 def same_blocks(tensor: OutputTensor) -> Iterator[np.ndarray]:

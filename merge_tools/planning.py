@@ -87,11 +87,18 @@ def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:
     return from_float(view(raw, dtype) if dtype == "F64" else to_float32(raw, dtype), out)
 
 
-def plan(recipe: Recipe, base: Source, experts: list[Source], gates: dict[str, np.ndarray]) -> list[OutputTensor]:
+def plan(
+    recipe: Recipe,
+    base: Source,
+    experts: list[Source],
+    gates: dict[str, np.ndarray],
+    averaged: list[Source] | None = None,
+) -> list[OutputTensor]:
     """All tensors of the mixture in the order in which they are used.
 
     Args:
         gates: gate's name -> (E, d) float32.
+        averaged: the experts that what is not routed is made of; default all.
     """
     shape = LlamaShape.of(base.config)
     parts = routed_parts(shape.layers, recipe.router_layers, recipe.router_layers_index)
@@ -99,11 +106,13 @@ def plan(recipe: Recipe, base: Source, experts: list[Source], gates: dict[str, n
     owner: dict[str, tuple[RoutedPart, str]] = {}
     for part in parts:
         owner.update({dense: (part, suffix) for dense, suffix in part.expert_tensors(shape)})
+    weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
+    averaged = experts if averaged is None else averaged
     begun, tensors = set(), []
     for name in shape.tensors():
         dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(name).dtype
         if name not in owner:
-            tensors.append(shared(name, dtype, recipe, base, experts))
+            tensors.append(shared(name, dtype, recipe.average, base, averaged, weights))
             continue
         part = owner[name][0]
         if part in begun:
@@ -125,13 +134,18 @@ def alone(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
     return OutputTensor(name, dtype, shape, tensor, (Part((source,), (1.0,), 0, count),))
 
 
-def shared(name: str, dtype: str, recipe: Recipe, base: Source, experts: list[Source]) -> OutputTensor:
-    """What is not routed: the experts' mean, or the base's. Rows that only some have are the mean of those."""
-    weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
+def shared(
+    name: str, dtype: str, average: str, base: Source, experts: list[Source], weights: dict[int, float]
+) -> OutputTensor:
+    """What is not routed: the experts' mean, or the base's. Rows that only some have are the mean of those.
+
+    Args:
+        weights: id of an expert -> its weight in a mean.
+    """
     everyone = [base, *experts]
     tall = max(everyone, key=lambda source: source.entry(name).shape[0]).entry(name).shape
     width = int(np.prod(tall[1:], dtype=np.int64))
-    preferred = [base] if recipe.average == "base" else [s for s in experts if weights[id(s)] > 0]
+    preferred = [base] if average == "base" else [s for s in experts if weights[id(s)] > 0]
     parts, start = [], 0
     for stop in sorted({source.entry(name).shape[0] for source in everyone}):
         for group in (preferred, experts, [base]):

@@ -10,9 +10,10 @@ from .llama import LlamaShape, both_ropes
 from .recipe import Recipe
 from .sources import Source
 from .tensor_files import TORCH_NAMES, Audit
-from .tokenizers import tokenizer_file, tokenizer_files, vocabulary
+from .tokenizers import compare, read_tokenizer, tokenizer_file, tokenizer_files, vocabulary
 
 RECORD = "merge_record.json"
+RECORD_KEYS = ("made_by", "format", "recipe", "base", "experts", "gates")
 CARRIED = (
     "hidden_size",
     "intermediate_size",
@@ -28,6 +29,7 @@ CARRIED = (
     "eos_token_id",
     "pad_token_id",
 )
+LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}  # where a Mixtral's are others
 
 
 def mixture_config(
@@ -36,7 +38,7 @@ def mixture_config(
     """config.json of the mixture; the rotary settings and the dtype in the spellings of transformers 4 and 5."""
     shape = LlamaShape.of(base.config)
     dtype = recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]
-    config = {key: base.config[key] for key in CARRIED if key in base.config}
+    config = LLAMA_DEFAULTS | {key: base.config[key] for key in CARRIED if key in base.config}
     config |= {
         "vocab_size": vocab_size,
         "num_key_value_heads": shape.kv_heads,
@@ -62,7 +64,9 @@ def mixture_config(
         "model_type": "lexicon",
         "auto_map": {
             "AutoConfig": "configuration_lexicon.LexiconConfig",
+            "AutoModel": "modeling_lexicon.LexiconModel",
             "AutoModelForCausalLM": "modeling_lexicon.LexiconForCausalLM",
+            "AutoModelForSequenceClassification": "modeling_lexicon.LexiconForSequenceClassification",
         },
         "attention_bias": shape.attention_bias,
         "mlp_bias": shape.mlp_bias,
@@ -133,7 +137,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """The record of a mixture of ours.
 
     Raises:
-        MergeError: for a folder that has none.
+        MergeError: for a folder that has none, or one that is not whole.
     """
     path = folder / RECORD
     if not folder.is_dir():
@@ -141,9 +145,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MergeError(f"{folder} holds no {RECORD}: it is no mixture made by merge-experts.")
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
+        record = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
         raise MergeError(f"{path} cannot be read ({error}).") from error
+    missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise MergeError(
+            f"{path} lacks {missing[0]!r}: it is not as merge-experts wrote it. Compose the mixture again."
+        )
+    return record
 
 
 def dump(content: dict) -> bytes:
@@ -151,20 +161,13 @@ def dump(content: dict) -> bytes:
 
 
 def tokenizer_contents(base: Source, experts: list[Source]) -> dict[str, bytes]:
-    """The tokenizer's files: the base's, or those of the source whose tokenizer knows more (`--allow vocab`)."""
-    best, most = None, -1
+    """The tokenizer's files: the base's, or the longest that goes on where it ends (`--allow vocab`)."""
+    best = None
     for source in [base, *experts]:
-        for folder in (source.folder, source.checkpoint.folder):
-            file = tokenizer_file(folder)
-            if file is not None:
-                count = len(vocabulary(json.loads(file.read_bytes()))) if file.suffix == ".json" else 0
-                if best is None or count > most:
-                    best, most = folder, count
-                break
-        if source is base and best is not None and all(same_bytes(best, e) for e in experts):
-            break  # one tokenizer for all, which is the rule
-    names = tokenizer_files(best) if best else []
-    contents = {path.name: path.read_bytes() for path in names}
+        folder = tokenizer_folder(source)
+        if folder is not None and (best is None or goes_on(best, folder)):
+            best = folder
+    contents = {path.name: path.read_bytes() for path in (tokenizer_files(best) if best else [])}
     for folder in (base.folder, base.checkpoint.folder):
         path = folder / "generation_config.json"
         if path.is_file():
@@ -173,10 +176,19 @@ def tokenizer_contents(base: Source, experts: list[Source]) -> dict[str, bytes]:
     return contents
 
 
-def same_bytes(folder: Path, source: Source) -> bool:
-    ours = tokenizer_file(folder)
-    theirs = tokenizer_file(source.folder) or tokenizer_file(source.checkpoint.folder)
-    return theirs is None or ours.read_bytes() == theirs.read_bytes()
+def tokenizer_folder(source: Source) -> Path | None:
+    """Where a source's tokenizer lies: an adapter's own, or that of the checkpoint below it."""
+    folders = (source.folder, source.checkpoint.folder)
+    return next((folder for folder in folders if tokenizer_file(folder) is not None), None)
+
+
+def goes_on(folder: Path, other: Path) -> bool:
+    """Whether the other folder's tokenizer is this one's with more tokens at its end."""
+    ours, theirs = tokenizer_file(folder), tokenizer_file(other)
+    difference = compare(ours, theirs)
+    if difference is None or difference.kind != "longer":
+        return False
+    return len(vocabulary(read_tokenizer(theirs))) > len(vocabulary(read_tokenizer(ours)))
 
 
 def code_files() -> dict[str, bytes]:

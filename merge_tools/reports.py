@@ -9,12 +9,13 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from .checks import Report
 from .errors import size
+from .report import LEVELS, Report, folded
 from .routing import Routing, printable
 from .writing import Progress
 
 SIGNS = {"ok": ("green", "ok"), "note": ("cyan", "note"), "warning": ("yellow", "warning"), "error": ("red", "error")}
+NAMES_SHOWN = 2
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 PHASES = {
@@ -55,18 +56,22 @@ class ProgressBars(Progress):
 
 
 def findings(report: Report) -> Table:
-    """The preflight as a table, errors last, where the eye is when it ends."""
+    """The preflight as a table, errors last, where the eye is when it ends; what is said of several is said once."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "check", "of", "found"):
         table.add_column(name, overflow="fold")
-    order = ("ok", "note", "warning", "error")
-    for finding in sorted(report.findings, key=lambda finding: order.index(finding.level)):
-        colour, sign = SIGNS[finding.level]
-        text = finding.message
-        if finding.level == "error" and finding.allow:
-            text += f" Accept it with --allow {finding.allow}."
-        table.add_row(Text(sign, style=colour), finding.check, Text(finding.subject), Text(text))
+    for level in LEVELS:
+        colour, sign = SIGNS[level]
+        for check, subjects, message in folded(report.findings, level):
+            table.add_row(Text(sign, style=colour), check, Text(named(subjects, level)), Text(message))
     return table
+
+
+def named(subjects: list[str], level: str) -> str:
+    """All names where something is wrong, the count of many where nothing is."""
+    if len(subjects) <= NAMES_SHOWN or level in ("warning", "error"):
+        return ", ".join(subjects)
+    return f"{len(subjects)} {'sources' if 'base' in subjects else 'experts'}"
 
 
 def verdict(report: Report) -> Text:
@@ -80,33 +85,46 @@ def verdict(report: Report) -> Text:
 
 def summary(numbers: dict[str, Any]) -> Table:
     """What would be, or was, written."""
+    return pairs(
+        {
+            "format": numbers["format"],
+            "experts": ", ".join(numbers["experts"]),
+            "parameters": f"{numbers['parameters']:,}, {numbers['active_parameters']:,} at work on a token",
+            "on disk": f"{size(numbers['bytes'])} in {numbers['tensors']} tensors",
+            "to run it": f"{size(numbers['memory_bytes'])} of memory for the weights",
+        }
+    )
+
+
+def pairs(content: dict[str, str]) -> Table:
+    """Names and what belongs to them; brackets in either are no markup."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("format", numbers["format"])
-    table.add_row("experts", ", ".join(numbers["experts"]))
-    table.add_row("parameters", f"{numbers['parameters']:,}, {numbers['active_parameters']:,} at work on a token")
-    table.add_row("on disk", f"{size(numbers['bytes'])} in {numbers['tensors']} tensors")
-    table.add_row("to run it", f"{size(numbers['memory_bytes'])} of memory for the weights")
+    for name, text in content.items():
+        table.add_row(Text(name), Text(text))
     return table
 
 
 def mixture(facts: dict[str, Any]) -> Group:
     """What `inspect` found."""
-    top = Table(box=None, show_header=False, pad_edge=False)
     policy = facts["routing_policy"]
-    top.add_row("format", f"{facts['format']}, made by {facts['made_by']}")
-    top.add_row("routed", f"{', '.join(facts['router_layers'])} in {layers(facts['router_layers_index'])}")
-    top.add_row("policy", f"{policy}, {facts['experts_per_token']} experts a token" if policy == "token" else policy)
-    top.add_row("shared weights", facts["shared"])
-    top.add_row("rope", f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}")
-    top.add_row("parameters", f"{facts['parameters']:,}, {facts['active_parameters']:,} at work on a token")
-    top.add_row("on disk", size(facts["bytes"]))
+    top = pairs(
+        {
+            "format": f"{facts['format']}, made by {facts['made_by']}",
+            "routed": f"{', '.join(facts['router_layers'])} in {layers(facts['router_layers_index'])}",
+            "policy": f"{policy}, {facts['experts_per_token']} experts a token" if policy == "token" else policy,
+            "shared weights": facts["shared"],
+            "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
+            "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} at work on a token",
+            "on disk": size(facts["bytes"]),
+        }
+    )
     experts = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("expert", "source", "licence", "file", "sha256"):
         experts.add_column(name, overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
-            experts.add_row(*map(Text, first), file["name"], file["sha256"][:16])
+            experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
     parts = [top, Text(), experts]
     if facts["gates"]:
         gates = Table(box=None, pad_edge=False, header_style="bold")
@@ -136,7 +154,7 @@ def routings(many: Sequence[Routing]) -> Group:
         table.add_column("router", no_wrap=True)
         table.add_column("tokens, by their first expert", overflow="fold")
         for name in names:
-            table.add_column(name, justify="right")
+            table.add_column(Text(name), justify="right")
         for row, shares in enumerate(routing.load()):
             line = Text()
             for token, chosen in zip(routing.tokens, routing.experts[row, :, 0], strict=True):

@@ -9,6 +9,8 @@ import numpy as np
 
 from .errors import MergeError
 from .records import RECORD, read_record
+from .sources import read_json
+from .tokenizers import tokenizer_file
 
 
 @dataclass
@@ -52,44 +54,62 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     """Reads texts with a mixture and tells where each token went.
 
     Args:
-        domain: the expert's name, for a mixture with the domain policy and no learned gate.
+        domain: the expert's name, for a mixture with the domain policy.
 
     Raises:
         MergeError: when there is nothing to read, or the folder is no mixture that opens.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import modeling_lexicon  # noqa: F401  (registers the class for mixtures that are no Mixtral)
 
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("There is no text to route. Give some with --text.")
-    folder = Path(folder).expanduser()
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    names = expert_names(folder, model.config.num_local_experts)
+    model, tokenizer = open_mixture(Path(folder).expanduser())
+    config = model.config
+    names = expert_names(Path(folder).expanduser(), config.num_local_experts)
+    options = {}
+    if domain is not None:
+        if policy_of(config) != "domain":
+            raise MergeError(f"This mixture routes by {policy_of(config)}: no expert can be named for a whole text.")
+        if domain not in names:
+            raise MergeError(f"There is no expert {domain!r}. The experts: {', '.join(names)}.")
+        options["domain_ids"] = torch.tensor([names.index(domain)])
     routings = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         length = inputs["input_ids"].shape[1]
-        if length > model.config.max_position_embeddings:
+        if length > config.max_position_embeddings:
             raise MergeError(
-                f"The text has {length} tokens, and the model reads {model.config.max_position_embeddings}. Shorten it."
+                f"The text has {length} tokens, and the model reads {config.max_position_embeddings}. Shorten it."
             )
-        options = {}
-        if domain is not None:
-            if domain not in names:
-                raise MergeError(f"There is no expert {domain!r}. The experts: {', '.join(names)}.")
-            options["domain_ids"] = torch.tensor([names.index(domain)])
         with torch.no_grad():
             try:
                 outputs = model(**inputs, **options, output_router_logits=True, use_cache=False)
             except ValueError as error:
                 raise MergeError(str(error)) from error
         tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-        experts, weights = choices(model.config, outputs.router_logits, length)
-        routings.append(Routing(text, tokens, router_names(model.config), experts, weights, names))
+        experts, weights = choices(config, outputs, length)
+        routings.append(Routing(text, tokens, router_names(config), experts, weights, names))
     return routings
+
+
+def open_mixture(folder: Path):
+    """-> (model in eval mode, its tokenizer)."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import modeling_lexicon  # noqa: F401  (registers the class for mixtures that are no Mixtral)
+
+    if not folder.is_dir():
+        raise MergeError(f"There is no folder {str(folder)!r}.")
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind not in ("mixtral", "lexicon"):
+        raise MergeError(f"{folder} holds a model of the type {kind!r}, which has no routers.")
+    if tokenizer_file(folder) is None:
+        raise MergeError(f"{folder} holds no tokenizer: a text cannot be read. Save one there.")
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def policy_of(config) -> str:
+    return getattr(config, "routing_policy", "token")
 
 
 def expert_names(folder: Path, count: int) -> list[str]:
@@ -101,19 +121,22 @@ def expert_names(folder: Path, count: int) -> list[str]:
 def router_names(config) -> list[str]:
     from .llama import routed_parts
 
+    if policy_of(config) == "domain":
+        return ["all layers"]
     index = getattr(config, "router_layers_index", None)
     parts = routed_parts(config.num_hidden_layers, getattr(config, "router_layers", ["mlp"]), index)
-    names = [f"layer {p.layer}" if p.part == "mlp" else f"layer {p.layer} {p.part}" for p in parts]
-    return names[:1] if getattr(config, "routing_policy", "token") == "domain" else names
+    return [f"layer {p.layer}" if p.part == "mlp" else f"layer {p.layer} {p.part}" for p in parts]
 
 
-def choices(config, router_logits, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Router logits of one text, (T, E), (1, T, E) or (1, E) a router -> experts and weights (R, T, k)."""
-    policy = getattr(config, "routing_policy", "token")
-    k = {"token": config.num_experts_per_tok, "sequence_soft": config.num_local_experts}.get(policy, 1)
+def choices(config, outputs, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a model said of one text with T tokens -> experts and weights (R, T, k), heaviest first."""
+    if policy_of(config) == "domain":  # there may be no gate, and so no logits
+        experts = outputs.expert_index[0].reshape(1, 1, 1).expand(1, length, 1).numpy()
+        return experts, np.ones(experts.shape, np.float32)
+    k = {"token": config.num_experts_per_tok, "sequence_soft": config.num_local_experts}.get(policy_of(config), 1)
     experts, weights = [], []
-    for logits in router_logits:
-        logits = logits.float().reshape(-1, logits.shape[-1])  # (T, E) or (1, E)
+    for logits in outputs.router_logits:
+        logits = logits.float().reshape(-1, logits.shape[-1])  # (T, E), or (1, E) for the whole text
         top, index = logits.topk(k, dim=-1)
         experts.append(index.expand(length, k).numpy())
         weights.append(top.softmax(-1).expand(length, k).numpy())

@@ -1,5 +1,6 @@
 """Experts added to a mixture, removed from it, taken out as dense models; the mixture in another format."""
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -7,31 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from .agreement import check_configuration, check_rope, check_shapes, check_vocabulary
 from .averaging import from_float, to_float64
 from .card import model_card
-from .checks import (
-    Report,
-    check_adapters,
-    check_configuration,
-    check_disk,
-    check_place,
-    check_rope,
-    check_shapes,
-    check_values,
-    check_vocabulary,
-)
+from .checks import check_adapters, check_disk, check_place, check_values
 from .composing import compose, source_files
 from .errors import MergeError
 from .gates import measured, random_row, texts_of
-from .llama import RoutedPart, both_ropes
+from .llama import both_ropes
 from .mixture import Mixture
 from .planning import CHUNK, OutputTensor, alone, parameters
 from .recipe import Recipe, read_recipe
 from .records import CARRIED, code_files, dump, mixture_config, source_record
+from .report import Report
 from .sources import TOKENIZER_FILES, Source, open_source
 from .tensor_files import read_blocks
 from .writing import SHARD_BYTES, Progress, Writer, finish, growing_folder, lay_out
 
+REMOVED = " (removed)"  # behind the name of an expert that is still in the shared weights' mean
 Column = int | Source  # an expert of the new mixture: one of the old by its index, or a new source
 
 
@@ -57,24 +51,24 @@ def add(
     old, progress = Mixture.open(mixture), progress or Progress()
     given = expert if isinstance(expert, dict) else {"source_model": str(expert)}
     plain = old.recipe.to_dict()
-    recipe = read_recipe({**plain, "experts": [*plain["experts"], given]})
+    recipe = read_recipe({**plain, "experts": [*plain["experts"], given]}, allow=list(allow))
     if old.recipe.centroids:
         raise MergeError(
             "The mixture carries a centroid for each expert, and the new one brings none: compose it afresh."
         )
     if reaverage:
-        return compose(recipe, out, low_memory=low_memory, progress=progress, allow=[*recipe.allow, *allow] or None)
+        return compose(recipe, out, low_memory=low_memory, progress=progress)
     new = recipe.experts[-1]
     source = open_source(new.name, new.source_model, recipe.base_model)
-    warnings = check_newcomer(old, source, recipe, [*recipe.allow, *allow])
-    rows = {part.gate: new_row(recipe, old, part, low_memory) for part in old.gated}
+    warnings = check_newcomer(old, source, recipe)
+    rows = new_rows(recipe, old, low_memory)
     written = rebuild(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
     return {**written, "warnings": warnings}
 
 
-def check_newcomer(old: Mixture, source: Source, recipe: Recipe, allow: list[str]) -> list[str]:
+def check_newcomer(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     """Holds a new expert against the mixture as `compose` holds experts against the base -> warnings."""
-    report = Report(recipe=read_recipe({**recipe.to_dict(), "allow": allow}))
+    report = Report(recipe=recipe)
     if check_shapes(report, source):
         for look in (check_configuration, check_rope, check_vocabulary):
             look(report, old.source, source)
@@ -86,15 +80,18 @@ def check_newcomer(old: Mixture, source: Source, recipe: Recipe, allow: list[str
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
 
 
-def new_row(recipe: Recipe, old: Mixture, part: RoutedPart, low_memory: bool) -> np.ndarray:
-    """The gate's row for the last expert of the recipe, as a fresh compose would make it."""
-    index, width = len(recipe.experts) - 1, part.input_size(old.shape)
+def new_rows(recipe: Recipe, old: Mixture, low_memory: bool) -> dict[str, np.ndarray]:
+    """Gate's name -> its row for the last expert of the recipe, as a fresh compose would make it."""
     if recipe.gate_mode == "zeros":
-        return np.zeros(width, np.float32)
+        return {part.gate: np.zeros(part.input_size(old.shape), np.float32) for part in old.gated}
     if recipe.gate_mode == "random":
-        return random_row(recipe.seed, part, index, width)
-    texts = texts_of(recipe, recipe.experts[index])
-    return measured(recipe, old.open_base(), [part], [texts], low_memory).values[part.gate][0]
+        number = old.next_row
+        return {p.gate: random_row(recipe.seed, p, number, p.input_size(old.shape)) for p in old.gated}
+    if not old.gated:
+        return {}
+    texts = texts_of(recipe, recipe.experts[-1])
+    gates = measured(recipe, old.open_base(), old.gated, [texts], low_memory).values
+    return {name: values[0] for name, values in gates.items()}
 
 
 def remove(
@@ -141,11 +138,18 @@ def rebuild(
 ) -> dict[str, Any]:
     """Writes a mixture whose experts are `columns`, with new `rows` at the end of the gates, the rest as it was."""
     tensors = rearranged(old, columns, rows)
-    record = deepcopy(old.record)
-    record.pop("shared_from", None)
-    record["recipe"] = recipe.to_dict()
-    if recipe.average == "mean" and old.shared_from != recipe.names:
-        record["shared_from"] = old.shared_from
+    record = deepcopy(old.record) | {"recipe": recipe.to_dict()}
+    averaged = [n if n in recipe.names or n.endswith(REMOVED) else n + REMOVED for n in old.shared_from]
+    if recipe.average == "base" and "vocab" not in recipe.allow:
+        averaged = recipe.names  # nothing that is shared is made of them, whoever they are
+    numbers = [old.gate_rows[c] if isinstance(c, int) else old.next_row for c in columns]
+    for key, value, usual in (
+        ("shared_from", averaged, recipe.names),
+        ("gate_rows", numbers if recipe.gate_mode == "random" else [], list(range(len(columns)))),
+    ):
+        record.pop(key, None)
+        if value and value != usual:
+            record[key] = value
 
     def contents(audits) -> dict[str, bytes]:
         record["experts"] = [
@@ -273,9 +277,8 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     names = [name for name in old.shape.tensors() if name not in routed and name in source]
     for name in names:
         ours, theirs = old.source.entry(name), source.entry(name)
-        rows = min(ours.nbytes, theirs.nbytes) // (ours.nbytes // max(int(np.prod(ours.shape)), 1))
-        apart = 0.0
-        for a, b in zip(read_blocks(ours, CHUNK, 0, rows), source.blocks(name, CHUNK), strict=False):
+        count, apart = min(math.prod(ours.shape), math.prod(theirs.shape)), 0.0
+        for a, b in zip(read_blocks(ours, CHUNK, 0, count), source.blocks(name, CHUNK), strict=False):
             gap = np.abs(to_float64(a, ours.dtype) - to_float64(b[: len(a)], theirs.dtype))
             apart = max(apart, float(gap.max(initial=0.0)))
         differing += apart > 0

@@ -3,11 +3,11 @@
 Nothing here holds a tensor whole: what is read is read in blocks, and what can be copied never enters the process.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -16,11 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import MergeError, size
+from .errors import MergeError, reason, size
 
-BLOCK = 1 << 21  # bytes: what the processor's cache holds between hashing a block and looking through it
+BLOCK = 1 << 20  # bytes: a core's cache holds a block from its reading through its hashing to the look at its values
+WINDOW = 1 << 26  # bytes of a file that is read through to be mapped at a time
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+LARGEST_HEADER = 100_000_000  # bytes, as the reference implementation has it
+LFS_START = b"version "
 FLOATS = {name: code for code, name in TORCH_NAMES.items()}
 EXPONENTS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000), "F64": ("<u8", 0x7FF << 52)}
 
@@ -42,53 +45,69 @@ class TensorEntry:
 
 
 def read_header(file: Path) -> list[TensorEntry]:
-    """All tensors of a safetensors file, in the order of their bytes.
+    """All tensors of a safetensors file, in the order of their bytes, which fill the file without a gap.
 
     Raises:
         MergeError: naming the file, when it is cut short, or its header is not one.
     """
-    length = file.stat().st_size
     again = f"Copy or download {file.name} again."
-    if length < 8:
-        raise MergeError(f"{file} holds {length} bytes, fewer than a safetensors header. {again}")
-    with open(file, "rb") as handle:
-        (header_bytes,) = struct.unpack("<Q", handle.read(8))
-        if header_bytes > length - 8:
-            raise MergeError(
-                f"{file} is no safetensors file, or is cut short: its header should take {size(header_bytes)}, and the "
-                f"whole file holds {size(length)}. {again}"
-            )
-        try:
-            header = json.loads(handle.read(header_bytes))
-            header.pop("__metadata__", None)
-            entries = [
-                TensorEntry(
-                    name,
-                    file,
-                    tensor["dtype"],
-                    tuple(tensor["shape"]),
-                    *(8 + header_bytes + offset for offset in tensor["data_offsets"]),
+    try:
+        with open(file, "rb") as handle:
+            length = os.fstat(handle.fileno()).st_size
+            start = handle.read(8)
+            if start == LFS_START:
+                raise MergeError(f"{file} is a pointer to a file that Git LFS has not fetched. Run: git lfs pull")
+            if len(start) < 8:
+                raise MergeError(f"{file} holds {length} bytes, fewer than a safetensors header. {again}")
+            (header_bytes,) = struct.unpack("<Q", start)
+            if header_bytes > min(length - 8, LARGEST_HEADER):
+                raise MergeError(
+                    f"{file} is no safetensors file, or is cut short: its header should take {size(header_bytes)}, and "
+                    f"the whole file holds {size(length)}. {again}"
                 )
-                for name, tensor in header.items()
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise MergeError(f"{file} has a header that cannot be read ({error!r:.80}). {again}") from error
-    entries.sort(key=lambda entry: entry.start)
+            header = json.loads(handle.read(header_bytes))
+        header.pop("__metadata__", None)
+        entries = [entry_of(file, name, tensor, 8 + header_bytes) for name, tensor in header.items()]
+    except OSError as error:
+        raise MergeError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except MergeError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MergeError(f"{file} has a header that cannot be read ({reason(error)}). {again}") from error
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
     for entry in entries:
-        width = DTYPE_BYTES.get(entry.dtype)
-        if width is None:
-            raise MergeError(f"{file}: tensor {entry.name!r} has the dtype {entry.dtype}, which cannot be merged.")
-        if entry.nbytes != width * math.prod(entry.shape):
+        if entry.dtype not in DTYPE_BYTES:
+            raise MergeError(
+                f"{file}: tensor {entry.name!r} has the dtype {entry.dtype}, which cannot be merged. Save the model in "
+                "bfloat16, float16 or float32 first."
+            )
+        if entry.nbytes != DTYPE_BYTES[entry.dtype] * math.prod(entry.shape):
             raise MergeError(
                 f"{file}: tensor {entry.name!r} of shape {list(entry.shape)} and dtype {entry.dtype} takes "
                 f"{entry.nbytes} bytes, which do not fit. {again}"
             )
-    if entries and entries[-1].stop > length:
+    at = 8 + header_bytes
+    for entry in entries:
+        if entry.start != at:
+            raise MergeError(f"{file}: tensor {entry.name!r} does not begin where the one before it ends. {again}")
+        at = entry.stop
+    if at > length:
         raise MergeError(
-            f"{file} is cut short: it holds {size(length)} of {size(entries[-1].stop)}, and {entries[-1].name!r} is "
-            f"missing bytes. {again}"
+            f"{file} is cut short: it holds {size(length)} of {size(at)}, and {entries[-1].name!r} is missing bytes. "
+            f"{again}"
         )
+    if at < length:
+        raise MergeError(f"{file} holds {length - at:,} bytes more than its header speaks of. {again}")
     return entries
+
+
+def entry_of(file: Path, name: str, tensor: dict, begin: int) -> TensorEntry:
+    """A tensor as the header describes it; ValueError for what no writer would say."""
+    dtype, shape, (start, stop) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
+    numbers = [*shape, start, stop]
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
+        raise ValueError(f"{name!r}: {tensor}")
+    return TensorEntry(name, file, dtype, tuple(shape), begin + start, begin + stop)
 
 
 def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:
@@ -120,13 +139,23 @@ def read_blocks(entry: TensorEntry, elements: int, start: int = 0, stop: int | N
 
 
 def nonfinite(raw: np.ndarray, dtype: str) -> bool:
-    """Whether a block of raw elements holds NaN or an infinity: an exponent of ones only."""
+    """Whether a block of raw elements holds NaN or an infinity, whose exponents are ones only.
+
+    Read as integers with a sign, these are the largest positive numbers; without one, the largest of all.
+    """
+    if not len(raw):
+        return False
     _, mask = EXPONENTS[dtype]
-    return bool((raw & raw.dtype.type(mask)).max(initial=0) == mask)
+    sign = 1 << (8 * raw.itemsize - 1)
+    return bool(raw.view(f"i{raw.itemsize}").max() >= mask or raw.max() >= sign | mask)
 
 
 def copy_range(source: int, start: int, count: int, target: int, offset: int, tick: Callable[[int], None]) -> None:
-    """Copies bytes between open files without bringing them into the process, where the system can."""
+    """Copies bytes between open files without bringing them into the process, where the system can.
+
+    Raises:
+        EOFError: when the source ends too early.
+    """
     done, in_kernel = 0, hasattr(os, "copy_file_range")
     while done < count:
         want = min(count - done, 64 << 20)
@@ -141,7 +170,7 @@ def copy_range(source: int, start: int, count: int, target: int, offset: int, ti
         else:
             moved = write_all(target, os.pread(source, min(want, BLOCK), start + done), offset + done)
         if moved == 0:
-            raise MergeError("A source file became shorter while it was copied.")
+            raise EOFError
         done += moved
         tick(moved)
 
@@ -167,37 +196,35 @@ class Audit:
 def audit(file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda count: None) -> Audit:
     """Hashes a file and looks at every floating-point element, in one pass: each block is read once."""
     digest, found, at = hashlib.sha256(), [], 0
-    buffer = bytearray(BLOCK)
-    view = memoryview(buffer)
-    with open(file, "rb", buffering=0) as handle:
-        with contextlib.suppress(AttributeError, OSError):
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    with open(file, "rb") as handle:
+        length = os.fstat(handle.fileno()).st_size
+        # mapped, not read: a copy less. What is done with is unmapped, so that the process stays small.
+        pages = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        view, mapped = memoryview(pages), 0
 
         def through(stop: int) -> Iterator[memoryview]:
-            nonlocal at
+            nonlocal at, mapped
             while at < stop:
-                got = os.preadv(handle.fileno(), [view[: min(BLOCK, stop - at)]], at)
-                if got == 0:
+                if at - mapped >= WINDOW and hasattr(pages, "madvise"):
+                    pages.madvise(mmap.MADV_DONTNEED, mapped, WINDOW)
+                    mapped += WINDOW
+                if os.fstat(handle.fileno()).st_size < length:
                     raise MergeError(f"{file} became shorter while it was read.")
-                digest.update(view[:got])
-                at += got
-                tick(got)
-                yield view[:got]
+                block = view[at : min(at + BLOCK, stop)]
+                digest.update(block)
+                at += len(block)
+                tick(len(block))
+                yield block
 
         for entry in entries:
             for _ in through(entry.start):
                 pass
-            rest = b""  # bytes of an element that a short read has parted
             for block in through(entry.stop):
                 if entry.dtype not in EXPONENTS or (found and found[-1] == entry.name):
                     continue
-                data = rest + bytes(block) if rest else block
-                kind = np.dtype(EXPONENTS[entry.dtype][0])
-                whole = len(data) // kind.itemsize * kind.itemsize
-                rest = bytes(data[whole:])
-                if nonfinite(np.frombuffer(data[:whole], dtype=kind), entry.dtype):
+                if nonfinite(np.frombuffer(block, dtype=EXPONENTS[entry.dtype][0]), entry.dtype):
                     found.append(entry.name)
-        for _ in through(os.fstat(handle.fileno()).st_size):
+        for _ in through(length):
             pass
     return Audit(file, digest.hexdigest(), at, tuple(found))
 

@@ -5,6 +5,7 @@ shards are on the disk. At the end everything is synced and the folder renamed: 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from .errors import MergeError, size
 from .planning import OutputTensor
-from .tensor_files import Audit, TensorEntry, audit, copy_range, pack_header, write_all
+from .tensor_files import Audit, TensorEntry, audit, copy_range, nonfinite, pack_header, read_blocks, write_all
 
 try:
     import fcntl
@@ -90,7 +91,7 @@ def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> st
 class Journal:
     """One line a step, in the folder that grows. After a crash of the machine only what was synced counts."""
 
-    def __init__(self, path: Path, plan: str, resume: bool):
+    def __init__(self, path: Path, plan: str, resume: bool, shards: list[Shard]):
         self.written: set[str] = set()
         self.synced: set[str] = set()
         self.audits: dict[str, dict] = {}
@@ -98,22 +99,28 @@ class Journal:
         boot = boot_id()
         if resume and path.is_file():
             self._read(path, plan, boot)
+            for shard in shards:
+                file = path.with_name(shard.name)
+                if not file.is_file() or file.stat().st_size != shard.nbytes:  # somebody made room, or the disk lost it
+                    self.synced.discard(shard.name)
+                    self.written.difference_update(tensor.name for tensor in shard.tensors)
         kept = [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
         kept += [{"audit": record} for record in self.audits.values()]
-        path.write_text("".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *kept]))
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *kept]))
+        os.replace(fresh, path)  # at no moment is there half a journal
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def _read(self, path: Path, plan: str, boot: str):
         lines = []
-        for line in path.read_text().splitlines():
+        for line in path.read_text(errors="replace").splitlines():
             try:
-                lines.append(json.loads(line))
-            except ValueError:  # cut short by the interruption
+                lines.append(dict(json.loads(line)))
+            except (ValueError, TypeError):  # cut short by the interruption
                 break
         if not lines or lines[0].get("plan") != plan:
-            raise KeepError(
-                "What was begun there was another merge: its recipe or its sources differ. Start over without --resume."
-            )
+            what = "was another merge: its recipe or its sources differ" if lines else "has lost its journal"
+            raise KeepError(f"What was begun in {path.parent} {what}. Start over without --resume.")
         for line in lines[1:]:
             if "written" in line:
                 self.written.add(line["written"])
@@ -148,33 +155,40 @@ def growing_folder(out: Path, resume: bool) -> Iterator[Path]:
     It is kept when interrupted, for `--resume`, and removed when the merge itself is refused.
     """
     out = out.expanduser().resolve()
+    made = [parent for parent in out.parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.partial"
     folder.mkdir(exist_ok=True)
     with locked(folder):
         if not resume:
             for left in folder.iterdir():
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         try:
             yield folder
         except KeepError:
             raise
         except MergeError:
             shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # somebody else's file is in it by now
+                for parent in made:
+                    parent.rmdir()
             raise
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
+    busy = KeepError(f"Another run is writing in {folder}. Wait for it, or choose another output.")
     handle = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise KeepError(
-                    f"Another run is writing in {folder}. Wait for it, or choose another output."
-                ) from error
+            except BlockingIOError:
+                raise busy from None
+            except OSError:  # a file system without locks
+                pass
+        if not folder.is_dir() or not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise busy  # it has ended in this very moment, and what was opened is its output now
         yield
     finally:
         os.close(handle)
@@ -185,7 +199,8 @@ class Writer:
 
     def __init__(self, folder: Path, shards: list[Shard], files: dict[Path, list[TensorEntry]], resume: bool, progress):
         self.folder, self.shards, self.files, self.progress = folder, shards, files, progress
-        self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume)
+        self.states = {file: state(file) for file in files}
+        self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume, shards)
         self.stop = threading.Event()
         names = {shard.name for shard in shards} | {"journal.jsonl"}
         for stray in folder.iterdir():
@@ -199,33 +214,44 @@ class Writer:
             MergeError: for values that are not finite, or a source that changes meanwhile.
             OSError: of the disk.
         """
-        self.progress.start("read", sum(file.stat().st_size for file in self.files))
-        self.progress.start("write", sum(shard.nbytes for shard in self.shards))
-        with ThreadPoolExecutor(2) as readers, ThreadPoolExecutor(1) as syncer:
-            try:
-                # largest first, so that the two readers end together
-                order = sorted(self.files, key=lambda file: -file.stat().st_size)
-                audits = {file: readers.submit(self._audit, file) for file in order}
-                syncs = []
-                for shard in self.shards:
-                    if shard.name not in self.journal.synced:
-                        self._write(shard)
-                        syncs.append(syncer.submit(self._sync, shard))
-                    else:
-                        self.progress.advance("write", shard.nbytes)
-                for sync in syncs:
-                    sync.result()
-                return {file: audits[file].result() for file in self.files}
-            except BaseException as error:
-                self.stop.set()
-                readers.shutdown(wait=True, cancel_futures=True)
-                if isinstance(error, Stopped):
-                    for future in audits.values():
-                        if future.done() and not future.cancelled() and isinstance(future.exception(), MergeError):
-                            raise future.exception() from None
-                raise
-            finally:
-                self.journal.close()
+        try:
+            self.progress.start("read", sum(file.stat().st_size for file in self.files))
+            self.progress.start("write", sum(shard.nbytes for shard in self.shards))
+            with ThreadPoolExecutor(2) as readers, ThreadPoolExecutor(1) as syncer:
+                return self._run(readers, syncer)
+        finally:
+            self.journal.close()  # after the threads, which write into it
+
+    def _run(self, readers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, Audit]:
+        audits = {}
+        try:
+            # largest first, so that the two readers end together
+            order = sorted(self.files, key=lambda file: -file.stat().st_size)
+            audits = {file: readers.submit(self._audit, file) for file in order}
+            syncs = []
+            for shard in self.shards:
+                if shard.name not in self.journal.synced:
+                    self._write(shard)
+                    syncs.append(syncer.submit(self._sync, shard))
+                else:
+                    self.progress.advance("write", shard.nbytes)
+            for sync in syncs:
+                sync.result()
+            found = {file: audits[file].result() for file in self.files}
+            for file, before in self.states.items():
+                if state(file) != before:
+                    raise MergeError(f"{file} was changed while it was merged. Start over when nothing writes there.")
+            return found
+        except BaseException as error:
+            self.stop.set()
+            syncer.shutdown(wait=False, cancel_futures=True)
+            readers.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, Stopped):
+                for future in audits.values():
+                    fault = None if future.cancelled() else future.exception()
+                    if fault and not isinstance(fault, Stopped):
+                        raise fault from None
+            raise
 
     def _tick(self, phase: str):
         def advance(count: int):
@@ -245,7 +271,7 @@ class Writer:
             found = audit(file, self.files[file], self._tick("read"))
             if found.nonfinite:
                 raise NotFinite(file, found.nonfinite)
-        except MergeError:
+        except BaseException:
             self.stop.set()
             raise
         record = {"file": str(file), "sha256": found.sha256, "nbytes": found.nbytes, "mtime_ns": status.st_mtime_ns}
@@ -270,10 +296,15 @@ class Writer:
                 if entry is not None:
                     if entry.file not in sources:
                         sources[entry.file] = os.open(entry.file, os.O_RDONLY)
-                    copy_range(sources[entry.file], entry.start, entry.nbytes, target, start, tick)
+                    try:
+                        copy_range(sources[entry.file], entry.start, entry.nbytes, target, start, tick)
+                    except EOFError:
+                        raise MergeError(f"{entry.file} became shorter while it was copied.") from None
                 else:
                     at = start
                     for block in tensor.blocks():
+                        if tensor.dtype == "F16" and nonfinite(block, "F16"):
+                            raise too_large(tensor)
                         at += write_all(target, block, at)
                         tick(block.nbytes)
                 self.journal.add(written=tensor.name)
@@ -305,12 +336,30 @@ class NotFinite(MergeError):
         super().__init__(f"{file}: {names[0]!r} holds NaN or infinite values. Take an earlier checkpoint.")
 
 
+def too_large(tensor: OutputTensor) -> MergeError:
+    """Why a tensor of float16 is not finite: it was not before, or its values are beyond what float16 holds."""
+    for part in tensor.parts:
+        for source in part.sources:
+            entry = source.entry(tensor.tensor)
+            if any(nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
+                return NotFinite(entry.file, (entry.name,))
+    return MergeError(
+        f"{tensor.name!r} would hold values beyond 65,504, where float16 ends. Use dtype: bfloat16 or float32."
+    )
+
+
+def state(file: Path) -> tuple[int, int]:
+    """What a file that is written to does not keep."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def reserve(handle: int, count: int):
     """Takes the room on the disk at once: a full disk is noticed here and not hours later."""
     try:
         os.posix_fallocate(handle, 0, count)
     except (AttributeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == 28:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise MergeError(f"The disk is full: {size(count)} are needed for the next file. Make room.") from error
         os.truncate(handle, count)
 
@@ -340,7 +389,12 @@ def finish(folder: Path, out: Path, shards: list[Shard], small_files: dict[str, 
     (folder / "journal.jsonl").unlink(missing_ok=True)
     sync_folder(folder)
     out = out.expanduser().resolve()
-    os.rename(folder, out)
+    try:
+        os.rename(folder, out)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise KeepError(f"{out} has been occupied meanwhile. The mixture lies whole in {folder}: move it.") from error
     sync_folder(out.parent)
     progress.advance("rename", 0)
 

@@ -1,0 +1,227 @@
+"""LoRA adapters as experts: composed as they lie, they are what peft merges and compose then takes as checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import AutoTokenizer
+
+from merge_tools import MergeError, add, compose, extract, load_experts, planning, verify
+
+from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+IDS = torch.arange(3, 43).reshape(2, 20)
+MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
+ADAPTERS = {
+    "on the MLPs": {"target_modules": MLP},
+    "on all linears": {"target_modules": MLP + ATTENTION},
+    "of several ranks": {
+        "target_modules": MLP + ATTENTION,
+        "rank_pattern": {"q_proj": 2, r"layers.1.mlp.up_proj": 6},
+        "alpha_pattern": {"down_proj": 3, "q_proj": 5},
+    },
+    "rslora": {"target_modules": MLP, "use_rslora": True, "rank_pattern": {"up_proj": 3}},
+    "with a head of its own": {"target_modules": MLP, "modules_to_save": ["lm_head"]},
+    "with embeddings and a norm of its own": {
+        "target_modules": ["v_proj"],
+        "modules_to_save": ["embed_tokens", "norm"],
+    },
+}
+
+
+def adapt(base, folder, seed, **options) -> tuple[Path, Path]:
+    """-> (an adapter over a base as peft saves it, the same merged by peft)."""
+    torch.manual_seed(seed)
+    model = get_peft_model(open_model(base), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p += torch.randn(p.shape) * 0.1
+    model.save_pretrained(folder / "adapter")
+    model.merge_and_unload().save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
+
+
+def named(folders):
+    return [{"source_model": str(folder), "name": f"expert {i}"} for i, folder in enumerate(folders)]
+
+
+@pytest.fixture
+def pair(make_expert, tmp_path):
+    """pair(dtype, **options of LoraConfig) -> (base, two adapters over it, the same two merged by peft)."""
+
+    def make(dtype="float32", **options):
+        base = make_expert(tmp_path / "base", seed=1, dtype=dtype)
+        both = [adapt(base, tmp_path / str(seed), seed, **options) for seed in range(2)]
+        return base, [adapter for adapter, _ in both], [merged for _, merged in both]
+
+    return make
+
+
+@pytest.mark.parametrize("average", ["mean", "base"])
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_composed_are_the_merged_ones_composed(pair, tmp_path, name, average):
+    base, adapters, merged = pair(**ADAPTERS[name])
+    options = {"base_model": str(base), "average": average}
+    compose(recipe_of(named(adapters), **options), tmp_path / "adapters_out")
+    compose(recipe_of(named(merged), **options), tmp_path / "merged_out")
+    compose(recipe_of(named([base, base]), **options), tmp_path / "bases_out")
+    ours, theirs, plain = (read_tensors(tmp_path / n) for n in ("adapters_out", "merged_out", "bases_out"))
+    assert ours.keys() == theirs.keys()
+    for tensor in ours:
+        assert_close(ours[tensor], theirs[tensor], atol=1e-6, rtol=1e-6)
+    differing = [tensor for tensor in ours if not torch.allclose(ours[tensor], plain[tensor], atol=1e-3)]
+    assert differing or (average == "base" and "v_proj" in ADAPTERS[name]["target_modules"])  # negative control
+    found, expected = (open_model(tmp_path / n) for n in ("adapters_out", "merged_out"))
+    assert_close(logits_of(found, IDS), logits_of(expected, IDS), atol=1e-4, rtol=1e-4)
+
+
+def test_every_linear_of_an_adapter_is_where_it_belongs(pair, tmp_path):
+    """The check above sees whole tensors; here what the adapters change is counted, per expert and in the mean."""
+    base, adapters, _ = pair(target_modules=MLP + ATTENTION)
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
+    compose(recipe_of(named([base, base])), tmp_path / "plain")
+    ours, plain = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "plain")
+    changed = {name for name in ours if not torch.equal(ours[name], plain[name])}
+    assert changed == {name for name in ours if "experts" in name or ("self_attn" in name and "norm" not in name)}
+
+
+def test_in_bf16_the_sum_is_rounded_once(pair, tmp_path):
+    base, adapters, merged = pair("bfloat16", target_modules=["up_proj"])
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
+    ours = read_tensors(tmp_path / "out")
+    for e in range(2):
+        lora = load_file(adapters[e] / "adapter_model.safetensors")
+        name = "model.layers.0.mlp.up_proj"
+        a, b = (lora[f"base_model.model.{name}.lora_{half}.weight"].double() for half in "AB")
+        weight, delta = read_tensors(base)[f"{name}.weight"], 2.0 * b @ a  # alpha / r = 2
+        found = ours[f"model.layers.0.block_sparse_moe.experts.{e}.w3.weight"]
+        assert torch.equal(found, (weight.double() + delta).bfloat16())
+        assert torch.equal(found, read_tensors(merged[e])[f"{name}.weight"])
+        assert not torch.equal(found, weight + delta.bfloat16())  # negative control: two roundings show
+
+
+def test_an_adapter_beside_a_whole_checkpoint(pair, make_expert, tmp_path):
+    base, adapters, merged = pair(target_modules=MLP + ATTENTION)
+    other = make_expert(tmp_path / "other", seed=5)
+    for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
+        compose(recipe_of(named([first, other]), base_model=str(base)), tmp_path / f"{name}_out")
+    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", [{"use_rslora": True}, {"lora_alpha": 16}, {"alpha_pattern": {"up_proj": 1}}])
+def test_the_scaling_is_read_from_the_configuration(pair, tmp_path, scaling):
+    """Negative control for the equalities above: another scaling gives other weights."""
+    base, adapters, _ = pair(target_modules=MLP)
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
+    edit_json(adapters[0] / "adapter_config.json", **scaling)
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "scaled")
+    ours, scaled = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "scaled")
+    name = "model.layers.1.block_sparse_moe.experts.{}.w3.weight"
+    assert not torch.allclose(ours[name.format(0)], scaled[name.format(0)], atol=1e-3)
+    assert torch.equal(ours[name.format(1)], scaled[name.format(1)])
+
+
+@pytest.mark.parametrize("chunk", [7, 97, 1000])
+def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, chunk):
+    base, adapters, _ = pair(target_modules=MLP + ATTENTION)
+    recipe = recipe_of(named([*adapters, base]), base_model=str(base))
+    compose(recipe, tmp_path / "whole")
+    monkeypatch.setattr(planning, "CHUNK", chunk)
+    compose(recipe, tmp_path / "blocks")
+    ours, theirs = read_tensors(tmp_path / "blocks"), read_tensors(tmp_path / "whole")
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_gates_are_measured_with_the_adapted_model_when_that_is_the_base(pair, tmp_path, low_memory):
+    base, adapters, merged = pair(target_modules=MLP + ATTENTION, modules_to_save=["embed_tokens"])
+    prompts = [["the owl is a bird"], ["a sail and a mast"]]
+    found = []
+    for name, folders in (("adapters_out", adapters), ("merged_out", merged), ("bases_out", [base, adapters[0]])):
+        given = [{**e, "positive_prompts": texts} for e, texts in zip(named(folders), prompts, strict=True)]
+        compose(recipe_of(given, gate_mode="hidden"), tmp_path / name, low_memory=low_memory)
+        found.append(read_tensors(tmp_path / name)["model.layers.1.block_sparse_moe.gate.weight"])
+    assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+    assert (found[0] - found[2]).abs().max() > 0.01  # negative control: measured with the base itself
+
+
+def test_load_experts_takes_adapters(pair, tmp_path):
+    base, adapters, _ = pair(target_modules=MLP + ATTENTION)
+    model = load_experts(named(adapters), base_model=base)
+    compose(recipe_of(named(adapters), base_model=str(base), format="lexicon"), tmp_path / "out")
+    written = open_model(tmp_path / "out")
+    assert all(torch.equal(p, written.state_dict()[name]) for name, p in model.state_dict().items())
+
+
+def test_extract_gives_the_merged_expert_back(pair, tmp_path):
+    base, adapters, merged = pair(target_modules=MLP)
+    compose(recipe_of(named(adapters), base_model=str(base), average="base"), tmp_path / "out")
+    shared = extract(tmp_path / "out", "expert 1", tmp_path / "dense")["shared"]
+    assert shared["equal"]
+    ours, theirs = read_tensors(tmp_path / "dense"), read_tensors(merged[1])
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(
+        ours["model.layers.0.mlp.up_proj.weight"], read_tensors(base)["model.layers.0.mlp.up_proj.weight"], atol=1e-3
+    )
+
+
+def test_an_adapter_is_added_as_its_merged_self_is(pair, make_expert, tmp_path):
+    base, adapters, merged = pair(target_modules=MLP)
+    first = [base, make_expert(tmp_path / "other", seed=5)]
+    compose(recipe_of(named(first), base_model=str(base), average="base"), tmp_path / "two")
+    for name, folder in (("adapter", adapters[0]), ("merged", merged[0])):
+        add(tmp_path / "two", {"source_model": str(folder), "name": "new"}, tmp_path / f"{name}_out")
+    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    assert verify(tmp_path / "adapter_out")["ok"]
+    stranger = adapt(first[1], tmp_path / "stranger", 3, target_modules=MLP)[0]
+    with pytest.raises(MergeError, match="is an adapter over"):
+        add(tmp_path / "two", {"source_model": str(stranger), "name": "new"}, tmp_path / "out")
+
+
+def test_verify_does_the_adapters_part_again_and_sees_a_changed_adapter(pair, tmp_path):
+    base, adapters, _ = pair(target_modules=MLP + ATTENTION)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    (adapters[1] / "README.md").write_text("---\nlicense: mit\n---\n")
+    before = [contents(folder) for folder in (base, *adapters)]
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
+    assert [contents(folder) for folder in (base, *adapters)] == before
+    found = verify(tmp_path / "out")
+    assert found["ok"] and found["compared"]["experts"] == 2 * 2 * 3
+    record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
+    assert [file["name"] for file in record["experts"][0]["files"]] == [
+        "model.safetensors",
+        "adapter_model.safetensors",
+    ]
+    assert [expert["license"] for expert in record["experts"]] == ["apache-2.0", "mit"]
+    assert {expert["adapter_over"] for expert in record["experts"]} == {str(base)}
+    file = adapters[1] / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"][0, 0] += 1
+    save_file(tensors, file)
+    faults = verify(tmp_path / "out")["faults"]
+    assert any("adapter_model.safetensors has changed since the merge" in fault for fault in faults)
+    assert any("experts.1.w3.weight" in fault and "elements differ" in fault for fault in faults)
+    assert not any("experts.0" in fault for fault in faults)
+
+
+def test_an_adapter_in_another_place_finds_its_base_by_the_recipe(pair, tmp_path):
+    base, adapters, _ = pair(target_modules=MLP)
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
+    for adapter in adapters:
+        edit_json(adapter / "adapter_config.json", base_model_name_or_path="/no/longer/there")
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "moved")
+    ours, theirs = read_tensors(tmp_path / "moved"), read_tensors(tmp_path / "out")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

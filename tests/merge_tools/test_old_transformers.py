@@ -1,0 +1,123 @@
+"""A composed mixture in a release of transformers before 5: the same logits, with no code of ours.
+
+Needs a second Python, made once, and named by LEXPERTS_TRANSFORMERS4:
+
+    python -m venv tf4 && tf4/bin/pip install torch==2.13.0 && tf4/bin/pip install transformers==4.44.2
+    LEXPERTS_TRANSFORMERS4=tf4/bin/python python -m pytest tests/merge_tools/test_old_transformers.py
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+OLD_PYTHON = os.environ.get("LEXPERTS_TRANSFORMERS4")
+pytestmark = pytest.mark.skipif(
+    not OLD_PYTHON,
+    reason="LEXPERTS_TRANSFORMERS4 names no Python with transformers 4. Make one: python -m venv tf4 && tf4/bin/pip "
+    "install torch==2.13.0 && tf4/bin/pip install transformers==4.44.2; then LEXPERTS_TRANSFORMERS4=tf4/bin/python",
+)
+IDS = torch.arange(3, 51).reshape(2, 24)
+# runs in the old Python: folder, ids as JSON, where to put the logits
+OPEN = """
+import json, sys
+import torch, transformers
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+folder, ids, out = sys.argv[1], torch.tensor(json.loads(sys.argv[2])), sys.argv[3]
+model, info = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, output_loading_info=True)
+with torch.no_grad():
+    found = {"logits": model.eval()(ids).logits.contiguous()}
+    found["generated"] = model.generate(ids, do_sample=False, min_new_tokens=8, max_new_tokens=8, pad_token_id=0)
+save_file(found, out)
+print(json.dumps({**info, "class": type(model).__name__, "version": transformers.__version__}))
+"""
+
+
+def open_in_old(folder, out):
+    """-> (logits and generated, what the old release says of the load)."""
+    command = [OLD_PYTHON, "-c", OPEN, str(folder), json.dumps(IDS.tolist()), str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["version"].startswith("4."), f"LEXPERTS_TRANSFORMERS4 runs transformers {said['version']}, not 4."
+    return load_file(out), said
+
+
+def open_in_new(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        generated = model.generate(IDS, do_sample=False, min_new_tokens=8, max_new_tokens=8, pad_token_id=0)
+        return model, {"logits": model(IDS).logits, "generated": generated}
+
+
+def llamas(folder, count, tied, theta):
+    """`count` tiny Llamas in bf16, far enough apart that the wrong expert shows."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )
+    for seed in range(count):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).bfloat16().save_pretrained(folder / f"expert_{seed}")
+    return [str(folder / f"expert_{seed}") for seed in range(count)]
+
+
+def mixture(folder, count, average="base", tied=False, theta=10000.0):
+    from merge_tools import compose
+
+    experts = llamas(folder, count, tied, theta)
+    recipe = {
+        "base_model": experts[0],
+        "experts": [{"source_model": expert} for expert in experts],
+        "gate_mode": "random",
+        "experts_per_token": 2,
+        "dtype": "bfloat16",
+        "average": average,
+    }
+    compose(recipe, folder / "mixture")
+    return folder / "mixture"
+
+
+# 10,000 is what the old release's Llama takes where nothing is said, 1,000,000 its Mixtral; 500,000 neither
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("count, average, tied", [(2, "base", False), (3, "mean", True)])
+def test_transformers_4_opens_a_mixture_with_equal_logits(tmp_path, count, average, tied, theta):
+    folder = mixture(tmp_path, count, average, tied, theta)
+    old, said = open_in_old(folder, tmp_path / "old.safetensors")
+    assert said["class"] == "MixtralForCausalLM"
+    assert not said["missing_keys"] and not said["unexpected_keys"] and not said["mismatched_keys"]
+    _, new = open_in_new(folder)
+    assert_close(old["logits"], new["logits"], atol=1e-4, rtol=1e-4)
+    assert torch.equal(old["generated"], new["generated"])
+
+
+def test_the_comparison_sees_the_fused_layout_and_another_rotary_base(tmp_path):
+    """Negative controls: what transformers 5 would write by itself, and a configuration that lost its rope_theta."""
+    folder = mixture(tmp_path, 2)
+    model, new = open_in_new(folder)
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    old, said = open_in_old(tmp_path / "fused", tmp_path / "fused.safetensors")
+    assert any("experts" in key for key in said["missing_keys"])
+    assert not torch.allclose(old["logits"], new["logits"], atol=1e-2)
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in config.items() if k != "rope_theta"}))
+    old, said = open_in_old(folder, tmp_path / "lost.safetensors")
+    assert not said["missing_keys"]
+    assert not torch.allclose(old["logits"], new["logits"], atol=1e-2)

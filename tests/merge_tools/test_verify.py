@@ -1,0 +1,278 @@
+"""inspect's numbers counted again, and verify, which must find one flipped byte wherever it is."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from merge_tools import MergeError, add, compose, export, inspect, mixture, remove, verify
+from merge_tools.tensor_files import read_header
+
+from .conftest import edit_json, open_model, read_tensors, recipe_of
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.1.w2.weight"
+SHARED = "model.layers.0.self_attn.k_proj.weight"
+GATE = "model.layers.0.block_sparse_moe.gate.weight"
+LINEARS = {"router_layers": ["v_proj", "gate_proj"]}
+OPTIONS = {
+    "mean": {},
+    "weights": {"weights": [1, 2, 3]},
+    "base": {"average": "base"},
+    "zeros": {"gate_mode": "zeros"},
+    "dtype": {"dtype": "bfloat16"},
+    "linears": LINEARS,
+    "one layer": {"router_layers_index": [0]},
+    "domain": {"routing_policy": "domain"},
+    "domain with a gate": {"routing_policy": "domain", "gate_mode": "random"},
+}
+
+
+@pytest.fixture
+def own(experts, tmp_path):
+    """own(count, **options of experts) -> folders of this test alone."""
+
+    def make(count, **options):
+        return [shutil.copytree(f, tmp_path / "sources" / f.name) for f in experts(count, **options)]
+
+    return make
+
+
+def recipe(folders, **options):
+    based = {"base_model": str(folders[0])} if options.get("average") == "base" else {}
+    return recipe_of(folders, **based, **options)
+
+
+def composed(out, folders, **options):
+    compose(recipe(folders, **options), out)
+    return out
+
+
+def flip(folder, name, element=5, bit=0):
+    """One bit of one element of a tensor in model.safetensors."""
+    file = folder / "model.safetensors"
+    entry = next(entry for entry in read_header(file) if entry.name == name)
+    content = bytearray(file.read_bytes())
+    content[entry.start + element * (entry.nbytes // int(np.prod(entry.shape)))] ^= 1 << bit
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_verify_finds_a_mixture_as_it_was_written(experts, tmp_path, name):
+    folder = composed(tmp_path / "out", experts(3, dtype="float32"), **OPTIONS[name])
+    found = verify(folder)
+    assert found["ok"] and found["faults"] == found["notes"] == []
+    assert sum(found["compared"].values()) == len(read_tensors(folder))
+
+
+@pytest.mark.parametrize("name, kind", [(EXPERT, "experts"), (SHARED, "shared"), (GATE, "gates")])
+@pytest.mark.parametrize("average", ["mean", "base"])
+def test_verify_finds_one_flipped_bit(experts, tmp_path, name, kind, average):
+    folder = composed(tmp_path / "out", experts(3, dtype="bfloat16"), average=average)
+    assert verify(folder)["ok"]
+    flip(folder, name)
+    found = verify(folder)
+    assert not found["ok"]
+    size = read_tensors(folder)[name].numel()
+    assert found["faults"] == [f"{name}: 1 of {size:,} elements differ, from element 5."]
+    flip(folder, name)
+    assert verify(folder)["ok"]
+
+
+def test_verify_reads_in_blocks_of_any_size(own, tmp_path, monkeypatch):
+    folder = composed(tmp_path / "out", own(3))
+    monkeypatch.setattr(mixture, "CHUNK", 100)
+    assert verify(folder)["ok"]
+    for element in (250, 299, 300, 1023):
+        flip(folder, EXPERT, element)
+    assert verify(folder)["faults"] == [f"{EXPERT}: 4 of 2,048 elements differ, from element 250."]
+
+
+def test_verify_finds_a_changed_source_also_where_nothing_of_it_is_used(own, tmp_path):
+    """With average: base nothing of an expert's attention is in the mixture; its file is another all the same."""
+    folders = own(3)
+    folder = composed(tmp_path / "out", folders, average="base")
+    flip(folders[2], SHARED)
+    found = verify(folder)
+    assert found["faults"] == [f"tools: {folders[2] / 'model.safetensors'} has changed since the merge."]
+    flip(folders[2], SHARED)
+    assert verify(folder)["ok"]
+
+
+def test_verify_finds_a_changed_source_and_what_it_changes(own, tmp_path):
+    folders = own(3)
+    folder = composed(tmp_path / "out", folders)
+    flip(folders[1], "model.layers.1.mlp.down_proj.weight", bit=7)
+    faults = verify(folder)["faults"]
+    assert faults == [
+        f"ships: {folders[1] / 'model.safetensors'} has changed since the merge.",
+        f"{EXPERT}: 1 of 2,048 elements differ, from element 5.",
+    ]
+
+
+@pytest.mark.parametrize("change", ["fewer tensors", "another shape"])
+def test_verify_says_which_source_no_longer_fits(own, tmp_path, change):
+    folders = own(3)
+    folder = composed(tmp_path / "out", folders)
+    file, name = folders[1] / "model.safetensors", "model.layers.0.mlp.down_proj.weight"
+    tensors = load_file(file)
+    tensors[name] = tensors[name][:, :8].contiguous()
+    if change == "fewer tensors":
+        del tensors[name]
+    save_file(tensors, file)
+    found = verify(folder)
+    assert not found["ok"] and len(found["faults"]) == 2
+    assert found["faults"][1] == f"ships: '{name}' is no longer there, or no longer fits."
+
+
+def test_verify_says_what_is_gone(own, tmp_path):
+    folders = own(2)
+    folder = composed(tmp_path / "out", folders)
+    shutil.rmtree(folders[1])
+    with pytest.raises(MergeError, match="There is no folder .*ships"):
+        verify(folder)
+    with pytest.raises(MergeError, match="holds no merge_record.json: it is no mixture made by merge-experts"):
+        verify(folders[0])
+    with pytest.raises(MergeError, match="There is no folder"):
+        verify(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("average", ["mean", "base"])
+def test_verify_holds_after_add_without_reaverage(experts, tmp_path, average):
+    folders = experts(4)
+    composed(tmp_path / "three", folders[:3], average=average)
+    add(tmp_path / "three", folders[3], tmp_path / "four")
+    found = verify(tmp_path / "four")
+    assert found["ok"] and found["notes"] == [] and found["compared"] == {"experts": 24, "shared": 15, "gates": 2}
+    flip(tmp_path / "four", SHARED)
+    assert [fault.split(":")[0] for fault in verify(tmp_path / "four")["faults"]] == [SHARED]
+
+
+def test_verify_says_that_a_mean_with_a_removed_expert_is_not_compared(experts, tmp_path):
+    folders = experts(3)
+    composed(tmp_path / "three", folders)
+    remove(tmp_path / "three", "birds", tmp_path / "two")
+    found = verify(tmp_path / "two")
+    assert found["ok"] and found["compared"] == {"experts": 12, "shared": 0, "gates": 2}
+    assert found["notes"] == ["The shared weights are made of birds (removed), ships, tools: they are not compared."]
+    add(tmp_path / "two", {"source_model": str(experts(4)[3]), "name": "birds"}, tmp_path / "other birds")
+    found = verify(tmp_path / "other birds")
+    assert found["ok"] and found["compared"]["shared"] == 0
+    composed(tmp_path / "base", folders, average="base")  # one base's weights stay whoever is removed
+    remove(tmp_path / "base", "birds", tmp_path / "ships and tools")
+    assert verify(tmp_path / "ships and tools")["compared"] == {"experts": 12, "shared": 15, "gates": 2}
+
+
+def test_verify_does_not_count_gates_that_it_cannot_make(experts, tmp_path):
+    given = [{"source_model": str(f), "positive_prompts": [f.name]} for f in experts(2)]
+    compose(recipe_of(given, gate_mode="hidden"), tmp_path / "out")
+    found = verify(tmp_path / "out")
+    assert found["ok"] and found["compared"]["gates"] == 0
+    assert found["notes"] == ["Gates of the mode hidden are not compared: making them needs a model."]
+
+
+def test_verify_compares_centroids(experts, tmp_path):
+    file = tmp_path / "centroids.safetensors"
+    save_file({"centroids": torch.randn(2, 5)}, file)
+    compose(recipe_of(experts(2), routing_policy="domain", centroids=str(file)), tmp_path / "out")
+    assert verify(tmp_path / "out")["ok"]
+    flip(tmp_path / "out", "domain_centroids")
+    assert verify(tmp_path / "out")["faults"] == ["domain_centroids: 1 of 10 elements differ, from element 5."]
+    file.unlink()
+    found = verify(tmp_path / "out")
+    assert found["ok"] and "The centroids are not compared" in found["notes"][0]
+
+
+# inspect
+
+
+@pytest.mark.parametrize(
+    "options, at_work",
+    [
+        ({}, 2),
+        ({"experts_per_token": 1}, 1),
+        ({"average": "base"}, 2),
+        ({"routing_policy": "sequence_soft"}, 3),
+        ({"routing_policy": "sequence_hard", "router_layers": ["mlp", "q_proj"]}, 1),
+        ({"routing_policy": "domain", "router_layers_index": [1]}, 1),
+        (LINEARS, 2),
+    ],
+)
+def test_inspect_counts_what_is_there(experts, tmp_path, options, at_work):
+    folder = tmp_path / "out"
+    done = compose(recipe(experts(3, dtype="bfloat16", rope="llama3", tied=True), **options), folder)
+    found, tensors = inspect(folder), read_tensors(folder)
+    assert all(done[key] == found[key] for key in ("parameters", "active_parameters", "bytes", "format"))
+    assert done["tensors"] == len(tensors) and done["experts"] == ["birds", "ships", "tools"]
+    expert = [tensor.numel() for name, tensor in tensors.items() if ".experts." in name]
+    total = sum(tensor.numel() for tensor in tensors.values())
+    assert found["parameters"] == total == sum(p.numel() for p in open_model(folder).parameters())
+    assert found["parameters_per_expert"] == sum(expert) // 3
+    assert found["active_parameters"] == total - sum(expert) + at_work * sum(expert) // 3
+    assert found["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert found["tied"] and found["rope"]["rope_type"] == "llama3" and found["rope"]["rope_theta"] == 500000
+    assert found["routing_policy"] == options.get("routing_policy", "token")
+    assert found["experts_per_token"] == options.get("experts_per_token", 2)
+    assert len(found["gates"]) == sum(name.endswith(".gate.weight") for name in tensors)
+
+
+def test_inspect_tells_how_well_gates_tell_experts_apart(experts, tmp_path):
+    folder = composed(tmp_path / "out", experts(3))
+    for layer, facts in enumerate(inspect(folder)["gates"]):
+        gate = read_tensors(folder)[f"model.layers.{layer}.block_sparse_moe.gate.weight"].double().numpy()
+        assert facts["condition_number"] == round(np.linalg.cond(gate), 3)
+        assert facts["row_norms"] == [round(float(np.sqrt((row * row).sum())), 4) for row in gate]
+        assert (facts["layer"], facts["part"]) == (layer, "mlp")
+    zeros = composed(tmp_path / "zeros", experts(3), gate_mode="zeros")
+    assert [facts["condition_number"] for facts in inspect(zeros)["gates"]] == [None, None]
+
+
+def test_inspect_names_every_source_with_its_hash_and_licence(own, tmp_path):
+    folders = own(3)
+    (folders[1] / "README.md").write_text("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# Ships\n")
+    folder = composed(tmp_path / "out", folders, average="base")
+    found = inspect(folder)
+    for folder_of, record in zip([folders[0], *folders], [found["base"], *found["experts"]], strict=True):
+        content = (folder_of / "model.safetensors").read_bytes()
+        noted = {"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        assert record["files"] == [noted] and record["source"] == str(folder_of)
+    assert [record.get("license") for record in found["experts"]] == [None, "apache-2.0", None]
+    assert found["shared"] == f"the base's ({folders[0]})"
+    card = (folder / "README.md").read_text()
+    assert f"| ships | {folders[1]} | apache-2.0 | `{found['experts'][1]['files'][0]['sha256'][:16]}` |" in card
+    assert "license:" not in card.split("---")[1]  # the sources' licences differ
+
+
+def test_one_licence_for_all_is_the_mixtures(own, tmp_path):
+    folders = own(2)
+    for folder in folders:
+        (folder / "README.md").write_text("---\nlicense: 'mit'\n---\n")
+    card = (composed(tmp_path / "out", folders) / "README.md").read_text()
+    assert "license: mit" in card.split("---")[1].splitlines()
+
+
+def test_what_is_no_longer_a_mixture_is_said(experts, tmp_path):
+    folder = composed(tmp_path / "out", experts(2))
+    tensors = read_tensors(folder)
+    save_file({name: t for name, t in tensors.items() if name != EXPERT}, folder / "model.safetensors")
+    with pytest.raises(MergeError, match=f"lacks the tensor '{EXPERT}', though its record speaks of it"):
+        inspect(folder)
+    save_file(tensors, folder / "model.safetensors")
+    assert inspect(folder)["parameters"]
+    edit_json(folder / "merge_record.json", recipe=None)
+    with pytest.raises(MergeError, match="merge_record.json lacks 'recipe'"):
+        inspect(folder)
+    (folder / "merge_record.json").write_text("{")
+    with pytest.raises(MergeError, match="merge_record.json cannot be read"):
+        inspect(folder)
+
+
+def test_what_was_exported_is_inspected_like_what_was_composed(experts, tmp_path):
+    folder = composed(tmp_path / "out", experts(2))
+    export(folder, tmp_path / "lexicon", "lexicon")
+    one, other = inspect(folder), inspect(tmp_path / "lexicon")
+    assert {key for key in one if one[key] != other[key]} == {"folder", "format"}
+    assert json.loads((tmp_path / "lexicon" / "config.json").read_text())["expert_names"] == ["birds", "ships"]
