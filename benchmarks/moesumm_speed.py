@@ -1,0 +1,198 @@
+"""What do deputies cost beside the stock BART of the same shape and weights?
+
+    python benchmarks/moesumm_speed.py                   # on a CPU in float32, about an hour on two cores
+    python benchmarks/moesumm_speed.py --device cuda     # in bfloat16, larger batches; writes moesumm_speed_cuda.json
+    python benchmarks/moesumm_speed.py --ways generation --shapes base --deputies 3 --name moesumm_part
+
+Forward (source and target, no cache), a training step (forward and backward, with the margin loss and without) and beam
+search with four beams; BART-base and BART-large with random weights and deputies of 512. Held against the stock model:
+the main expert alone, and each formulation of the deputies, `auto` being what the model takes by itself. Tokens
+are spread over the deputies about evenly, as selectors with random weights do. That main-only is the stock model bit
+for bit, and that all formulations agree, is checked first.
+"""
+
+import argparse
+import functools
+import gc
+
+import torch
+from common import interleaved, write
+from transformers import BartConfig, BartForConditionalGeneration
+
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+
+SHAPES = {"base": (768, 6, 12), "large": (1024, 12, 16)}  # d, layers of encoder and of decoder, heads
+# device: shape: texts, source tokens, target tokens, texts and new tokens of a generation
+BATCHES = {
+    "cpu": {"base": (4, 256, 48, 1, 32), "large": (2, 256, 48, 1, 24)},
+    "cuda": {"base": (16, 1024, 128, 8, 128), "large": (8, 1024, 128, 8, 128)},
+}
+FORMULATIONS = ("auto", "dense", "grouped", "loop")
+DATASETS = ["news", "letters", "papers"]
+BEAMS = 4
+
+
+def models_of(shape: str, deputies: int, device: str):
+    """The stock model and a MoeSumm with the same weights as its main expert."""
+    torch.manual_seed(0)
+    d, layers, heads = SHAPES[shape]
+    sizes = {"d_model": d, "encoder_layers": layers, "decoder_layers": layers, "dropout": 0.0}
+    sizes |= {"encoder_ffn_dim": 4 * d, "decoder_ffn_dim": 4 * d}
+    sizes |= {"encoder_attention_heads": heads, "decoder_attention_heads": heads}
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    stock = BartForConditionalGeneration(BartConfig(**sizes))
+    config = MoeSummConfig(
+        text_config=BartConfig(**sizes), datasets=DATASETS, num_deputies=deputies, deputy_output_std=0.02
+    )
+    ours = MoeSummForConditionalGeneration(config)
+    missing = ours.backbone.load_state_dict(stock.state_dict(), strict=False).missing_keys
+    if any(".deputies." not in name for name in missing):
+        raise RuntimeError(f"The stock weights do not fit: {missing}")
+    return stock.to(device, dtype).eval(), ours.to(device, dtype).eval()
+
+
+def batch_of(texts: int, source: int, target: int, vocabulary: int, device: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(4, vocabulary, (texts, source), device=device)
+    labels = torch.randint(4, vocabulary, (texts, target), device=device)
+    for row in range(texts):  # summaries of unlike lengths, from a half to all of the longest
+        labels[row, target - (row % 4) * target // 8 :] = -100
+    return {"input_ids": ids, "labels": labels, "dataset_ids": torch.arange(texts, device=device) % len(DATASETS)}
+
+
+def plain(batch: dict) -> dict:
+    return {name: value for name, value in batch.items() if name != "dataset_ids"}
+
+
+def check_equal(stock, ours, device: str):
+    """Main-only is the stock model, all formulations are the loop, and deputies are heard."""
+    batch = batch_of(3, 24, 8, 1000, device)
+    reading = {"input_ids": batch["input_ids"], "decoder_input_ids": batch["input_ids"][:, :8]}
+    with torch.no_grad():
+        expected = stock(**reading).logits
+        if not torch.equal(ours(**reading).logits, expected):
+            raise RuntimeError("The main expert alone is not the stock model.")
+        found = {}
+        for name in FORMULATIONS:
+            ours.set_experts_implementation(name)
+            found[name] = ours(**reading, dataset_ids=batch["dataset_ids"]).logits.float()
+        tolerance = 1e-3 if device == "cpu" else 0.1
+        for name in FORMULATIONS:
+            torch.testing.assert_close(found[name], found["loop"], atol=tolerance, rtol=tolerance)
+        if torch.allclose(found["loop"], expected.float(), atol=tolerance):
+            raise RuntimeError("The deputies say nothing: this comparison sees nothing.")
+
+
+def with_formulation(ours, name: str, call):
+    def run():
+        ours.set_experts_implementation(name)
+        call()
+
+    return run
+
+
+def candidates_of(way: str, stock, ours, batch: dict, new: int, formulations) -> dict:
+    """The stock model first; name -> something to time."""
+    cuda = batch["input_ids"].is_cuda
+
+    def wait():
+        if cuda:
+            torch.cuda.synchronize()
+
+    def forward(model, inputs):
+        with torch.inference_mode():
+            model(**inputs, use_cache=False)
+        wait()
+
+    def training(model, inputs, coef=0.0):
+        ours.config.margin_loss_coef = coef
+        model.zero_grad(set_to_none=True)
+        model(**inputs).loss.backward()
+        wait()
+
+    def generation(model, inputs):
+        model.generate(**inputs, num_beams=BEAMS, do_sample=False, max_new_tokens=new, min_new_tokens=new)
+        wait()
+
+    call = {"forward": forward, "training": training, "generation": generation}[way]
+    if way == "forward":  # the same target as in training, and no loss
+        batch = {**batch, "decoder_input_ids": stock.prepare_decoder_input_ids_from_labels(batch["labels"])}
+    if way != "training":
+        batch = {name: value for name, value in batch.items() if name != "labels"}
+    found = {
+        "stock": functools.partial(call, stock, plain(batch)),
+        "main only": functools.partial(call, ours, {**batch, "main_expert_only": True}),
+    }
+    for name in formulations:
+        found[name] = with_formulation(ours, name, functools.partial(call, ours, batch))
+    if way == "training":
+        margin = functools.partial(training, ours, batch, 1.0)
+        found["auto, margin loss"] = with_formulation(ours, "auto", margin)
+    return found
+
+
+def memory_of(candidates: dict) -> dict[str, float] | None:
+    """Peak memory of each beyond what lies there before, in MiB; on a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    found = {}
+    for name, call in candidates.items():
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        found[name] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+    return found
+
+
+def time_group(way: str, candidates: dict, rounds: int, results: list, where: dict):
+    """Times one comparison, prints it and adds it; ratios are the time over the stock model's."""
+    times = interleaved(candidates, rounds)
+    stock = times["stock"]["median_ms"]
+    ratios = {name: entry["median_ms"] / stock for name, entry in times.items()}
+    row = {"what": way, **where, "times": times, "ratios": ratios, "peak_mib": memory_of(candidates)}
+    if "auto, margin loss" in ratios:
+        row["margin_ratio"] = ratios["auto, margin loss"] / ratios["auto"]
+    results.append(row)
+    place = ", ".join(f"{name} {value}" for name, value in where.items())
+    names = "   ".join(f"{name} {entry['median_ms']:.0f} ms ({ratios[name]:.2f})" for name, entry in times.items())
+    print(f"{way}, {place}   {names}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=BATCHES, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", choices=("forward", "training", "generation"))
+    parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument("--deputies", nargs="+", type=int, default=[3, 8, 32])
+    parser.add_argument("--formulations", nargs="+", choices=FORMULATIONS, default=list(FORMULATIONS))
+    parser.add_argument("--name", help="of the file in results/; another one for a part")
+    args = parser.parse_args()
+    results = []
+    for shape in args.shapes:
+        texts, source, target, written, new = BATCHES[args.device][shape]
+        for deputies in args.deputies:
+            stock, ours = models_of(shape, deputies, args.device)
+            check_equal(stock, ours, args.device)
+            for way in args.ways or ("forward", "training", "generation"):
+                size = (written if way == "generation" else texts, source, target)
+                batch = batch_of(*size, stock.config.vocab_size, args.device)
+                for model in (stock, ours):
+                    model.train(way == "training")
+                # all columns of 32 deputies take minutes, and say nothing new
+                formulations = [name for name in args.formulations if deputies <= 8 or name != "dense"]
+                candidates = candidates_of(way, stock, ours, batch, new, formulations)
+                where = {"shape": shape, "deputies": deputies, "texts": size[0], "source": source}
+                where["new" if way == "generation" else "target"] = new if way == "generation" else target
+                time_group(way, candidates, args.rounds, results, where)
+                for model in (stock, ours):
+                    model.zero_grad(set_to_none=True)
+            del stock, ours, candidates
+            gc.collect()
+    settings = {"device": args.device, "rounds": args.rounds, "deputy_size": 512, "beams": BEAMS}
+    write(args.name or ("moesumm_speed" if args.device == "cpu" else "moesumm_speed_cuda"), results, **settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""MoeSumm as a Hugging Face model: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
+
+Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary, N deputies, E datasets.
+"""
+
+import copy
+import os
+
+import torch
+from torch import nn
+from transformers import AutoModelForSeq2SeqLM, GenerationMixin, PreTrainedModel
+from transformers.utils import can_return_tuple
+
+from .base_moesumm import LOADING_OPTIONS, MoeSummPreTrainedModel, check_options, open_backbone
+from .configuration_moesumm import MoeSummConfig
+from .experts_moesumm import Deputies
+from .layers_moesumm import (
+    Routing,
+    attach_deputies,
+    check_dataset_ids,
+    check_one_of,
+    dataset_ids_of,
+    layers_of,
+    plan_routing,
+)
+from .loss_moesumm import margin_losses, token_losses
+from .outputs_moesumm import MoeSummOutput
+
+
+def source_tokens(config, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """The texts, (B, S) or (B, S, d), of a length that the encoder can read."""
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    if tokens is None:
+        raise ValueError("Neither input_ids nor inputs_embeds nor encoder_outputs were given. Pass one of them.")
+    length, limit = tokens.shape[1], config.max_position_embeddings
+    if not length:
+        raise ValueError(
+            "The texts have no tokens at all. Leave out empty texts, or keep the tokenizer's special tokens."
+        )
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"The texts have {length} tokens, and the encoder has positions for {limit}. Cut them (in the tokenizer: "
+            f"truncation=True, max_length={limit}), or summarise them piece by piece."
+        )
+    return tokens
+
+
+def check_target(config, tokens: torch.Tensor | None, written: int):
+    limit = config.max_position_embeddings
+    if tokens is not None and limit is not None and written + tokens.shape[1] > limit:
+        raise ValueError(
+            f"The summaries have {written + tokens.shape[1]} tokens, and the decoder has positions for {limit}. Cut "
+            f"them (in the tokenizer: truncation=True, max_length={limit})."
+        )
+
+
+def check_has_source(encoder_outputs):
+    if encoder_outputs is not None:
+        raise ValueError(
+            "labels with encoder_outputs: the margin loss needs the encoder's states without deputies as well. Pass "
+            "input_ids, or set config.margin_loss_coef = 0."
+        )
+
+
+def written_tokens(cache) -> int:
+    """Tokens that the decoder's cache holds; not read where that would break a compiled graph."""
+    return 0 if cache is None or torch.compiler.is_compiling() else int(cache.get_seq_length())
+
+
+class MoeSummEncoder(nn.Module):
+    """The backbone's encoder, called with a batch's datasets: what `get_encoder` returns. Its weights are the model's.
+
+    The arguments are those of `MoeSummForConditionalGeneration.forward`: `generate` hands on what is named here.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
+        super().__init__()
+        self.config, self.encoder = config, encoder
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        force_deputy: int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ):
+        """-> the backbone encoder's output, `last_hidden_state` (B, S, d) first."""
+        tokens = source_tokens(self.config, input_ids, inputs_embeds)
+        routing = plan_routing(
+            self.config, len(tokens), tokens.device, dataset, dataset_ids, main_expert_only, force_deputy
+        )
+        return self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+            routing=routing,
+        )
+
+
+class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
+    """Summarises texts of several datasets: an encoder and a decoder with a main expert and deputies in every layer.
+
+    Example:
+
+    ```python
+    >>> from modeling_moesumm import MoeSummForConditionalGeneration
+    >>> model = MoeSummForConditionalGeneration.from_backbone("facebook/bart-large", datasets=["cnn_dm", "pubmed"])
+    >>> model.generate(**tokenizer(texts, return_tensors="pt", padding=True), dataset=["pubmed", None])
+    ```
+    """
+
+    def __init__(self, config: MoeSummConfig):
+        super().__init__(config)
+        config.check()
+        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config)
+        attach_deputies(self.backbone.base_model, config)
+        self.post_init()
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path: str,
+        datasets: list[str] | None = None,
+        num_deputies: int = 3,
+        deputy_size: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        **options,
+    ):
+        """A MoeSumm model whose main expert is a pretrained model, with new deputies and selectors.
+
+        Args:
+            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
+            datasets, num_deputies, deputy_size: as in `MoeSummConfig`.
+            dtype: of all weights. Not the checkpoint's own by default: new experts do not learn in half precision.
+            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...),
+                `experts_implementation`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
+                `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`,
+                `proxies`, `code_revision`.
+
+        Raises:
+            OSError: when there is no such model.
+            ValueError: for a backbone without fc1 and fc2, an option that there is not, or a value out of range.
+        """
+        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
+        check_options(options)
+        backbone = open_backbone(cls.config_class, name_or_path, dtype, loading)
+        layers_of(backbone.base_model)
+        # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
+        config = cls.config_class(
+            text_config=copy.deepcopy(backbone.config),
+            datasets=datasets,
+            num_deputies=num_deputies,
+            deputy_size=deputy_size,
+            **options,
+        )
+        if os.path.isdir(name_or_path):
+            config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
+        model = cls(config)
+        model._take_backbone(backbone.state_dict(), name_or_path)
+        model.generation_config = copy.deepcopy(backbone.generation_config)
+        return model.to(dtype).eval()
+
+    @torch.no_grad()
+    def _take_backbone(self, weights: dict[str, torch.Tensor], name_or_path: str):
+        found = self.backbone.load_state_dict(weights, strict=False)
+        missing = [name for name in found.missing_keys if ".deputies." not in name]
+        unexpected = list(found.unexpected_keys)
+        if not self.config.main_expert:
+            for name, layer in self.backbone.base_model.named_modules(prefix=self.backbone.base_model_prefix):
+                if isinstance(getattr(layer, "deputies", None), Deputies):
+                    experts = layer.deputies.experts
+                    experts.up_proj.copy_(weights[f"{name}.fc1.weight"])
+                    experts.up_bias.copy_(weights[f"{name}.fc1.bias"])
+                    experts.down_proj.copy_(weights[f"{name}.fc2.weight"].T)
+            unexpected = [name for name in unexpected if not name.endswith(("fc1.weight", "fc1.bias", "fc2.weight"))]
+        if missing or unexpected:
+            raise ValueError(
+                f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
+                f"unexpected {unexpected}."
+            )
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, called with `dataset_ids` and the like."""
+        return MoeSummEncoder(self.config, self.backbone.get_encoder())
+
+    def get_decoder(self) -> nn.Module:
+        return self.backbone.get_decoder()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module):
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, value: nn.Module):
+        self.backbone.set_output_embeddings(value)
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        return self.backbone.resize_token_embeddings(*args, **kwargs)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """labels (B, T) -> what the decoder reads (B, T), as the backbone shifts them."""
+        return self.backbone.prepare_decoder_input_ids_from_labels(labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs=None,
+        past_key_values=None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        force_deputy: int | None = None,
+        use_cache: bool | None = None,
+        output_deputies: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MoeSummOutput:
+        """
+        Args:
+            input_ids, attention_mask (`(B, S)`), inputs_embeds (`(B, S, d)`), decoder_input_ids, decoder_attention_mask
+                (`(B, T)`), decoder_inputs_embeds (`(B, T, d)`), encoder_outputs, past_key_values, use_cache: as the
+                backbone takes them.
+            labels (`(B, T)`): the summaries' tokens, -100 where there is nothing to learn.
+            dataset: the name of each row's dataset, `None` for none, or one for all rows.
+            dataset_ids (`(B,)`): the same as ids, -1 for none. Without either the main expert is alone.
+            main_expert_only: whether the deputies are left out in all rows.
+            force_deputy: a deputy that all tokens of all rows take, with the weight 1, whatever their datasets.
+            output_deputies: whether the output holds `encoder_deputies` and so on.
+            num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer gives it,
+                and the losses are then their sums divided by it: gradient accumulation changes nothing.
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+
+        Raises:
+            ValueError: for an unknown dataset (the known ones are listed), ids out of range or of another length, and
+                for texts or summaries longer than the backbone has positions for.
+        """
+        tokens = source_tokens(self.config, input_ids, inputs_embeds) if encoder_outputs is None else encoder_outputs[0]
+        B, device, config = len(tokens), tokens.device, self.config
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        written = written_tokens(past_key_values)
+        check_target(config, decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds, written)
+        routing = plan_routing(
+            config,
+            B,
+            device,
+            dataset,
+            dataset_ids,
+            main_expert_only,
+            force_deputy,
+            training=self.training and labels is not None and torch.is_grad_enabled(),
+            checked=encoder_outputs is not None and written > 0,
+            recording=output_deputies,
+        )
+        reading = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+            "inputs_embeds": inputs_embeds,
+            "decoder_inputs_embeds": decoder_inputs_embeds,
+        }
+        second_pass = labels is not None and bool(config.margin_loss_coef) and routing.active
+        if second_pass:
+            # one pass of 2B rows: every parameter is used once, as sharding and re-entrant checkpoints want it
+            check_has_source(encoder_outputs)
+            routing = routing.with_main_only_rows(B)
+            reading = {name: None if x is None else torch.cat([x, x]) for name, x in reading.items()}
+        outputs = self.backbone.base_model(
+            **reading,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            routing=routing,
+            return_dict=True,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d)
+        logits = self._scores(states[:B])
+        losses = (None, None, None)
+        if labels is not None:
+            main = states[B:] if second_pass else None
+            losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
+        return self._output(outputs, B, logits, losses, routing, encoder_outputs is None)
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        """(..., d) -> (..., V)."""
+        logits = self.backbone.get_output_embeddings()(states)
+        bias = getattr(self.backbone, "final_logits_bias", None)
+        return logits if bias is None else logits + bias[0].to(logits.device)
+
+    def _losses(self, logits, labels, main_states, num_items_in_batch):
+        """loss, generation loss and margin loss, of logits (B, T, V) and the main expert's states (B, T, d)."""
+        labels, coef = labels.flatten(), self.config.margin_loss_coef
+        full = token_losses(logits.flatten(0, 1), labels)
+        real = labels != -100
+        total = real.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        generation_loss = full.sum() / total
+        if not coef:
+            return generation_loss, generation_loss, None
+        main = full  # without deputies both are one model, and the margin is 0
+        if main_states is not None:
+            main_states = main_states.flatten(0, 1)
+            if not torch.compiler.is_compiling():  # scores of the real tokens only: the vocabulary is the dear part
+                main_states, labels, full = main_states[real], labels[real], full[real]
+            main = token_losses(self._scores(main_states), labels)
+        margin_loss = margin_losses(full, main).sum() / total
+        return generation_loss + coef * margin_loss, generation_loss, margin_loss
+
+    def _output(self, outputs, B: int, logits, losses, routing: Routing, encoder_ran: bool) -> MoeSummOutput:
+        def first_rows(states):
+            if isinstance(states, tuple):
+                return tuple(x[:B] for x in states)
+            return None if states is None else states[:B]
+
+        found = {"encoder": (None, None), "decoder": (None, None)}
+        if routing.recording:
+            depth, device = len(self.backbone.base_model.encoder.layers), logits.device
+            total = depth + len(self.backbone.base_model.decoder.layers)
+            if encoder_ran:
+                shape = (B, outputs.encoder_last_hidden_state.shape[1])
+                found["encoder"] = routing.choices(range(depth), shape, device)
+            found["decoder"] = routing.choices(range(depth, total), (B, logits.shape[1]), device)
+        loss, generation_loss, margin_loss = losses
+        return MoeSummOutput(
+            loss=loss,
+            logits=logits,
+            generation_loss=generation_loss,
+            margin_loss=margin_loss,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=first_rows(outputs.decoder_hidden_states),
+            decoder_attentions=first_rows(outputs.decoder_attentions),
+            cross_attentions=first_rows(outputs.cross_attentions),
+            encoder_last_hidden_state=first_rows(outputs.encoder_last_hidden_state),
+            encoder_hidden_states=first_rows(outputs.encoder_hidden_states),
+            encoder_attentions=first_rows(outputs.encoder_attentions),
+            encoder_deputies=found["encoder"][0],
+            encoder_gates=found["encoder"][1],
+            decoder_deputies=found["decoder"][0],
+            decoder_gates=found["decoder"][1],
+        )
+
+    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
+        # generate() passes here once, before the encoder runs and before beams are made of rows: names become ids,
+        # which go with their rows wherever these go.
+        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        dataset, ids = model_kwargs.pop("dataset", None), model_kwargs.get("dataset_ids")
+        if dataset is not None:
+            check_one_of(dataset, ids)
+            ids = dataset_ids_of(self.config, dataset, len(inputs))
+        if ids is not None:
+            model_kwargs["dataset_ids"] = check_dataset_ids(torch.as_tensor(ids, device=inputs.device), len(inputs))
+        return inputs, name, model_kwargs
+
+    def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
+        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
+        limit = self.config.max_position_embeddings
+        if limit is not None and generation_config.max_length > limit:
+            raise ValueError(
+                f"A summary of up to {generation_config.max_length} tokens was asked for, and the decoder has "
+                f"positions for {limit}. Use max_length={limit}, or fewer max_new_tokens."
+            )
+
+
+MoeSummForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+
+__all__ = ["MoeSummEncoder", "MoeSummForConditionalGeneration", "MoeSummPreTrainedModel"]

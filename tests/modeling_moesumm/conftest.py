@@ -1,0 +1,103 @@
+"""Tiny MoeSumm models over BART, PEGASUS and mBART, those backbones themselves, and a batch of two datasets."""
+
+import re
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
+
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+
+BACKBONES = {
+    "bart": (BartConfig, BartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
+    "pegasus": (PegasusConfig, PegasusForConditionalGeneration, {"pad_token_id": 0, "eos_token_id": 1}),
+    "mbart": (MBartConfig, MBartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
+}
+DATASETS = ["news", "letters", "papers"]
+V = 64
+each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
+
+# Weights large enough that deputies, datasets and texts differ visibly.
+SIZES = {
+    "vocab_size": V,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 40,
+    "init_std": 0.3,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
+
+
+def backbone_config(backbone="bart", **changes):
+    kind, _, special = BACKBONES[backbone]
+    return kind(**{**SIZES, **special, "decoder_start_token_id": 2 if backbone == "bart" else 0, **changes})
+
+
+def tiny_backbone(backbone="bart", seed=0, **changes):
+    """A new stock model in eval mode, always the same weights."""
+    torch.manual_seed(seed)
+    model = BACKBONES[backbone][1](backbone_config(backbone, **changes)).eval()
+    return randomise(model, r"(bias|norm.*weight)$")
+
+
+def tiny_moesumm(backbone="bart", seed=0, changes=None, silent=False, **options):
+    """A new MoeSumm in eval mode over `tiny_backbone(backbone, seed)`; its deputies speak, unless they are silent."""
+    torch.manual_seed(seed + 100)
+    options = {"datasets": list(DATASETS), "num_deputies": 3, "deputy_output_std": 0.3, **options}
+    if options.get("main_expert", True):
+        options = {"deputy_size": 20, **options}
+    if silent:
+        options["deputy_output_std"] = 0.0
+    config = MoeSummConfig(text_config=backbone_config(backbone, **(changes or {})), **options)
+    model = MoeSummForConditionalGeneration(config).eval()
+    model._take_backbone(tiny_backbone(backbone, seed, **(changes or {})).state_dict(), "tiny")
+    return randomise(model, r"(up_bias|selectors\.weight)$")
+
+
+def randomise(model, names):
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if re.search(names, name):
+                p.add_(torch.randn_like(p) * 0.5)
+    return model
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="session")
+def batch():
+    """Four texts of 9, 6, 9 and 4 tokens, two of them of no or another dataset; summaries of 5, 3, 6 and 4."""
+    torch.manual_seed(7)
+    ids, labels = torch.randint(4, V, (4, 9)), torch.randint(4, V, (4, 6))
+    mask = torch.ones_like(ids)
+    for row, (source, target) in enumerate(((9, 5), (6, 3), (9, 6), (4, 4))):
+        mask[row, source:] = 0
+        labels[row, target:] = -100
+    return {
+        "input_ids": ids.masked_fill(mask == 0, 1),
+        "attention_mask": mask,
+        "labels": labels,
+        "dataset_ids": torch.tensor([0, 2, -1, 1]),
+    }
+
+
+@pytest.fixture(scope="session")
+def texts(batch):
+    """The batch without its labels."""
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "dataset_ids")}

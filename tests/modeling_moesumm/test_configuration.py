@@ -1,0 +1,99 @@
+"""MoeSummConfig: what it accepts, what it refuses and how it says so."""
+
+import json
+
+import pytest
+from transformers import AutoConfig, BartConfig, BertConfig, PegasusConfig
+
+from modeling_moesumm import MoeSummConfig
+from tests.modeling_moesumm.conftest import BACKBONES, backbone_config, each_backbone
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_deputies": 0}, r"num_deputies=0: it must be 1 or more.*the backbone itself"),
+        ({"deputy_size": 0}, r"deputy_size=0"),
+        ({"margin_loss_coef": -1.0}, r"margin_loss_coef=-1.0.*Use 0"),
+        ({"deputy_output_std": -0.1}, r"deputy_output_std=-0.1.*Use 0"),
+        ({"datasets": []}, r"datasets is empty.*datasets=\['news'\]"),
+        ({"datasets": ["news", "news"]}, r"names 'news' twice.*once"),
+        ({"datasets": ["news", " "]}, r"empty name"),
+        ({"text_config": BertConfig()}, r"'bert' model, which has no encoder with a decoder.*PEGASUS"),
+        ({"main_expert": False, "dataset_aware": True}, r"selector knows no datasets. Leave dataset_aware out"),
+        (
+            {"main_expert": False, "margin_loss_coef": 1.0},
+            r"margin_loss_coef=1.0: the margin is that over the main expert",
+        ),
+        ({"main_expert": False, "deputy_size": 8}, r"deputy_size=8.*Leave deputy_size out"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_the_mend(options, message):
+    with pytest.raises(ValueError, match=message):
+        MoeSummConfig(**options)
+
+
+def test_a_value_of_the_wrong_type_is_refused():
+    with pytest.raises(Exception, match="num_deputies"):
+        MoeSummConfig(num_deputies="three")
+
+
+def test_defaults_are_those_of_the_paper():
+    config = MoeSummConfig(datasets=["cnn_dm", "pubmed", "wikihow"])
+    assert config.text_config.model_type == "bart" and config.hidden_size == 1024
+    assert (config.num_deputies, config.deputy_size, config.margin_loss_coef) == (3, 512, 1.0)
+    assert config.main_expert and config.dataset_aware and config.num_selectors == 3
+    assert MoeSummConfig(datasets=["a", "b"], dataset_aware=False).num_selectors == 1
+
+
+def test_flat_moe_is_one_word():
+    config = MoeSummConfig(main_expert=False)
+    assert (config.deputy_size, config.margin_loss_coef, config.dataset_aware) == (None, 0.0, False)
+    again = MoeSummConfig.from_dict(config.to_dict())
+    assert again.to_dict() == config.to_dict() and not again.main_expert
+
+
+@each_backbone
+def test_sizes_and_special_tokens_are_the_backbones_and_are_kept_in_one_place(backbone, tmp_path):
+    config = MoeSummConfig(text_config=backbone_config(backbone), datasets=["news"])
+    for name in ("vocab_size", "d_model", "pad_token_id", "eos_token_id", "decoder_start_token_id", "decoder_layers"):
+        assert getattr(config, name) == getattr(config.text_config, name)
+    assert config.is_encoder_decoder and config.hidden_size == config.text_config.d_model
+    config.pad_token_id = 3
+    assert config.text_config.pad_token_id == 3
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is MoeSummConfig and type(again.text_config) is BACKBONES[backbone][0]
+    assert again.pad_token_id == 3 and again.datasets == ["news"]
+    kept = config.to_dict()
+    assert {name: value for name, value in again.to_dict().items() if name in kept and name[0] != "_"} == {
+        name: value for name, value in kept.items() if name[0] != "_"
+    }
+
+
+def test_what_loading_replaces_is_checked_too(tmp_path):
+    MoeSummConfig(datasets=["news"]).save_pretrained(tmp_path)
+    assert MoeSummConfig.from_pretrained(tmp_path, margin_loss_coef=0).margin_loss_coef == 0
+    with pytest.raises(ValueError, match="margin_loss_coef=-2"):
+        MoeSummConfig.from_pretrained(tmp_path, margin_loss_coef=-2)
+
+
+def test_another_models_configuration_is_refused(tmp_path):
+    PegasusConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'pegasus' model, not of a MoeSumm.*from_backbone\(name_or_path, datasets"):
+        MoeSummConfig.from_pretrained(tmp_path)
+
+
+def test_the_way_of_computing_is_not_handed_down_to_the_backbone():
+    config = MoeSummConfig(experts_implementation="dense")
+    assert config._experts_implementation == "dense" and config.text_config._experts_implementation is None
+    assert "dense" not in json.dumps(config.to_dict())  # as in transformers: of the moment, not of the checkpoint
+
+
+def test_a_dictionary_without_a_type_is_a_bart():
+    assert type(MoeSummConfig(text_config={"d_model": 32}).text_config) is BartConfig
+
+
+def test_a_listed_pipeline_is_dropped_where_the_package_runs_itself():
+    config = MoeSummConfig(custom_pipelines={"moe-summarization": {"impl": "pipeline_x.X", "pt": [], "type": "text"}})
+    assert not hasattr(config, "custom_pipelines")

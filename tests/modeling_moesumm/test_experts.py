@@ -1,0 +1,209 @@
+"""Deputies: each formulation is the formula, with all gradients; a layer is Eq. 6-7; sizes are the paper's."""
+
+import copy
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+from transformers import BartConfig
+
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+from modeling_moesumm.experts_moesumm import DeputyExperts
+from modeling_moesumm.layers_moesumm import FeedForward, Routing
+from tests.modeling_moesumm.conftest import each_backbone, gradients, tiny_moesumm
+
+M = 2**20  # the paper's million
+SIZES = [(1, 3, 5), (7, 3, 5), (64, 1, 8), (33, 8, 4), (2, 5, 3)]  # tokens, deputies, inner size
+
+
+def make_experts(deputies, inner, d=6, dtype=torch.float64, act=None, dropout=0.0):
+    torch.manual_seed(0)
+    experts = DeputyExperts(deputies, d, inner, act or nn.GELU(), dropout).to(dtype)
+    for p in experts.parameters():
+        nn.init.normal_(p)
+    return experts
+
+
+def run(experts, x, index, gate, way):
+    """Values, and the gradients of all parameters, of the input and of the gates."""
+    experts.zero_grad()
+    x, gate = x.clone().requires_grad_(), gate.clone().requires_grad_()
+    y = getattr(experts, way)(x, index, gate)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return [y.detach(), x.grad, gate.grad, *(p.grad.clone() for p in experts.parameters())]
+
+
+@pytest.mark.parametrize("tokens, deputies, inner", SIZES)
+@pytest.mark.parametrize("way", ["dense", "grouped"])
+@pytest.mark.parametrize("agreeing", [False, True])
+def test_every_formulation_is_the_loop_with_all_gradients(way, agreeing, tokens, deputies, inner):
+    experts = make_experts(deputies, inner)
+    x, gate = torch.randn(tokens, 6, dtype=torch.float64), torch.rand(tokens, dtype=torch.float64)
+    index = torch.full((tokens,), deputies - 1) if agreeing else torch.randint(deputies, (tokens,))
+    for found, expected in zip(run(experts, x, index, gate, way), run(experts, x, index, gate, "loop"), strict=True):
+        assert_close(found, expected)
+    if deputies > 1:  # negative control: another routing gives another answer
+        other = run(experts, x, (index + 1) % deputies, gate, "loop")
+        assert not torch.allclose(run(experts, x, index, gate, way)[0], other[0])
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped_mm")
+def test_the_kernel_for_grouped_products_gives_the_same_with_all_gradients():
+    """It is used on GPUs in bfloat16; here it runs on the CPU in float32."""
+    experts = make_experts(5, 16, d=8, dtype=torch.float32)
+    x, gate, index = torch.randn(33, 8), torch.rand(33), torch.randint(4, (33,))  # nobody chooses the last
+    for found, expected in zip(
+        run(experts, x, index, gate, "grouped_by_kernel"), run(experts, x, index, gate, "loop"), strict=True
+    ):
+        assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["dense", "grouped", "loop"])
+def test_no_tokens_and_unchosen_deputies_leave_zeros_and_no_gaps(way):
+    experts = make_experts(3, 4)
+    nobody = run(experts, torch.empty(0, 6).double(), torch.empty(0, dtype=torch.long), torch.empty(0).double(), way)
+    assert nobody[0].shape == (0, 6) and all((g == 0).all() for g in nobody[3:])
+    one = run(experts, torch.randn(4, 6).double(), torch.tensor([1, 1, 1, 1]), torch.rand(4).double(), way)
+    for gradient in one[3:]:
+        assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any()
+
+
+@pytest.mark.parametrize("way", ["dense", "grouped", "loop"])
+@pytest.mark.parametrize("act", [nn.GELU(), nn.ReLU(), nn.SiLU(), nn.Tanh()])
+def test_a_gate_of_zero_adds_exactly_nothing(way, act):
+    experts = make_experts(3, 4, act=act)
+    y = getattr(experts, way)(torch.randn(9, 6).double(), torch.randint(3, (9,)), torch.zeros(9).double())
+    assert (y == 0).all()
+
+
+def test_the_way_is_chosen_by_device_and_size():
+    experts = make_experts(3, 512, d=4)
+    assert experts.fastest(1, "cpu") == experts.fastest(10_000, "cpu") == "grouped"
+    assert experts.fastest(16, "cuda") == "dense" and experts.fastest(10_000, "cuda") == "grouped"
+
+
+def test_dropout_is_the_backbones_and_only_in_training():
+    experts = make_experts(2, 400, dropout=0.5)
+    x, index, gate = torch.randn(3, 6).double(), torch.tensor([0, 1, 0]), torch.ones(3).double()
+    for way in ("dense", "grouped", "loop"):
+        assert not torch.equal(getattr(experts.train(), way)(x, index, gate), getattr(experts, way)(x, index, gate))
+        assert torch.equal(getattr(experts.eval(), way)(x, index, gate), getattr(experts, way)(x, index, gate))
+    layer = tiny_moesumm(changes={"activation_dropout": 0.25}).backbone.model.encoder.layers[0]
+    assert layer.deputies.experts.dropout == 0.25
+
+
+# --- one layer ------------------------------------------------------------------------------------------------------
+
+
+def equations_4_to_7(layer, A, dataset):
+    """MoeSumm, Eq. 4-7, token by token, as printed: A (T, d) -> X (T, d)."""
+    deputies, experts, act = layer.deputies, layer.deputies.experts, layer.activation_fn
+    rows = []
+    for a in A:
+        W_e = deputies.selectors.weight[dataset].T  # (d, N)
+        G = torch.exp(a @ W_e) / torch.exp(a @ W_e).sum()
+        p = int(G.argmax())
+        main = a @ layer.fc1.weight.T + layer.fc1.bias
+        deputy = G[p] * (a @ experts.up_proj[p].T + experts.up_bias[p])
+        H = act(torch.cat([main, deputy]))
+        W2 = torch.cat([layer.fc2.weight.T, experts.down_proj[p]])  # (d_ff + h, d)
+        rows.append(H @ W2 + layer.fc2.bias)
+    return torch.stack(rows)
+
+
+def feed_forward(layer, x, ids):
+    """fc1, activation and fc2 as the backbone's layer calls them."""
+    here = FeedForward(layer.deputies, Routing(ids is not None, ids), 0)
+    for place in layer.main_matrices():
+        place.here[threading.get_ident()] = here if ids is not None else None
+    return layer.fc2(layer.activation_fn(layer.fc1(x)))
+
+
+@each_backbone
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_a_layer_is_equations_4_to_7_with_all_gradients(backbone, part):
+    layer = getattr(tiny_moesumm(backbone).double().backbone.model, part).layers[1]
+    slow = copy.deepcopy(layer)
+    x, ids = torch.randn(3, 5, 16, dtype=torch.float64), torch.tensor([2, 0, 2])
+    y = feed_forward(layer, x, ids)
+    expected = torch.stack([equations_4_to_7(slow, row, i) for row, i in zip(x, ids.tolist(), strict=True)])
+    assert_close(y, expected)
+    for values in (y, expected):
+        (values * torch.arange(values.numel()).view_as(values).sin()).sum().backward()
+    found, wanted = gradients(layer), gradients(slow)
+    assert set(found) == set(wanted) and any("selectors" in name for name in found)
+    for name, gradient in wanted.items():
+        assert_close(found[name], gradient, msg=name)
+    # negative control: by another dataset's selector
+    assert not torch.allclose(expected, feed_forward(layer, x, torch.tensor([1, 1, 1])))
+
+
+@each_backbone
+def test_with_a_gate_of_zero_a_layer_is_the_backbones_bit_for_bit(backbone):
+    layer = tiny_moesumm(backbone).backbone.model.encoder.layers[0]
+    x = torch.randn(2, 5, 16)
+    plain = F.linear(
+        layer.activation_fn(F.linear(x, layer.fc1.weight, layer.fc1.bias)), layer.fc2.weight, layer.fc2.bias
+    )
+    nobody = torch.tensor([-1, -1])
+    assert torch.equal(feed_forward(layer, x, None), plain) and torch.equal(feed_forward(layer, x, nobody), plain)
+    assert not torch.equal(feed_forward(layer, x, torch.tensor([0, -1]))[0], plain[0])
+
+
+# --- in the model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["dense", "grouped", "auto"])
+def test_the_model_gives_the_same_in_every_formulation(way, batch):
+    losses, found = [], []
+    for implementation in ("loop", way):
+        model = tiny_moesumm().double().train()
+        model.set_experts_implementation(implementation)
+        output = model(**batch)
+        output.loss.backward()
+        losses.append(output.logits)
+        found.append(gradients(model))
+    assert_close(losses[1], losses[0])
+    assert set(found[0]) == set(found[1])
+    for name, gradient in found[0].items():
+        assert_close(found[1][name], gradient, msg=name)
+
+
+def test_an_unknown_formulation_is_refused(tmp_path):
+    model = tiny_moesumm(experts_implementation="dense")
+    assert model.config._experts_implementation == "dense"
+    with pytest.raises(ValueError, match=r"experts_implementation='dens'.*Did you mean 'dense'"):
+        model.set_experts_implementation("dens")
+    model.save_pretrained(tmp_path)
+    kind = MoeSummForConditionalGeneration
+    assert kind.from_pretrained(tmp_path).config._experts_implementation == "auto"
+    assert kind.from_pretrained(tmp_path, experts_implementation="loop").config._experts_implementation == "loop"
+    with pytest.raises(ValueError, match=r"'grouped_mm' is not known.*'grouped'"):
+        kind.from_pretrained(tmp_path, experts_implementation="grouped_mm")
+
+
+def test_an_activation_that_is_not_zero_at_zero_is_refused():
+    with pytest.raises(ValueError, match=r"not 0 at 0: a deputy that was not chosen.*gelu, relu or silu"):
+        tiny_moesumm(changes={"activation_function": "sigmoid"})
+
+
+def test_parameters_at_bart_large_are_those_of_the_formula():
+    """MoeSumm, Table 8, in units of 2^20: 24 layers, d = 1024, d_h = 512, N = 3."""
+
+    def count(datasets):
+        with torch.device("meta"):
+            return MoeSummForConditionalGeneration(MoeSummConfig(datasets=datasets))
+
+    three, four = count(["a", "b", "c"]), count(["a", "b", "c", "d"])
+    deputies = sum(p.numel() for each in three.deputies() for p in each.experts.parameters())
+    selectors = sum(p.numel() for each in three.deputies() for p in each.selectors.parameters())
+    total = sum(p.numel() for p in three.parameters())
+    assert type(three.config.text_config) is BartConfig and len(three.deputies()) == 24
+    assert abs((total - deputies - selectors) / M - 387.46) < 0.01  # the paper's last digit is cut, not rounded
+    assert deputies == 3 * 24 * (1024 * 512 + 512 + 512 * 1024) and round(deputies / 3 / M, 2) == 24.01
+    assert round(selectors / M, 2) == 0.21 and round((deputies / 3 + selectors) / M, 2) == 24.22
+    added = sum(p.numel() for p in four.parameters()) - total
+    assert added == 24 * 1024 * 3 and round(added / M, 4) == 0.0703
