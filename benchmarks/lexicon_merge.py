@@ -3,9 +3,9 @@
     python benchmarks/lexicon_merge.py --data PATH --work runs/lexicon_merge   # PATH/definitions/wordnet/*.jsonl
 
 Steps, each skipped where its output lies in the work folder: slices (k-means over MiniLM's embeddings of term and context),
-base (a Llama of 1.8 M parameters beside its embeddings, from nothing), experts (one a slice), controls (the base trained on
-as long on all rows: as long as one expert, and as long as all four together), merge (compose, measure, tune). About half
-an hour on one core up to the experts, as much again for the rest. The table is the perplexity of the gold definitions,
+base (a Llama of 1.8 M parameters beside its embeddings, from nothing), experts (one a slice), merge (compose, measure, tune),
+controls (the base trained on on all rows: as long as one expert and, with --controls, as long as all four together). About
+half an hour on one core up to the experts, as much again for the rest. The table is the perplexity of the gold definitions,
 their end of sequence included, of held-out rows whose terms and definitions no training row has.
 """
 
@@ -155,17 +155,10 @@ def make_dense(work: Work) -> None:
     """The base and its experts."""
     options = work.options
     train(work, "base", "all", options.base_steps, None, options.base_lr)
-    for k in range(SLICES):
-        train(work, f"expert_{k}", k, options.expert_steps, "base", options.expert_lr)
-    for k in range(SLICES):
-        train(work, f"mlp_expert_{k}", k, options.expert_steps, "base", options.mlp_lr, parts="mlp")
-
-
-def make_controls(work: Work) -> None:
-    """What more training alone would give: the base trained on all rows, from the same start, at the same rate."""
-    options = work.options
-    train(work, "longer_one", "all", options.expert_steps, "base", options.expert_lr)
-    train(work, "longer_all", "all", SLICES * options.expert_steps, "base", options.expert_lr)
+    for kind in options.kinds:
+        rate, parts = (options.mlp_lr, "mlp") if kind else (options.expert_lr, "all")
+        for k in range(SLICES):
+            train(work, f"{kind}expert_{k}", k, options.expert_steps, "base", rate, parts)
 
 
 def average(work: Work, kind: str) -> Path:
@@ -240,16 +233,27 @@ class Table:
                 self.rows[label]["ratio to the control"] = ratio_interval(losses, self.losses[control])
 
 
-def measure_dense(work: Work, table: Table, controls: bool) -> None:
+def measure_controls(work: Work, table: Table) -> None:
+    """What more training alone would give: the base trained on all rows, from the same start, at the same rate."""
+    options = work.options
+    steps = {"longer_one": options.expert_steps}
+    if options.controls:
+        steps["longer_all"] = SLICES * options.expert_steps
+    for name, count in steps.items():
+        train(work, name, "all", count, "base", options.expert_lr)
+        table.add(f"dense base, {count:,} more steps on all rows", table.test.losses(name, work / name))
+        control = name
+    table.compare(f"dense base, {steps[control]:,} more steps on all rows")
+
+
+def measure_dense(work: Work, table: Table) -> None:
     test = table.test
     table.add("dense base", test.losses("base", work / "base"))
-    if controls:
-        table.add("dense, as long again as one expert, all rows", test.losses("longer_one", work / "longer_one"))
-        table.add("dense, as long again as all experts, all rows", test.losses("longer_all", work / "longer_all"))
-    for kind, label in KINDS.items():
+    for kind in work.options.kinds:
+        label = KINDS[kind]
         experts = [test.losses(f"{kind}expert_{k}", work / f"{kind}expert_{k}") for k in range(SLICES)]
         for k, losses in enumerate(experts):
-            table.add(f"{label}expert {k}", losses)
+            table.add(f"{label}expert {k}, dense", losses)
         own = torch.stack(experts)[test.domains, torch.arange(len(test.domains))]
         table.add(f"{label}dense experts, each row by its nearest centroid", own)
         table.add(f"{label}average of the experts' weights", test.losses(f"{kind}average", average(work, kind)))
@@ -337,7 +341,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/lexicon_merge"))
-    parser.add_argument("--until", choices=["experts", "controls", "merge"], default="merge", help="the last step")
+    parser.add_argument("--until", choices=["experts", "merge"], default="merge", help="the last step")
+    parser.add_argument("--mlp", action="store_true", help="also experts of which the MLPs alone are trained")
+    parser.add_argument("--controls", action="store_true", help="also the dense model trained as long as all experts")
     parser.add_argument("--base_steps", type=int, default=3000)
     parser.add_argument("--base_lr", type=float, default=2e-3)
     parser.add_argument("--expert_steps", type=int, default=800)
@@ -347,19 +353,18 @@ def main():
     parser.add_argument("--gate_lr", type=float, default=1e-3)
     parser.add_argument("--router_aux_loss_coef", type=float, default=0.01)
     args = parser.parse_args()
+    args.kinds = ["", "mlp_"][: 1 + args.mlp]
     work = Work(args.work, args.data, args)
     make_slices(work)
     slices = describe_slices(work)
     make_dense(work)
-    if args.until != "experts":
-        make_controls(work)
     table = Table(TestRows(work))
-    measure_dense(work, table, controls=args.until != "experts")
-    if args.until != "merge":
+    measure_dense(work, table)
+    if args.until == "experts":
         return
-    for kind in KINDS:
+    for kind in args.kinds:
         measure_mixtures(work, table, kind)
-    table.compare("dense, as long again as all experts, all rows")
+    measure_controls(work, table)
     settings = {name: value for name, value in vars(args).items() if name not in ("data", "work", "until")}
     write("lexicon_merge", {"slices": slices, "perplexity": table.rows}, embedder=EMBEDDER, **settings)
 

@@ -94,6 +94,10 @@ class RoutedExperts:
         """Each expert's weights. Unbound all at once: one stacked gradient, where indexing adds up E full ones."""
         raise NotImplementedError
 
+    def expert(self, e: int) -> tuple[torch.Tensor, ...]:
+        """One expert's weights, where no other is at work: its gradient is a copy into zeros, without the stacking."""
+        raise NotImplementedError
+
     def one_expert(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """x (..., d) -> (..., out) by one expert's weights."""
         raise NotImplementedError
@@ -114,8 +118,9 @@ class RoutedExperts:
 
     def grouped_rows(self, x: torch.Tensor, decision: Decision) -> torch.Tensor:
         """One expert a row, and only experts that some row chose."""
-        experts, order, outputs = self.per_expert(), decision.rows.order, []
-        for e, rows in decision.rows.groups:
+        groups, order, outputs = decision.rows.groups, decision.rows.order, []
+        experts = self.per_expert() if len(groups) > 1 else {groups[0][0]: self.expert(groups[0][0])}
+        for e, rows in groups:
             rows = rows if isinstance(rows, slice) else rows.to(x.device)
             outputs.append(self.one_expert(x[rows], experts[e]))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -132,6 +137,9 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
     def per_expert(self):
         gate_up, down = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
         return [(*gu.chunk(2), d) for gu, d in zip(gate_up, down, strict=True)]  # (I, d), (I, d), (d, I)
+
+    def expert(self, e):
+        return *self.gate_up_proj[e].chunk(2), self.down_proj[e]
 
     def one_expert(self, x, weights):
         gate, up, down = weights
@@ -167,6 +175,9 @@ class LinearExperts(RoutedExperts, nn.Module):
     def per_expert(self):
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind(0)
         return list(zip(self.weight.unbind(0), biases, strict=True))
+
+    def expert(self, e):
+        return self.weight[e], None if self.bias is None else self.bias[e]
 
     def one_expert(self, x, weights):
         return F.linear(x, *weights)
