@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .agreement import configuration_faults
 from .averaging import to_float32
 from .checks import read_centroids
 from .errors import MergeError
@@ -15,7 +16,7 @@ from .gates import random_row
 from .llama import LlamaShape, RoutedPart, gated_parts, rope_parameters, routed_parts
 from .planning import CHUNK, OutputTensor, plan
 from .recipe import Recipe, read_recipe
-from .records import read_record
+from .records import RECORD, read_record
 from .sources import Source, open_checkpoint, open_source, whole
 from .tensor_files import audit, read_blocks
 from .writing import Progress
@@ -37,8 +38,24 @@ class Mixture:
         """
         folder = Path(folder).expanduser()
         record = read_record(folder)
-        mixture = cls(Source("mixture", str(folder), open_checkpoint(folder)), record, read_recipe(record["recipe"]))
-        expected = mixture.layout()
+        source = Source("mixture", str(folder), open_checkpoint(folder))
+        faults = configuration_faults(source.config)
+        if faults:
+            raise MergeError(f"{folder / 'config.json'} is damaged: {faults[0]}. Copy or compose the mixture again.")
+        try:
+            mixture = cls(source, record, read_recipe(record["recipe"]))
+            for given in [record["base"], *record["experts"]]:
+                if not all(isinstance(given[key], str) for key in ("name", "source")) or not given["files"]:
+                    raise MergeError(
+                        f"{folder / RECORD} does not say what {given['name']!r} was made of. Compose again."
+                    )
+                for file in given["files"]:
+                    file["name"], file["sha256"]
+            expected = mixture.layout()
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise MergeError(
+                f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose the mixture again."
+            ) from error
         missing = [name for name in expected if name not in mixture.source]
         if missing:
             raise MergeError(f"{folder} lacks the tensor {missing[0]!r}, though its record speaks of it.")

@@ -1,0 +1,55 @@
+"""A mixture whose small files were damaged is refused in words by everything that opens it."""
+
+import json
+import shutil
+
+import pytest
+
+import merge_tools
+from merge_tools import MergeError
+
+
+@pytest.fixture(scope="module")
+def mixture(experts, tmp_path_factory):
+    out = tmp_path_factory.mktemp("damaged") / "mixture"
+    merge_tools.compose({"experts": [str(folder) for folder in experts(2)]}, out)
+    return out
+
+
+def damaged(mixture, folder, file, change):
+    shutil.copytree(mixture, folder)
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+DAMAGE = {
+    "no recipe": ("merge_record.json", lambda content: content.pop("recipe")),
+    "no experts": ("merge_record.json", lambda content: content.pop("experts")),
+    "experts that are numbers": ("merge_record.json", lambda content: content.update(experts=[1, 2])),
+    "an expert without files": ("merge_record.json", lambda content: content["experts"][0].update(files=[])),
+    "files without a hash": ("merge_record.json", lambda content: content["experts"][0]["files"][0].pop("sha256")),
+    "a recipe of one expert": ("merge_record.json", lambda content: content["recipe"]["experts"].pop()),
+    "a size that is a word": ("config.json", lambda content: content.update(hidden_size="wide")),
+    "no layers": ("config.json", lambda content: content.pop("num_hidden_layers")),
+    "rope that is a list": ("config.json", lambda content: content.update(rope_parameters=[1])),
+    "more layers than tensors": ("config.json", lambda content: content.update(num_hidden_layers=9)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("command", ["inspect", "verify", "extract", "export"])
+def test_a_damaged_mixture_is_refused_in_words(mixture, tmp_path, damage, command):
+    folder = damaged(mixture, tmp_path / "mixture", *DAMAGE[damage])
+    out = tmp_path / "out"
+    calls = {
+        "inspect": lambda place: merge_tools.inspect(place),
+        "verify": lambda place: merge_tools.verify(place),
+        "extract": lambda place: merge_tools.extract(place, merge_tools.inspect(mixture)["experts"][0]["name"], out),
+        "export": lambda place: merge_tools.export(place, out, "lexicon"),
+    }
+    with pytest.raises(MergeError):
+        calls[command](folder)
+    assert not out.exists()
+    calls[command](mixture)  # and what is whole is opened
