@@ -25,6 +25,7 @@ from .layers_moesumm import (
 )
 from .loss_moesumm import margin_losses, token_losses
 from .outputs_moesumm import MoeSummOutput
+from .summarizing_moesumm import Summarizer, check_texts
 
 
 def source_tokens(config, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -364,6 +365,43 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             decoder_deputies=found["decoder"][0],
             decoder_gates=found["decoder"][1],
         )
+
+    def summarize(
+        self,
+        texts,
+        tokenizer,
+        dataset: str | list[str | None] | None = None,
+        max_length: int | float | None = None,
+        min_length: int | float | None = None,
+        on_long: str = "window",
+        batch_size: int = 8,
+        **generate_kwargs,
+    ) -> str | list[str]:
+        """Texts of any length -> their summaries, a text's own whatever else is in the call.
+
+        Args:
+            texts: a text, or a list or another iterable of texts.
+            tokenizer: the model's.
+            dataset: the name of the dataset that a text is from or like, `None` for none; a list has one for each text.
+            max_length, min_length: tokens of a summary as `generate` counts them, or a share of the source's tokens
+                between 0 and 1. By default what `generation_config` says, else 256 and 0.
+            on_long: a text that the encoder has no positions for is read in windows of whole sentences, whose summaries
+                are joined and, where they are together longer than `max_length`, summarised again (`"window"`); or
+                it is refused (`"error"`), or its beginning alone is read (`"truncate"`).
+            batch_size: texts and windows that are read at once.
+            generate_kwargs: for `generate`, such as `num_beams` (4 unless this or `generation_config` says otherwise),
+                `main_expert_only` or `force_deputy`.
+
+        Returns: a summary, or a list of them. One that ran into its length limit is cut at its last sentence end.
+
+        Raises:
+            ValueError: for an empty text, an unknown dataset, lengths beyond the decoder's positions, and under
+                `"error"` a text that is too long.
+        """
+        write = Summarizer(self, tokenizer, max_length, min_length, on_long, batch_size, **generate_kwargs)
+        if isinstance(texts, str):
+            return write([texts], dataset)[0]
+        return write(check_texts(texts), dataset)
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         # generate() passes here once, before the encoder runs and before beams are made of rows: names become ids,

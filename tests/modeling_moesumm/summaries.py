@@ -1,0 +1,121 @@
+"""For the tests of summaries: a tokenizer that reads any ASCII text, a model that copies, and texts."""
+
+import copy
+import random
+import string
+from types import SimpleNamespace
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from tests.modeling_moesumm.conftest import tiny_moesumm
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+WORDS = [
+    "a",
+    "and",
+    "bridge",
+    "council",
+    "fast",
+    "fell",
+    "in",
+    "left",
+    "met",
+    "on",
+    "people",
+    "river",
+    "rose",
+    "the",
+    "water",
+]
+POSITIONS = 40
+
+
+def small_tokenizer(**changes):
+    """Whole words, and else single characters with a mark inside words; `<s> text </s>`, as BART's."""
+    signs = string.ascii_letters + string.digits
+    pieces = [
+        *SPECIAL,
+        *signs,
+        *string.punctuation,
+        "…",
+        *(f"##{sign}" for sign in signs),
+        *WORDS,
+        *(word.capitalize() for word in WORDS),
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            {piece: i for i, piece in enumerate(dict.fromkeys(pieces))},
+            unk_token="<unk>",
+            max_input_chars_per_word=10**6,
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names, **changes)
+
+
+def writing_moesumm(tokenizer, backbone="bart", **options):
+    """A MoeSumm that writes what one cannot foresee, other things for other texts and datasets."""
+    special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2}
+    changes = {"vocab_size": len(tokenizer), "init_std": 0.4, "forced_eos_token_id": 2, **special}
+    model = tiny_moesumm(backbone, changes=changes, **options)
+    model.generation_config = GenerationConfig(**special, forced_eos_token_id=2, num_beams=1, no_repeat_ngram_size=1)
+    return model
+
+
+class Copying(nn.Module):
+    """Writes the text's first tokens, as many as it may (or `share` of them), and notes what it was asked."""
+
+    def __init__(self, positions=POSITIONS, datasets=("news", "letters"), share=1.0, **settings):
+        super().__init__()
+        self.config = SimpleNamespace(max_position_embeddings=positions, model_type="copying", datasets=list(datasets))
+        self.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=1, **settings)
+        self.device, self.share, self.calls = torch.device("cpu"), share, []
+
+    def generate(self, input_ids, attention_mask, max_length, logits_processor, dataset=None, **options):
+        lengths = logits_processor[-1]
+        self.calls.append(SimpleNamespace(**locals()))
+        rows = []
+        for ids, mask, longest in zip(input_ids.tolist(), attention_mask, lengths.longest.tolist(), strict=True):
+            text = ids[1 : mask.sum() - 1]
+            kept = text[: max(1, min(longest - 3, int(len(text) * self.share)))]
+            rows.append([2, 0, *kept, 2])
+        width = max(map(len, rows))
+        return torch.tensor([row + [1] * (width - len(row)) for row in rows])
+
+    def rows(self):
+        """What was read in all calls: (tokens without padding, dataset, shortest, longest)."""
+        for call in self.calls:
+            names = call.dataset or [None] * len(call.input_ids)
+            lengths = call.lengths
+            found = zip(call.input_ids, call.attention_mask, names, lengths.shortest, lengths.longest, strict=True)
+            for ids, mask, name, shortest, longest in found:
+                yield ids[mask.bool()].tolist(), name, int(shortest), int(longest)
+
+
+def story(words, seed=0, sentence=9):
+    """A text of so many words, in sentences of about nine."""
+    chosen, parts = random.Random(seed), []
+    while words > 0:
+        length = min(words, chosen.randint(max(1, sentence - 4), sentence + 4))
+        parts.append(" ".join(chosen.choice(WORDS) for _ in range(length)).capitalize() + ".")
+        words -= length
+    return " ".join(parts)
+
+
+def trained(model):
+    """A copy in train mode, with a dropout that would be seen."""
+    model = copy.deepcopy(model).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.5
+    return model
