@@ -211,6 +211,25 @@ def check_adapters(report: Report):
             )
         else:
             report.add("ok", "adapter", expert.name, f"LoRA over {expert.checkpoint.folder}")
+        check_left_out(report, expert)
+
+
+def check_left_out(report: Report, expert: Source):
+    """With `average: base`, what an adapter changed outside of the routed layers goes nowhere."""
+    recipe = report.recipe
+    if recipe.average != "base":
+        return
+    routed = tuple(f".{name}." for part in recipe.router_layers for name in (LINEARS[4:] if part == "mlp" else [part]))
+    changed = [*expert.adapter.pairs, *expert.adapter.replaced]
+    lost = [name for name in changed if not any(part in name for part in routed)]
+    if lost:
+        report.add(
+            "warning",
+            "adapter",
+            expert.name,
+            f"changes {lost[0]!r} and {len(lost) - 1} more tensors that are not routed: average: base leaves them out. Use "
+            "average: mean to keep their share.",
+        )
 
 
 def check_gates(report: Report, base: Source):

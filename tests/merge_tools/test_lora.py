@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoTokenizer
 
+import merge_tools
 from merge_tools import MergeError, add, compose, extract, load_experts, planning, verify
 
 from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of
@@ -80,6 +81,19 @@ def test_adapters_composed_are_the_merged_ones_composed(pair, tmp_path, name, av
     assert differing or (average == "base" and "v_proj" in ADAPTERS[name]["target_modules"])  # negative control
     found, expected = (open_model(tmp_path / n) for n in ("adapters_out", "merged_out"))
     assert_close(logits_of(found, IDS), logits_of(expected, IDS), atol=1e-4, rtol=1e-4)
+
+
+def test_what_average_base_would_leave_out_of_an_adapter_is_said(pair):
+    base, adapters, _ = pair(target_modules=["q_proj", "up_proj"])
+
+    def warnings(**options):
+        report = merge_tools.check(recipe_of(named(adapters), base_model=str(base), **options))
+        return [finding.message for finding in report.warnings if finding.check == "adapter"]
+
+    left_out = warnings(average="base")
+    assert len(left_out) == 2 and all("q_proj" in text and "average: mean" in text for text in left_out)
+    assert warnings(average="mean") == []
+    assert warnings(average="base", router_layers=["q_proj", "up_proj"]) == []  # all that is changed is routed
 
 
 def test_every_linear_of_an_adapter_is_where_it_belongs(pair, tmp_path):
