@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ import numpy as np
 from .errors import MergeError, reason, size
 
 BLOCK = 1 << 20  # bytes: a core's cache holds a block from its reading through its hashing to the look at its values
-WINDOW = 1 << 26  # bytes of a file that is read through to be mapped at a time
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LARGEST_HEADER = 100_000_000  # bytes, as the reference implementation has it
@@ -194,23 +192,25 @@ class Audit:
 
 
 def audit(file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda count: None) -> Audit:
-    """Hashes a file and looks at every floating-point element, in one pass: each block is read once."""
+    """Hashes a file and looks at every floating-point element, in one pass: each block is read once.
+
+    Read and not mapped, though that costs a copy: a mapped file that somebody cuts short kills the process.
+    """
     digest, found, at = hashlib.sha256(), [], 0
-    with open(file, "rb") as handle:
+    buffer = memoryview(bytearray(BLOCK))
+    with open(file, "rb", buffering=0) as handle:
         length = os.fstat(handle.fileno()).st_size
-        # mapped, not read: a copy less. What is done with is unmapped, so that the process stays small.
-        pages = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        view, mapped = memoryview(pages), 0
 
         def through(stop: int) -> Iterator[memoryview]:
-            nonlocal at, mapped
+            nonlocal at
             while at < stop:
-                if at - mapped >= WINDOW and hasattr(pages, "madvise"):
-                    pages.madvise(mmap.MADV_DONTNEED, mapped, WINDOW)
-                    mapped += WINDOW
-                if os.fstat(handle.fileno()).st_size < length:
-                    raise MergeError(f"{file} became shorter while it was read.")
-                block = view[at : min(at + BLOCK, stop)]
+                block = buffer[: min(BLOCK, stop - at)]
+                filled = 0
+                while filled < len(block):  # one call may read less than it was asked for
+                    got = os.preadv(handle.fileno(), [block[filled:]], at + filled)
+                    if got == 0:
+                        raise MergeError(f"{file} became shorter while it was read.")
+                    filled += got
                 digest.update(block)
                 at += len(block)
                 tick(len(block))

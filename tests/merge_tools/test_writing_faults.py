@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from merge_tools import MergeError, compose, verify, writing
+from merge_tools.tensor_files import audit, read_header
 
 from .broken import copied, snapshot
 from .conftest import contents, recipe_of
@@ -100,6 +103,24 @@ def test_a_source_that_is_cut_short_during_the_merge(phase, recipe, tmp_path):
     assert [name for name, seen in snapshot(tmp_path / "experts").items() if seen != before[name]] == [
         "birds/model.safetensors"
     ]
+
+
+def test_a_source_cut_short_at_the_very_moment_it_is_read_is_told_and_kills_nothing(tmp_path, monkeypatch):
+    """A mapped file would end the process with a bus error here."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(1 << 20)}, file)
+    read = os.preadv
+
+    def cut_then_read(handle, buffers, offset):
+        os.truncate(file, 1000)
+        return read(handle, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", cut_then_read)
+    with pytest.raises(MergeError, match="became shorter while it was read"):
+        audit(file, read_header(file))
+    monkeypatch.undo()
+    save_file({"a": torch.zeros(1 << 20)}, file)
+    assert audit(file, read_header(file)).nbytes == file.stat().st_size
 
 
 def test_a_source_that_is_rewritten_during_the_merge(recipe, tmp_path):
