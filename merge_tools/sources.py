@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,6 @@ class Source:
     given: str  # as the recipe says it
     checkpoint: Checkpoint
     adapter: Adapter | None = None
-    _cache: dict = field(default_factory=dict, repr=False)
 
     @property
     def config(self) -> dict:
