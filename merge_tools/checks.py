@@ -22,7 +22,7 @@ from .errors import MergeError, reason, size
 from .gates import make_gates, texts_of, tokenize
 from .llama import LINEARS, LlamaShape, rope_parameters
 from .planning import plan
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe, read_recipe, unmeasured
 from .report import Report
 from .sources import Checkpoint, Source, open_source, whole
 from .tensor_files import TORCH_NAMES, audit, nonfinite, read_header, sampled_nonfinite
@@ -368,7 +368,7 @@ def check_place(report: Report, out: Path):
 
 def planned_bytes(report: Report) -> int:
     """What the tensors will take, gates of any mode among them."""
-    recipe = replace(report.recipe, gate_mode="none" if report.recipe.gate_mode == "none" else "zeros")
+    recipe = unmeasured(report.recipe)
     gates = make_gates(recipe, report.base).values
     return sum(tensor.nbytes for tensor in plan(recipe, report.base, report.experts, gates))
 

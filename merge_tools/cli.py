@@ -19,7 +19,8 @@ except ImportError as error:
 
 from . import checks, composing, mixture, reports, routing, surgery
 from .errors import MergeError
-from .recipe import ALLOWANCES
+from .gates import make_gates
+from .recipe import ALLOWANCES, unmeasured
 from .writing import SHARD_BYTES, Progress
 
 PIPE_WIDTH = 120  # columns where nobody's terminal says otherwise
@@ -163,7 +164,7 @@ def compose(
 
 def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
     report = checks.check(config, out, allow=allow or None)
-    plan = composing.planned(report, None, measure_gates=False) if report.ok else None
+    plan = composing.planned(report, make_gates(unmeasured(report.recipe), report.base)) if report.ok else None
     view.show(report.to_dict() | ({"plan": plan.summary()} if plan else {}), lambda: reports.findings(report))
     if not view.as_json:
         if plan:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .card import model_card
-from .checks import Report, check, check_disk, not_finite, output_format, read_centroids
+from .checks import Report, check, not_finite, output_format, read_centroids
 from .errors import MergeError
 from .gates import Gates, make_gates
 from .planning import OutputTensor, parameters, plan
@@ -55,43 +55,29 @@ def prepare(
     out: str | Path | None = None,
     *,
     low_memory: bool = False,
-    measure_gates: bool = True,
     **changes,
 ) -> Plan:
     """Everything about a mixture but its bytes.
-
-    Args:
-        measure_gates: False leaves out the run over prompts and plans with gates of zeros, which take as much room.
 
     Raises:
         MergeError: with all that stands against the merge.
     """
     report = check(recipe, out, **changes)
     report.raise_for_errors()
-    return planned(report, out, low_memory=low_memory, measure_gates=measure_gates)
+    return planned(report, make_gates(report.recipe, report.base, low_memory=low_memory))
 
 
-def planned(report: Report, out: str | Path | None, *, low_memory: bool = False, measure_gates: bool = True) -> Plan:
+def planned(report: Report, gates: Gates) -> Plan:
+    """The plan of a recipe that was checked, with these gates."""
     recipe, base, experts = report.recipe, report.base, report.experts
     kind = output_format(recipe, base)
-    gates = make_gates(recipe if measure_gates else with_zeros(recipe), base, low_memory=low_memory)
     tensors = plan(recipe, base, experts, gates.values)
     centroids = read_centroids(recipe)
     if centroids is not None:
         tensors.append(OutputTensor("domain_centroids", "F32", centroids.shape, given=centroids.view("<u4")))
     vocab_size = tensors[0].shape[0]
     config = mixture_config(recipe, base, vocab_size, kind, None if centroids is None else centroids.shape[1])
-    made = Plan(report, recipe, base, experts, kind, tensors, gates, parameters(recipe, tensors), config)
-    if out is not None:
-        check_disk(report, Path(out), made.nbytes)
-        report.raise_for_errors()
-    return made
-
-
-def with_zeros(recipe: Recipe) -> Recipe:
-    changed = Recipe(**vars(recipe))
-    changed.gate_mode = "none" if recipe.gate_mode == "none" else "zeros"
-    return changed
+    return Plan(report, recipe, base, experts, kind, tensors, gates, parameters(recipe, tensors), config)
 
 
 def compose(

@@ -14,7 +14,7 @@ from .checks import read_centroids
 from .errors import MergeError
 from .gates import random_row
 from .llama import LlamaShape, RoutedPart, gated_parts, rope_parameters, routed_parts
-from .planning import CHUNK, OutputTensor, plan
+from .planning import CHUNK, OutputTensor, at_work, plan
 from .recipe import Recipe, read_recipe
 from .records import RECORD, read_record
 from .sources import Source, open_checkpoint, open_source, whole
@@ -143,7 +143,6 @@ def inspect(folder: str | Path) -> dict[str, Any]:
     total = sum(elements.values())
     in_experts = sum(count for name, count in elements.items() if ".experts." in name)
     recipe, count = mixture.recipe, len(mixture.names)
-    at_work = {"token": recipe.experts_per_token, "sequence_soft": count}.get(recipe.routing_policy, 1)
     return {
         "folder": str(mixture.folder),
         "format": mixture.record["format"],
@@ -158,7 +157,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "rope": rope_parameters(mixture.config),
         "tied": mixture.shape.tied,
         "parameters": total,
-        "active_parameters": total - in_experts * (count - at_work) // count,
+        "active_parameters": at_work(recipe, total, in_experts),
         "parameters_per_expert": in_experts // count,
         "bytes": sum(entry.nbytes for entry in entries.values()),
         "experts": mixture.record["experts"],

@@ -172,7 +172,11 @@ def merged(parts: list[Part]) -> tuple[Part, ...]:
 def parameters(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
     """Parameters in all, and how many of them work on one token."""
     total = sum(t.elements for t in tensors)
-    expert = sum(t.elements for t in tensors if ".experts." in t.name)
+    return {"total": total, "active": at_work(recipe, total, sum(t.elements for t in tensors if ".experts." in t.name))}
+
+
+def at_work(recipe: Recipe, total: int, in_experts: int) -> int:
+    """Of `total` parameters, `in_experts` of them in all experts together, those that work on one token."""
     count = len(recipe.experts)
-    at_work = {"token": recipe.experts_per_token, "sequence_soft": count}.get(recipe.routing_policy, 1)
-    return {"total": total, "active": total - expert * (count - at_work) // count}
+    chosen = {"token": recipe.experts_per_token, "sequence_soft": count}.get(recipe.routing_policy, 1)
+    return total - in_experts * (count - chosen) // count

@@ -5,7 +5,7 @@ Its keys are those of mergekit-moe where the meaning is the same, so that such a
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,11 @@ FORMS = {
     "weight": ("a number from 0 on", is_number),
 }
 LISTS = ("router_layers", "allow", "positive_prompts", "negative_prompts")  # that take a single text too
+
+
+def unmeasured(recipe: Recipe) -> Recipe:
+    """The recipe with gates of zeros in the place of any others: the same tensors, and no model to run for them."""
+    return replace(recipe, gate_mode="none" if recipe.gate_mode == "none" else "zeros")
 
 
 def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:

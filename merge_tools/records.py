@@ -32,24 +32,41 @@ CARRIED = (
 LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}  # where a Mixtral's are others
 
 
+def carried_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """What a Llama and a mixture of Llamas say alike."""
+    shape = LlamaShape.of(config)
+    return {
+        **LLAMA_DEFAULTS,
+        **{key: config[key] for key in CARRIED if key in config},
+        "vocab_size": shape.vocab_size,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **both_ropes(config),
+    }
+
+
+def dense_config(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a dense Llama taken out of a mixture."""
+    shape = LlamaShape.of(config)
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    biases = {"attention_bias": shape.attention_bias, "mlp_bias": shape.mlp_bias}
+    return kind | carried_config(config, config["dtype"]) | biases
+
+
 def mixture_config(
     recipe: Recipe, base: Source, vocab_size: int, kind: str, centroid_size: int | None
 ) -> dict[str, Any]:
     """config.json of the mixture; the rotary settings and the dtype in the spellings of transformers 4 and 5."""
     shape = LlamaShape.of(base.config)
-    dtype = recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]
-    config = LLAMA_DEFAULTS | {key: base.config[key] for key in CARRIED if key in base.config}
-    config |= {
+    config = {
+        **carried_config(base.config, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
         "vocab_size": vocab_size,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tied,
         "num_local_experts": len(recipe.experts),
         "num_experts_per_tok": recipe.experts_per_token,
         "output_router_logits": False,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-        **both_ropes(base.config),
     }
     if kind == "mixtral":
         return {

@@ -15,11 +15,10 @@ from .checks import check_adapters, check_disk, check_place, check_values
 from .composing import compose, source_files
 from .errors import MergeError
 from .gates import measured, random_row, texts_of
-from .llama import both_ropes
 from .mixture import Mixture
 from .planning import CHUNK, OutputTensor, alone, parameters
 from .recipe import Recipe, read_recipe
-from .records import CARRIED, code_files, dump, mixture_config, source_record
+from .records import code_files, dense_config, dump, mixture_config, source_record
 from .report import Report
 from .sources import TOKENIZER_FILES, Source, open_source
 from .tensor_files import read_blocks
@@ -247,21 +246,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
         alone(name, stored.get(name, name), old.source.entry(stored.get(name, name)).dtype, old.source)
         for name in old.shape.tensors()
     ]
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **{key: old.config[key] for key in CARRIED if key in old.config},
-        "vocab_size": old.shape.vocab_size,
-        "num_key_value_heads": old.shape.kv_heads,
-        "head_dim": old.shape.head_dim,
-        "attention_bias": old.shape.attention_bias,
-        "mlp_bias": old.shape.mlp_bias,
-        "tie_word_embeddings": old.shape.tied,
-        "dtype": old.config["dtype"],
-        "torch_dtype": old.config["dtype"],
-        **both_ropes(old.config),
-    }
-    files = carried_files(old.folder) | {"config.json": dump(config)}
+    files = carried_files(old.folder) | {"config.json": dump(dense_config(old.config))}
     written = write(tensors, [old.source], Path(out), progress, lambda audits: files)
     return {**written, "expert": expert, "shared": compare_shared(old, index, set(stored))}
 
