@@ -7,8 +7,13 @@ from pathlib import Path
 from .words import join_title
 
 
-def read_jsonl(paths: str | Path | Sequence[str | Path], required: Sequence[str] = ()) -> list[dict]:
-    """Rows of one or more JSON Lines files.
+EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
+
+
+def read_jsonl(
+    paths: str | Path | Sequence[str | Path], required: Sequence[str] = (), example: str = EXAMPLE
+) -> list[dict]:
+    """Rows of one or more JSON Lines files; `example` is what a line should be like, for messages.
 
     Raises:
         FileNotFoundError: for a file that is not there.
@@ -30,7 +35,7 @@ def read_jsonl(paths: str | Path | Sequence[str | Path], required: Sequence[str]
                 except json.JSONDecodeError as error:
                     raise ValueError(
                         f"{path}, line {number}: this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno}). Each line holds "
-                        'one object, such as {"title": "...", "text": "...", "keyphrases": ["..."]}.'
+                        f"one object, such as {example}."
                     ) from error
                 if not isinstance(row, dict):
                     raise ValueError(f"{path}, line {number}: a JSON object is wanted, not a {type(row).__name__}.")

@@ -175,9 +175,10 @@ def open_backbone(kind: type, name_or_path: str, dtype: torch.dtype, loading: di
             raise ValueError(f"{config.model_type!r} has no encoder with a decoder.")
         return AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **loading)
     except (OSError, ValueError) as error:
+        cause = " ".join(str(error).split())
         raise OSError(
             f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of a "
-            f"BART, PEGASUS or mBART, such as 'facebook/bart-large'. The cause: {str(error):.300}"
+            f"BART, PEGASUS or mBART, such as 'facebook/bart-large'. The cause: {cause:.300}"
         ) from error
 
 

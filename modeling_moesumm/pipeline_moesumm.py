@@ -7,6 +7,7 @@ import transformers
 from transformers import AutoModelForSeq2SeqLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .configuration_moesumm import MoeSummConfig
 from .summarizing_moesumm import Summarizer
 
 BATCHES_AT_A_TIME = 16  # so many batches of texts are sorted by length together
@@ -96,6 +97,13 @@ class MoeSummarizationPipeline(Pipeline):
                 written = self._forward(read, **options)
             yield from self.postprocess(written)
             first += len(chunk)
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers; a stock model is saved as it is, since its checkpoint is to open without this code."""
+        if self.model.config.model_type == MoeSummConfig.model_type:
+            return super().save_pretrained(save_directory, **kwargs)
+        self.model.save_pretrained(save_directory, **kwargs)
+        self.tokenizer.save_pretrained(save_directory, **kwargs)
 
     def preprocess(self, texts: list, dataset=None, first: int = 0) -> dict:
         return {"texts": texts, "dataset": dataset, "first": first}

@@ -1,0 +1,256 @@
+"""MoeSumm against its baselines and ablations on real data: in domain, zero-shot and few-shot, with small models.
+
+    python benchmarks/moesumm_quality.py --data PATH --work runs/moesumm_quality        # PATH/summarization/*/*.jsonl
+
+No pretrained summariser is at hand, so a small BART is first taught to denoise the documents of six data sets. Each system
+then starts from it and takes the same steps on the same mix of mail, news and papers: MoeSumm; the backbone on the mix, on
+the mix for as long as MoeSumm's two passes take, and on one data set; FlatMoE; MoeSumm without dataset information, without
+the margin loss, and with deputies that start at random. Radiology reports, chats and consultations are for zero-shot (the
+main expert alone) and few-shot (10 and 100 rows; deputies and selectors, of a backbone all weights). Three seeds, beams of
+four, the scripts of examples/moesumm. What lies in the work folder is not made again. Some four hours on two cores.
+"""
+
+import argparse
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common import write
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples" / "moesumm"
+
+IN_DOMAIN = {"mail": "aeslc", "news": "inshorts_news", "papers": "scitldr"}
+OUT_OF_DOMAIN = {"radiology": "radiology_indiana", "chat": "samsum", "consultation": "mts_dialog"}
+ALSO_READ = {"stories": "cnn_dailymail", "broadcasts": "bbc_news", "medicine": "sumpubmed"}  # before, for denoising
+SINGLE = "news"  # what the backbone of one data set stands on in zero-shot and few-shot
+FEW = (10, 100)
+SYSTEMS = ("moesumm", "mix", "mix twice as long", "single", "flat_moe", "no_dataset", "no_margin", "random start")
+BASELINE = "mix"
+BACKBONES = ("mix", "mix twice as long", "single")
+READING = {"max_source_length": 160, "max_target_length": 64}
+WRITING = {"summary_length": 64, "num_beams": 4, "generation_batch_size": 32}
+TRAINING = {
+    "per_device_train_batch_size": 16,
+    "learning_rate": 5e-4,
+    "warmup_steps": 60,
+    "weight_decay": 0.01,
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "logging_steps": 50,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": True,
+    "disable_tqdm": True,
+}
+
+
+class Work:
+    """The folder of a run: where everything lies, and how scripts are called."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options, self.folder = options, Path(options.work).resolve()
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    def call(self, script: str, log: str, threads: int | None = None, **arguments) -> None:
+        """Runs an example; what it prints is in logs/."""
+        given = []
+        for name, value in arguments.items():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            given += [f"--{name}", *map(str, values)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads or self.options.threads), "HF_HUB_OFFLINE": "1"}
+        start = time.perf_counter()
+        with (self.folder / "logs" / f"{log}.log").open("a") as file:
+            command = [sys.executable, str(EXAMPLES / script), *given]
+            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{script} failed: see {self.folder / 'logs' / log}.log")
+        print(f"{log}: {script} in {time.perf_counter() - start:.0f} s", flush=True)
+
+    def places(self, names) -> list[str]:
+        return [f"{name}={self / 'data' / name}" for name in names]
+
+
+def copy_data(work: Work) -> None:
+    """The first rows of each data set; a set without a train split lends its validation split for it."""
+    for name, source in (IN_DOMAIN | OUT_OF_DOMAIN | ALSO_READ).items():
+        folder, origin = work / "data" / name, Path(work.options.data) / "summarization" / source
+        if (folder / "test.jsonl").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        train = origin / "train.jsonl"
+        shutil.copy(train if train.exists() else origin / "validation.jsonl", folder / "train.jsonl")
+        rows = (origin / "test.jsonl").read_text(encoding="utf-8").split("\n")[: work.options.test_rows]
+        (folder / "test.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+def pretrain(work: Work) -> None:
+    if (work / "backbone" / "losses.json").exists():
+        return
+    sizes = {"d_model": 192, "layers": 3, "heads": 4, "ffn_dim": 768, "vocab_size": 8192, "positions": 256, "piece": 80}
+    training = TRAINING | {
+        "max_steps": work.options.denoising_steps,
+        "learning_rate": 1e-3,
+        "warmup_steps": 200,
+        "seed": 0,
+    }
+    training |= {"save_strategy": "steps", "save_steps": 500, "save_total_limit": 1}
+    work.call(
+        "pretrain.py",
+        "backbone",
+        threads=work.options.threads * work.options.jobs,
+        datasets=work.places(IN_DOMAIN | ALSO_READ),
+        output_dir=work / "backbone",
+        **sizes,
+        **training,
+    )
+
+
+def variant_of(system: str) -> dict:
+    """A system as arguments of train.py."""
+    if system in BACKBONES:
+        return {"variant": "backbone"}
+    if system == "random start":
+        return {"variant": "moesumm", "deputy_output_std": 0.02}
+    return {"variant": system}
+
+
+def train(work: Work, system: str, seed: int) -> None:
+    """Trains a system; the backbone of single data sets is three models, with as many steps together as the others."""
+    sizes = {name: sum(1 for _ in (work / "data" / name / "train.jsonl").open()) for name in IN_DOMAIN}
+    for name in IN_DOMAIN if system == "single" else [None]:
+        folder = model_of(work, system, seed, name)
+        if (folder / "log.json").exists():
+            continue
+        steps = work.options.steps * (2 if system == "mix twice as long" else 1)
+        if name:
+            steps = round(steps * sizes[name] / sum(sizes.values()))
+        work.call(
+            "train.py",
+            folder.name,
+            model_name_or_path=work / "backbone",
+            datasets=work.places([name] if name else IN_DOMAIN),
+            output_dir=folder,
+            max_steps=steps,
+            deputy_size=work.options.deputy_size,
+            seed=seed,
+            **variant_of(system),
+            **READING,
+            **TRAINING,
+        )
+
+
+def model_of(work: Work, system: str, seed: int, name: str | None) -> Path:
+    return work / "models" / "-".join(filter(None, (system.replace(" ", "_"), name, str(seed))))
+
+
+def summarize(work: Work, system: str, seed: int) -> None:
+    """In domain and zero-shot, with the models as they are."""
+    for name in IN_DOMAIN if system == "single" else [None]:
+        model = model_of(work, system, seed, name)
+        for setting, sets in (("in_domain", [name] if name else list(IN_DOMAIN)), ("zero_shot", list(OUT_OF_DOMAIN))):
+            if setting == "zero_shot" and name not in (None, SINGLE):
+                continue
+            # FlatMoE has no main expert: what it does without dataset information is all that it does
+            folder = work / "summaries" / setting / f"{system.replace(' ', '_')}-{seed}"
+            if all((folder / "x" / f"{one}.jsonl").exists() for one in sets):
+                continue
+            zero = {"zero_shot": True} if setting == "zero_shot" else {}
+            work.call(
+                "evaluate.py",
+                f"{model.name}-{setting}",
+                systems=f"x={model}",
+                datasets=work.places(sets),
+                output_dir=folder,
+                **zero,
+                **WRITING,
+            )
+
+
+def adapt(work: Work, system: str, seed: int) -> None:
+    """Few-shot, other rows for each seed."""
+    model = model_of(work, system, seed, SINGLE if system == "single" else None)
+    folder = work / "summaries" / "few_shot" / f"{system.replace(' ', '_')}-{seed}"
+    names = [f"{name}-{rows}" for name in OUT_OF_DOMAIN for rows in FEW]
+    draws = range(work.options.draws)
+    if all((folder / f"draw_{draw}" / f"{name}.jsonl").exists() for name in names for draw in draws):
+        return
+    training = TRAINING | {"warmup_steps": 0, "per_device_train_batch_size": 10, "lr_scheduler_type": "constant"}
+    work.call(
+        "train.py",
+        f"{model.name}-few_shot",
+        setting="few_shot",
+        model_name_or_path=model,
+        datasets=work.places(OUT_OF_DOMAIN),
+        output_dir=folder,
+        few_shot_rows=FEW,
+        draws=work.options.draws,
+        max_steps=work.options.few_steps,
+        seed=100 * seed,
+        **READING,
+        **WRITING,
+        **training,
+    )
+
+
+def run_one(work: Work, system: str, seed: int) -> None:
+    train(work, system, seed)
+    summarize(work, system, seed)
+    if system in work.options.few_systems:
+        adapt(work, system, seed)
+
+
+def score(work: Work) -> list[dict]:
+    """Every setting's table, and each system against the backbone on the mix."""
+    results = []
+    for setting, runs in (("in_domain", "*/x"), ("zero_shot", "*/x"), ("few_shot", "*/draw_*")):
+        places = {name: work / "summaries" / setting / f"{name.replace(' ', '_')}-{runs}" for name in SYSTEMS}
+        there = [f"{name}={place}" for name, place in places.items() if glob.glob(str(place))]
+        if not any(one.startswith(f"{BASELINE}=") for one in there):
+            continue
+        work.call("evaluate.py", setting, systems=there, baseline=BASELINE, output_dir=work / "scores" / setting)
+        print(f"\n{setting}\n\n{(work / 'scores' / setting / 'scores.md').read_text()}", flush=True)
+        results.append({"setting": setting, **json.loads((work / "scores" / setting / "scores.json").read_text())})
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--few_systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS[:-1]))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--denoising_steps", type=int, default=1500)
+    parser.add_argument("--few_steps", type=int, default=40)
+    parser.add_argument("--draws", type=int, default=2, help="for each seed")
+    parser.add_argument("--deputy_size", type=int, default=128)
+    parser.add_argument("--test_rows", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=2, help="scripts that run at once")
+    parser.add_argument("--threads", type=int, default=1, help="of each")
+    parser.add_argument("--name", default="moesumm_quality", help="of the file in results/")
+    work = Work(parser.parse_args())
+    copy_data(work)
+    pretrain(work)
+    with ThreadPoolExecutor(work.options.jobs) as pool:
+        runs = [
+            pool.submit(run_one, work, system, seed) for seed in work.options.seeds for system in work.options.systems
+        ]
+        for run in runs:
+            run.result()
+    settings = {name: value for name, value in vars(work.options).items() if name not in ("data", "work", "name")}
+    write(work.options.name, score(work), **settings, training=TRAINING, reading=READING, writing=WRITING)
+
+
+if __name__ == "__main__":
+    main()

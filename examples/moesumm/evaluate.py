@@ -1,0 +1,225 @@
+"""Scores summarisers on test splits: ROUGE-1, -2, -L, -Lsum and BERTScore, each data set and the means, with tests.
+
+    python examples/moesumm/evaluate.py --systems ours=runs/moesumm mix=runs/backbone --baseline mix \
+        --datasets mail=data/mail news=data/news --output_dir runs/scores
+    python examples/moesumm/evaluate.py --systems ours=runs/moesumm --zero_shot --datasets chat=data/chat
+    python examples/moesumm/evaluate.py --systems 'ours=runs/few-shot/draw_*' 'mix=runs/few-shot-mix/draw_*' --baseline mix
+
+A system is a model (a folder or a Hub id: MoeSumm, or any BART or PEGASUS) or a folder of summaries that train.py wrote. A
+name given several times, or a pattern, stands for runs of one system, as of several seeds: scores are means over the runs,
+with the spread between them. Summaries are kept in the output folder and written once; interrupted, the same command goes
+on. A difference from the baseline comes with the 95 per cent interval of a paired bootstrap over documents and the p of a
+paired t-test.
+"""
+
+import glob
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scores import bertscore, compare, rouge
+from settings import parse_arguments, told
+from sources import DataArguments, named, one_split, read_sources
+from summaries import SummaryFile, Writing, read_summaries
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import modeling_moesumm  # noqa: F401  registers the models
+
+NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bertscore": "BERTScore"}
+MEAN = ("rouge1", "rouge2", "rougeL")  # what a system is judged by, as one number
+ALL = "mean of all"
+
+Scores = dict[str, dict[str, list[dict[str, np.ndarray]]]]  # system -> data set -> runs -> metric -> (n,)
+
+
+@dataclass
+class EvaluationArguments:
+    systems: list[str] = field(metadata={"help": "name=PLACE: a model, or a folder or pattern of folders of summaries"})
+    baseline: str | None = field(default=None, metadata={"help": "the system that others are compared with"})
+    datasets: list[str] = field(default_factory=list, metadata={"help": "name=PLACE, as in train.py; for models"})
+    document_column: str | None = field(default=None, metadata={"help": "otherwise found among the usual names"})
+    summary_column: str | None = field(default=None, metadata={"help": "likewise"})
+    split: str = field(default="test", metadata={"help": "that is scored"})
+    output_dir: str = field(default="runs/scores", metadata={"help": "for summaries, scores.json and scores.md"})
+    zero_shot: bool = field(default=False, metadata={"help": "the main expert alone, for data sets never trained on"})
+    stemming: bool = field(default=True, metadata={"help": "ROUGE of stemmed words"})
+    bertscore_model: str | None = field(default=None, metadata={"help": "folder or Hub id; without it no BERTScore"})
+    bertscore_layer: int | None = field(default=None, metadata={"help": "its layer; by default the last"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+    def __post_init__(self):
+        self.places = places_of(self.systems)
+        if self.baseline is not None and self.baseline not in self.places:
+            raise ValueError(f"--baseline {self.baseline!r} is none of the systems {', '.join(self.places)}.")
+
+
+def places_of(systems: list[str]) -> dict[str, list[str]]:
+    """name -> its runs."""
+    found: dict[str, list[str]] = {}
+    for given in systems:
+        name, place = named(given, "--systems")
+        runs = sorted(glob.glob(place)) if glob.has_magic(place) else [place]
+        if not runs:
+            raise ValueError(f"--systems {given!r}: nothing matches {place!r}.")
+        found.setdefault(name, []).extend(runs)
+    return found
+
+
+def is_summaries(place: str) -> bool:
+    return os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json"))
+
+
+def files_of(place: str, folder: Path, test: dict, args: EvaluationArguments, writing: Writing) -> dict[str, Path]:
+    """Data set -> the file of its summaries, which a model writes now.
+
+    Raises:
+        ValueError: for a folder with neither, and a data set that the model does not know.
+    """
+    if is_summaries(place):
+        files = {path.stem: path for path in sorted(Path(place).glob("*.jsonl"))}
+        if not files:
+            raise ValueError(f"{place} is neither a model (no config.json) nor a folder of summaries (no .jsonl).")
+        return files
+    if not test:
+        raise ValueError(f"{place} is a model: pass --datasets for it to summarise.")
+    known = getattr(AutoConfig.from_pretrained(place), "datasets", None)
+    unknown = [] if args.zero_shot or known is None else [name for name in test if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{place} does not know {', '.join(map(repr, unknown))}, only {', '.join(map(repr, known))}. Pass --zero_shot "
+            "to have its main expert alone, or adapt it by train.py --setting few_shot."
+        )
+    files, model = {}, None
+    for name, rows in test.items():
+        dataset = None if args.zero_shot or known is None else name
+        file = SummaryFile(folder / f"{name}.jsonl", rows, writing, state_of(place), dataset)
+        if not file.is_complete():
+            if model is None:
+                print(place, flush=True)
+                model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+            file.write(model, tokenizer)
+        files[name] = file.path
+    return files
+
+
+def state_of(place: str) -> str:
+    """What tells a model from one that was trained again in its place."""
+    files = sorted(Path(place).glob("*.safetensors")) if os.path.isdir(place) else []
+    return " ".join([place, *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
+
+
+def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
+    """metric -> (n,)."""
+    predictions, references = read_summaries(path)
+    found = rouge(predictions, references, args.stemming)
+    if args.bertscore_model:
+        found["bertscore"] = bertscore(predictions, references, args.bertscore_model, args.bertscore_layer)
+    return found
+
+
+def score_all(args: EvaluationArguments, writing: Writing) -> Scores:
+    test = {}
+    if args.datasets:
+        data = DataArguments(args.datasets, args.document_column, args.summary_column)
+        test = one_split(read_sources(data), args.split, data)
+    scores: Scores = {}
+    for system, places in args.places.items():
+        for run, place in enumerate(places):
+            folder = Path(args.output_dir) / (system if len(places) == 1 else f"{system}-{run}")
+            for name, path in files_of(place, folder, test, args, writing).items():
+                scores.setdefault(system, {}).setdefault(name, []).append(score_file(path, args))
+    return scores
+
+
+def per_document(runs: list[dict[str, np.ndarray]], metric: str) -> np.ndarray:
+    """(n,): the mean over runs."""
+    return np.mean([run[metric] for run in runs], axis=0)
+
+
+def mean_rouge(runs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    """(n,): the mean of ROUGE-1, -2 and -L, and over runs."""
+    return np.mean([per_document(runs, metric) for metric in MEAN], axis=0)
+
+
+def table_of(scores: Scores) -> pd.DataFrame:
+    """A row for each data set and system, and the means over data sets."""
+    rows = []
+    for system, sets in scores.items():
+        means = []
+        for name, runs in sets.items():
+            values = {NAMES[m]: float(per_document(runs, m).mean()) for m in runs[0]}
+            values["mean R"] = float(mean_rouge(runs).mean())
+            values["± runs"] = (
+                float(np.std([mean_rouge([run]).mean() for run in runs], ddof=1)) if len(runs) > 1 else None
+            )
+            means.append(values)
+            rows.append({"data set": name, "system": system, **values, "texts": len(runs[0]["rouge1"])})
+        if len(means) > 1:
+            overall = {name: np.mean([values[name] for values in means]) for name in means[0] if name != "± runs"}
+            rows.append({"data set": ALL, "system": system, **overall})
+    names = list(dict.fromkeys(row["data set"] for row in rows))
+    return pd.DataFrame(rows).sort_values(
+        "data set", key=lambda c: c.map(names.index), kind="stable", ignore_index=True
+    )
+
+
+def tests_of(scores: Scores, baseline: str) -> pd.DataFrame:
+    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L.
+
+    Raises:
+        ValueError: where a data set's documents are not the baseline's.
+    """
+    rows = []
+    for system, sets in scores.items():
+        if system == baseline:
+            continue
+        for name, runs in sets.items():
+            if name not in scores[baseline]:
+                raise ValueError(f"{baseline} has no summaries of {name}, and {system} has. Score the same data sets.")
+            ours, theirs = mean_rouge(runs), mean_rouge(scores[baseline][name])
+            if len(ours) != len(theirs):
+                raise ValueError(f"{name}: {len(ours)} summaries by {system}, {len(theirs)} by {baseline}.")
+            rows.append({"data set": name, "system": system, **compare(ours, theirs)})
+    return pd.DataFrame(rows)
+
+
+def report(scores: Scores, args: EvaluationArguments) -> str:
+    words = "stemmed" if args.stemming else "unstemmed"
+    text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
+    if args.bertscore_model:
+        text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
+    text.append(table_of(scores).round(2).to_markdown(index=False, floatfmt=".2f", missingval=""))
+    if args.baseline:
+        tests = tests_of(scores, args.baseline)
+        said = [
+            "more" if low > 0 else "less" if high < 0 else "a tie"
+            for low, high in zip(tests.low, tests.high, strict=True)
+        ]
+        text += ["", f"Mean R against {args.baseline}, on the same documents:", ""]
+        text.append(tests.assign(verdict=said).to_markdown(index=False, floatfmt=(".2f",) * 5 + (".3g", "")))
+    return "\n".join(text)
+
+
+def run(args: EvaluationArguments, writing: Writing):
+    scores = score_all(args, writing)
+    text = report(scores, args)
+    output = Path(args.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    results = {"scores": table_of(scores).to_dict("records")}
+    if args.baseline:
+        results["tests"] = tests_of(scores, args.baseline).to_dict("records")
+    (output / "scores.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    (output / "scores.md").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{text}\n\nIn {output}: scores.json, scores.md" + (", and the summaries" if args.datasets else ""))
+
+
+def main():
+    args, writing = told(parse_arguments, (EvaluationArguments, Writing), __doc__)
+    told(run, args, writing, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Trains a small BART and its tokenizer from nothing, by denoising documents, where no pretrained one can be had.
+
+    python examples/moesumm/pretrain.py --datasets mail=data/mail news=data/news --output_dir runs/small-bart
+
+Spans of words are hidden behind one <mask> each and sentences are put into another order; the model writes the document as
+it was (BART: Lewis et al. 2020, Sect. 2.2). One pass over 15,000 documents takes a CPU core about half an hour; what comes
+out knows some grammar and hardly any facts, and is for trying things out. Train split only. Interrupted, it goes on from
+the last checkpoint.
+"""
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from settings import last_checkpoint, parse_arguments, told
+from sources import DataArguments, read_sources
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+from modeling_moesumm import MoeSummCollator
+from modeling_moesumm.texts_moesumm import sentence_spans
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # with BART's ids 0 to 3
+
+
+@dataclass
+class PretrainingArguments:
+    vocab_size: int = field(default=8192, metadata={"help": "tokens of the byte-level BPE"})
+    d_model: int = field(default=256, metadata={"help": "hidden size"})
+    layers: int = field(default=3, metadata={"help": "of the encoder, and of the decoder"})
+    heads: int = field(default=4, metadata={"help": "attention heads"})
+    ffn_dim: int = field(default=1024, metadata={"help": "inner size of the feed-forward layers"})
+    positions: int = field(default=512, metadata={"help": "tokens that the encoder reads, and the decoder writes"})
+    piece: int = field(default=128, metadata={"help": "words of the pieces that documents are divided into"})
+    masked: float = field(default=0.3, metadata={"help": "share of the words that is hidden"})
+    span: float = field(default=3.0, metadata={"help": "words of a hidden span, on average"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, positions: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=positions, **names)
+
+
+def pieces_of(document: str, size: int) -> list[str]:
+    """Whole sentences, about `size` words together."""
+    pieces, words = [], 0
+    for start, end in sentence_spans(document):
+        length = len(document[start:end].split())
+        if not pieces or words + length > size:
+            pieces.append([])
+            words = 0
+        pieces[-1].append(" ".join(document[start:end].split()[:size]))
+        words += length
+    return [" ".join(piece) for piece in pieces]
+
+
+def hide(words: list[str], share: float, span: float, rng: random.Random) -> list[str]:
+    """Words with spans of geometric length behind one <mask> each, `share` of them on average."""
+    found, place, start = [], 0, share / (span * (1 - share) + share)
+    while place < len(words):
+        if rng.random() < start:
+            found.append("<mask>")
+            place += 1
+            while place < len(words) and rng.random() > 1 / span:
+                place += 1
+        else:
+            found.append(words[place])
+            place += 1
+    return found
+
+
+def noisy(piece: str, args: PretrainingArguments, rng: random.Random) -> str:
+    sentences = [piece[start:end] for start, end in sentence_spans(piece)]
+    rng.shuffle(sentences)
+    words = hide(" ".join(sentences).split(), args.masked, args.span, rng)
+    return " ".join(words).replace(" <mask>", "<mask>")  # the mask stands for the space as well
+
+
+class DenoisingCollator(MoeSummCollator):
+    """Pieces, with other noise in every epoch -> a batch."""
+
+    def __init__(self, tokenizer, model, args: PretrainingArguments, seed: int):
+        super().__init__(tokenizer, model, on_long="truncate")
+        self.args, self.rng = args, random.Random(seed)
+
+    def __call__(self, rows: list[dict]) -> dict:
+        pieces = [row["piece"] for row in rows]
+        return super().__call__([{"document": noisy(p, self.args, self.rng), "summary": p} for p in pieces])
+
+
+def prepare(args: PretrainingArguments, data_args: DataArguments, training_args: Seq2SeqTrainingArguments):
+    sources = read_sources(data_args)
+    documents = [row["document"] for splits in sources.values() for row in splits.get("train", [])]
+    if not documents:
+        raise ValueError("There is no train split to learn from.")
+    pieces = [{"piece": piece} for document in documents for piece in pieces_of(document, args.piece)]
+    summaries = [row["summary"] for splits in sources.values() for row in splits.get("train", [])]
+    tokenizer = train_tokenizer([*documents, *summaries], args.vocab_size, args.positions)
+    print(f"{len(documents):,} documents in {len(pieces):,} pieces; {len(tokenizer):,} tokens", flush=True)
+    set_seed(training_args.seed)
+    sizes = {"encoder_layers": args.layers, "decoder_layers": args.layers}
+    sizes |= {"encoder_attention_heads": args.heads, "decoder_attention_heads": args.heads}
+    sizes |= {"encoder_ffn_dim": args.ffn_dim, "decoder_ffn_dim": args.ffn_dim}
+    # summaries begin with <s>, as in BART-large; nothing else of its way of generating is taken over
+    config = BartConfig(
+        vocab_size=len(tokenizer), d_model=args.d_model, max_position_embeddings=args.positions, **sizes
+    )
+    model = BartForConditionalGeneration(config)
+    training_args.remove_unused_columns = False
+    return Seq2SeqTrainer(
+        model=model,
+        args=training_args,
+        train_dataset=pieces,
+        data_collator=DenoisingCollator(tokenizer, model, args, training_args.seed),
+        processing_class=tokenizer,
+    )
+
+
+def main():
+    args, data_args, training_args = parse_arguments(
+        (PretrainingArguments, DataArguments, Seq2SeqTrainingArguments), __doc__
+    )
+    trainer = told(prepare, args, data_args, training_args, traceback=args.traceback)
+    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    trainer.save_model(training_args.output_dir)
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    Path(training_args.output_dir, "losses.json").write_text(json.dumps(losses, indent=1))
+    print(f"\nThe backbone is in {training_args.output_dir}: train.py --model_name_or_path {training_args.output_dir}")
+
+
+if __name__ == "__main__":
+    main()

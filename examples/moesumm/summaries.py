@@ -1,0 +1,94 @@
+"""Summaries of a test split in a file, written so that an interruption loses no more than the last few."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from modeling_moesumm.summarizing_moesumm import Summarizer
+
+CHUNK = 8  # batches that are sorted by length together, and written at once
+
+
+@dataclass
+class Writing:
+    num_beams: int = field(default=4, metadata={"help": "of the beam search"})
+    summary_length: int = field(default=300, metadata={"help": "tokens of a summary, at most"})
+    on_long: str = field(default="truncate", metadata={"help": "documents longer than the encoder: truncate, window"})
+    generation_batch_size: int = field(default=8, metadata={"help": "documents that are read at once"})
+    max_test_rows: int | None = field(default=None, metadata={"help": "documents of each test split, the first ones"})
+
+
+class SummaryFile:
+    """A JSONL file of `summary` (the reference) and `prediction`, with a note of what it was made with beside it.
+
+    Args:
+        path: ends in .jsonl.
+        rows: with `document` and `summary`.
+        model: what tells the model, and this state of it, from another.
+        dataset: the model's name for the rows' data set; `None` for the main expert alone, and for a stock model.
+        options: more for `Summarizer`, such as `force_deputy`.
+    """
+
+    def __init__(
+        self, path: Path, rows: list[dict], writing: Writing, model: str, dataset: str | None = None, **options
+    ):
+        self.path, self.writing, self.dataset, self.options = path, writing, dataset, options
+        self.rows = rows[: writing.max_test_rows] if writing.max_test_rows else rows
+        self.settings = {**asdict(writing), "rows": len(self.rows), "dataset": dataset, "model": model, **options}
+        self.begun, self.note = path.with_suffix(".part"), path.with_suffix(".settings.json")
+
+    def is_complete(self) -> bool:
+        """Whether all is written already.
+
+        Raises:
+            ValueError: where it was, or was begun, by another model or with other settings.
+        """
+        if self.note.exists():
+            before = json.loads(self.note.read_text(encoding="utf-8"))
+            names = [name for name, value in self.settings.items() if before.get(name) != value]
+            if names:
+                other = "; ".join(f"{name} {before.get(name)!r}, and now {self.settings[name]!r}" for name in names)
+                raise ValueError(f"{self.path} was made with {other}. Remove it, or write to another --output_dir.")
+        return self.path.exists()
+
+    def write(self, model, tokenizer):
+        """Writes what is missing."""
+        if self.is_complete():
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.note.write_text(json.dumps(self.settings, indent=1), encoding="utf-8")
+        lines = self.begun.read_text(encoding="utf-8").split("\n")[:-1] if self.begun.exists() else []
+        self.begun.write_text(
+            "".join(f"{line}\n" for line in lines), encoding="utf-8"
+        )  # without one that was cut short
+        summarize = Summarizer(
+            model,
+            tokenizer,
+            max_length=self.writing.summary_length,
+            num_beams=self.writing.num_beams,
+            on_long=self.writing.on_long,
+            batch_size=self.writing.generation_batch_size,
+            **self.options,
+        )
+        size = CHUNK * self.writing.generation_batch_size
+        with (
+            tqdm(total=len(self.rows), initial=len(lines), desc=self.path.stem, unit="text") as bar,
+            self.begun.open("a", encoding="utf-8") as file,
+        ):
+            for start in range(len(lines), len(self.rows), size):
+                chunk = self.rows[start : start + size]
+                predictions = summarize([row["document"] for row in chunk], self.dataset, first=start)
+                for row, prediction in zip(chunk, predictions, strict=True):
+                    line = {"summary": row["summary"], "prediction": prediction}
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.flush()
+                bar.update(len(chunk))
+        self.begun.rename(self.path)
+
+
+def read_summaries(path: Path) -> tuple[list[str], list[str]]:
+    """The predictions, and the references."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [row["prediction"] for row in rows], [row["summary"] for row in rows]

@@ -1,0 +1,242 @@
+"""Fine-tunes a summariser on several data sets at once, or adapts one to a new data set from few examples.
+
+    python examples/moesumm/train.py examples/moesumm/bart_large_paper.yml --output_dir runs/moesumm
+    python examples/moesumm/train.py examples/moesumm/small_cpu.yml --datasets mail=data/mail news=data/news \
+        --model_name_or_path runs/small-bart --output_dir runs/moesumm
+    python examples/moesumm/train.py --setting few_shot --few_shot_rows 10 100 --draws 10 --max_steps 100 \
+        --model_name_or_path runs/moesumm --datasets chat=data/chat --output_dir runs/few-shot
+
+`--setting in_domain` (the default) trains all weights on the mix; MoeSumm's baselines and ablations are `--variant
+backbone` (on the mix, or on one data set where one is given), `flat_moe`, `no_dataset` and `no_margin`. `--setting
+few_shot` takes a model that was trained so, draws rows of each data set's train split, trains deputies and selectors on
+them (a backbone: all weights) and writes the summaries of its test split, for evaluate.py. Zero-shot needs no training:
+evaluate.py --zero_shot. Interrupted, the same command goes on. What the model cannot read or write is cut, and counted.
+"""
+
+import copy
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datasets import Dataset
+from settings import last_checkpoint, parse_arguments, told
+from sources import DataArguments, drawn, mixed, one_split, read_sources
+from summaries import SummaryFile, Writing
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+    set_seed,
+)
+
+from modeling_moesumm import MixedDatasetSampler, MixedSampling, MoeSummCollator, MoeSummForConditionalGeneration
+
+# what each is made of, as options of MoeSummForConditionalGeneration.from_backbone
+VARIANTS = {
+    "moesumm": {},
+    "no_dataset": {"dataset_aware": False},
+    "no_margin": {"margin_loss_coef": 0.0},
+    "flat_moe": {"main_expert": False, "deputy_size": None},
+    "backbone": None,
+}
+
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(
+        metadata={"help": "folder or Hub id of a BART, PEGASUS or mBART; in few_shot, of what was trained in domain"}
+    )
+    setting: str = field(default="in_domain", metadata={"help": "in_domain, few_shot"})
+    variant: str = field(default="moesumm", metadata={"help": ", ".join(VARIANTS)})
+    num_deputies: int = field(default=3, metadata={"help": "deputies in every layer"})
+    deputy_size: int = field(default=512, metadata={"help": "their inner size"})
+    margin_loss_coef: float = field(default=1.0, metadata={"help": "weight of the max-margin loss"})
+    deputy_output_std: float = field(default=0.0, metadata={"help": "how the deputies' second matrix starts"})
+    deputy_lr_factor: float = field(
+        default=1.0, metadata={"help": "learning rate of deputies and selectors, as a factor"}
+    )
+    mixing: str = field(default="size", metadata={"help": "rows of each data set: by size, even, temperature"})
+    temperature: float = field(default=2.0, metadata={"help": "of --mixing temperature"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+    def __post_init__(self):
+        for name, known in (("setting", ("in_domain", "few_shot")), ("variant", tuple(VARIANTS))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(known)}.")
+
+
+@dataclass
+class FewShotArguments:
+    few_shot_rows: list[int] = field(default_factory=lambda: [10, 100], metadata={"help": "rows of a draw"})
+    draws: int = field(default=10, metadata={"help": "draws of so many rows, each trained and tested by itself"})
+    save_models: bool = field(default=False, metadata={"help": "keep what each draw has trained"})
+
+
+class SummaryTrainer(MixedSampling, Seq2SeqTrainer):
+    """The stock trainer, with a mixing sampler and, if asked for, a learning rate of the deputies' own."""
+
+    deputy_lr_factor = 1.0
+
+    def create_optimizer(self, model=None):
+        optimizer = super().create_optimizer(model)
+        if self.deputy_lr_factor != 1.0:
+            deputies = {id(p) for name, p in self.model.named_parameters() if ".deputies." in name}
+            for group in list(optimizer.param_groups):
+                new = [p for p in group["params"] if id(p) in deputies]
+                if new:
+                    group["params"] = [p for p in group["params"] if id(p) not in deputies]
+                    lr = self.args.learning_rate * self.deputy_lr_factor
+                    optimizer.add_param_group({**group, "params": new, "lr": lr, "initial_lr": lr})
+        return optimizer
+
+
+class BackboneTrainer(SummaryTrainer):
+    """For a stock model, whose loss is the mean of a small batch: each token of the whole step counts alike, as in ours."""
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True  # so that the tokens of the step are counted
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = outputs.loss
+        if num_items_in_batch is not None:
+            loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+def open_model(args: ModelArguments, names: list[str]):
+    """A new model of the variant, whose selectors know these data sets, and its tokenizer."""
+    if args.variant == "backbone":
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
+    else:
+        options = {"num_deputies": args.num_deputies, "deputy_size": args.deputy_size}
+        options |= {"deputy_output_std": args.deputy_output_std}
+        if args.variant != "flat_moe":
+            options["margin_loss_coef"] = args.margin_loss_coef
+        options |= VARIANTS[args.variant]
+        model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
+    return model, AutoTokenizer.from_pretrained(args.model_name_or_path)
+
+
+def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None):
+    collator = MoeSummCollator(
+        tokenizer, model, data_args.max_source_length, data_args.max_target_length, on_long="truncate"
+    )
+    training_args.remove_unused_columns = False  # texts are tokenised by the collator
+    kind = SummaryTrainer if isinstance(model, MoeSummForConditionalGeneration) else BackboneTrainer
+    trainer = kind(
+        model=model,
+        args=training_args,
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=collator,
+        processing_class=tokenizer,
+        train_sampler=MixedDatasetSampler(train["dataset"], args.mixing, args.temperature, seed=training_args.seed),
+    )
+    trainer.deputy_lr_factor = args.deputy_lr_factor
+    return trainer
+
+
+def prepare_in_domain(args: ModelArguments, data_args: DataArguments, training_args):
+    sources = read_sources(data_args)
+    one_split(sources, "train", data_args)
+    set_seed(training_args.seed)
+    model, tokenizer = open_model(args, list(sources))
+    validation = mixed(sources, "validation")
+    if training_args.eval_strategy != "no" and validation is None:
+        raise ValueError("There is no validation split to evaluate on. Pass --eval_strategy no, or data that has one.")
+    return trainer_of(model, tokenizer, args, data_args, training_args, mixed(sources, "train"), validation)
+
+
+def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, training_args):
+    trainer = told(prepare_in_domain, args, data_args, training_args, traceback=args.traceback)
+    output = Path(training_args.output_dir)
+    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    if trainer.is_world_process_zero():
+        model = trainer.model
+        model.generation_config.update(max_length=writing.summary_length, num_beams=writing.num_beams)
+        pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
+        (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1))
+        report_cut(trainer.data_collator)
+        print(f"\nThe model is in {output}: pipeline('moe-summarization', model={str(output)!r})")
+
+
+def report_cut(collator: MoeSummCollator):
+    rows = collator.cut_rows["rows"]
+    for what, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
+        if collator.cut_rows[what]:
+            print(f"{collator.cut_rows[what]:,} of the {rows:,} {what} read were cut to {limit:,} tokens.")
+
+
+class FewShot:
+    """Draw after draw, a model from the same start, and its summaries; those that are written are passed over."""
+
+    def __init__(self, args: ModelArguments, few: FewShotArguments, data_args: DataArguments, writing, training_args):
+        self.args, self.few, self.data_args, self.writing, self.training_args = (
+            args,
+            few,
+            data_args,
+            writing,
+            training_args,
+        )
+        self.output = Path(training_args.output_dir)
+
+    def prepare(self):
+        sources = read_sources(self.data_args)
+        self.train = one_split(sources, "train", self.data_args)
+        self.test = one_split(sources, "test", self.data_args)
+        for rows in self.train.values():
+            drawn(rows, max(self.few.few_shot_rows), seed=0)
+        self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
+        self.knows_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
+
+    def run(self):
+        told(self.prepare, traceback=self.args.traceback)
+        for name, rows, draw in itertools.product(self.train, self.few.few_shot_rows, range(self.few.draws)):
+            path = self.output / f"draw_{draw}" / f"{name}-{rows}.jsonl"
+            dataset = name if self.knows_datasets else None
+            start = f"{self.args.model_name_or_path}, {rows} rows, draw {draw}, {self.training_args.max_steps} steps"
+            file = SummaryFile(path, self.test[name], self.writing, start, dataset)
+            if not told(file.is_complete, traceback=self.args.traceback):
+                print(f"{name}, {rows} rows, draw {draw}", flush=True)
+                model = self.adapted(name, rows, draw)
+                if self.few.save_models:
+                    kind = pipeline("moe-summarization", model=model, tokenizer=self.tokenizer)
+                    kind.save_pretrained(path.parent / f"{name}-{rows}-model")
+                file.write(model, self.tokenizer)
+        print(f"\nThe summaries are in {self.output}: evaluate.py --systems 'ours={self.output}/draw_*'")
+
+    def adapted(self, name: str, rows: int, draw: int):
+        """The model after training on a draw: of ours deputies and selectors, of a backbone all weights."""
+        settings = copy.copy(self.training_args)
+        settings.seed = self.training_args.seed + draw
+        set_seed(settings.seed)
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.args.model_name_or_path)
+        if self.knows_datasets:
+            if name not in model.config.datasets:
+                model.add_dataset(name)
+            model.train_deputies_only()
+        few_rows = Dataset.from_list(drawn(self.train[name], rows, seed=1000 * rows + draw))
+        trainer_of(model, self.tokenizer, self.args, self.data_args, settings, few_rows).train()
+        return model
+
+
+def main():
+    kinds = (ModelArguments, FewShotArguments, DataArguments, Writing, Seq2SeqTrainingArguments)
+    args, few, data_args, writing, training_args = parse_arguments(kinds, __doc__)
+    if args.setting == "few_shot":
+        training_args.save_strategy = training_args.eval_strategy = "no"  # minutes each, and nothing to choose by
+        FewShot(args, few, data_args, writing, training_args).run()
+    else:
+        in_domain(args, data_args, writing, training_args)
+
+
+if __name__ == "__main__":
+    main()
