@@ -61,13 +61,13 @@ class Work:
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
 
-    def call(self, script: str, log: str, threads: int | None = None, **arguments) -> None:
+    def call(self, script: str, log: str, **arguments) -> None:
         """Runs an example; what it prints is in logs/."""
         given = []
         for name, value in arguments.items():
             values = value if isinstance(value, (list, tuple)) else [value]
             given += [f"--{name}", *map(str, values)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads or self.options.threads), "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": str(self.options.threads), "HF_HUB_OFFLINE": "1"}
         start = time.perf_counter()
         with (self.folder / "logs" / f"{log}.log").open("a") as file:
             command = [sys.executable, str(EXAMPLES / script), *given]
@@ -107,7 +107,6 @@ def pretrain(work: Work) -> None:
     work.call(
         "pretrain.py",
         "backbone",
-        threads=work.options.threads * work.options.jobs,
         datasets=work.places(IN_DOMAIN | ALSO_READ),
         output_dir=work / "backbone",
         **sizes,
@@ -211,15 +210,18 @@ def run_one(work: Work, system: str, seed: int) -> None:
 
 def score(work: Work) -> list[dict]:
     """Every setting's table, and each system against the backbone on the mix."""
+    settings = {"in domain": ("in_domain", "*/x", "*"), "zero-shot": ("zero_shot", "*/x", "*")}
+    settings |= {f"few-shot, {rows} rows": ("few_shot", "*/draw_*", f"*-{rows}") for rows in FEW}
     results = []
-    for setting, runs in (("in_domain", "*/x"), ("zero_shot", "*/x"), ("few_shot", "*/draw_*")):
-        places = {name: work / "summaries" / setting / f"{name.replace(' ', '_')}-{runs}" for name in SYSTEMS}
+    for setting, (folder, runs, only) in settings.items():
+        places = {name: work / "summaries" / folder / f"{name.replace(' ', '_')}-{runs}" for name in SYSTEMS}
         there = [f"{name}={place}" for name, place in places.items() if glob.glob(str(place))]
         if not any(one.startswith(f"{BASELINE}=") for one in there):
             continue
-        work.call("evaluate.py", setting, systems=there, baseline=BASELINE, output_dir=work / "scores" / setting)
-        print(f"\n{setting}\n\n{(work / 'scores' / setting / 'scores.md').read_text()}", flush=True)
-        results.append({"setting": setting, **json.loads((work / "scores" / setting / "scores.json").read_text())})
+        output = work / "scores" / setting
+        work.call("evaluate.py", "scores", systems=there, baseline=BASELINE, output_dir=output, only=only)
+        print(f"\n{setting}\n\n{(output / 'scores.md').read_text()}", flush=True)
+        results.append({"setting": setting, **json.loads((output / "scores.json").read_text())})
     return results
 
 

@@ -202,7 +202,8 @@ class Analysis:
         frame = pd.DataFrame(rows)
         self.write(frame, "forced.csv")
         plot_forced(self.output / "forced.png", frame)
-        text = frame.to_markdown(index=False, floatfmt=".2f", missingval="")
+        shown = frame.astype(object).where(frame.notna(), None)  # references have no ROUGE
+        text = shown.to_markdown(index=False, floatfmt=".2f", missingval="")
         return f"Summaries by each deputy alone (ROUGE: F1 in per cent, stemmed words)\n\n{text}"
 
     def lengths(self) -> str:
@@ -269,7 +270,7 @@ def save(figure: Figure, path: Path, title: str):
     """With the legend of the first panel below, if it has one."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 7), frameon=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
 
@@ -302,7 +303,7 @@ def plot_layers(path: Path, layers: pd.DataFrame):
     names, N = list(layers["data set"].unique()), layers["deputy"].nunique()
     depth = {side: layers.loc[layers["side"] == side, "layer"].nunique() for side in SIDES}
     columns = [(side, layer) for side in SIDES for layer in range(depth[side])]
-    size = (3 + 0.48 * len(columns), 1.4 + N * (0.7 + 0.34 * len(names)))
+    size = (max(3 + 0.48 * len(columns), 5), 1.4 + N * (0.7 + 0.34 * len(names)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(N, 1, sharex=True, squeeze=False)[:, 0]
     for i, axis in enumerate(axes):
@@ -339,6 +340,8 @@ def plot_forced(path: Path, frame: pd.DataFrame):
             y = np.arange(len(names))
             axis.vlines(table[REFERENCE], y - 0.44, y + 0.44, color="black", linewidth=2, label=REFERENCE)
         axis.set_title(measure, fontsize=10)
+        axis.margins(y=0.02)
+        axis.set_xlim(0, 1.05 * max(table.max(axis=None), 1))
         axis.set_xlabel("words" if measure in LENGTHS else "F1, per cent")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(names)), names)
@@ -349,6 +352,8 @@ def plot_forced(path: Path, frame: pd.DataFrame):
 def plot_lengths(path: Path, frame: pd.DataFrame):
     """A panel a data set, a line for each of those who write."""
     names, limits = list(frame["data set"].unique()), sorted(frame["limit in tokens"].unique())
+    # the last limit stands near the one before, unless it is a power of 2
+    labels = [str(a) if b > 1.4 * a else "" for a, b in zip(limits, [*limits[1:], 2 * limits[-1]], strict=True)]
     wide = min(len(names), 3)
     high = -(-len(names) // wide)
     figure = Figure(figsize=(max(3.6 * wide, 5), 1.4 + 2.6 * high), layout="constrained")
@@ -362,15 +367,14 @@ def plot_lengths(path: Path, frame: pd.DataFrame):
                 axis.plot(line["limit in tokens"], line[LENGTHS[0]], color=colour, marker=marker, label=label)
         axis.axhline(own["words a reference"].iloc[0], color="0.4", linestyle="--", label="references")
         axis.set_xscale("log", base=2)
-        axis.set_xticks(limits, limits)
+        axis.set_xticks(limits, labels)
         axis.minorticks_off()
+        axis.set(xlabel="limit of decoding, tokens", ylabel=LENGTHS[0])
         axis.set_title(name, fontsize=10)
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(names) :]:
         axis.set_visible(False)
-    figure.supxlabel("limit of decoding, tokens")
-    figure.supylabel("words a summary")
     save(figure, path, "Length of the summaries against the limit of decoding")
 
 

@@ -108,7 +108,7 @@ def shares_of(counts: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     total = found.groupby(by)["tokens"].transform("sum") if by else found["tokens"].sum()
     found["share"] = found["tokens"] / total
     found["mean gate"] = found.pop("gates") / found["tokens"]
-    return found
+    return found if "layer" in by else found.rename(columns={"tokens": "tokens of all layers"})
 
 
 def cramers_v(table: np.ndarray) -> float:
@@ -188,6 +188,7 @@ def plot_projections(path: Path, names: list[str], panels: dict[str, tuple[np.nd
         axis.set_xlabel(f"first component, {explained[0]:.0%} of the variance")
         axis.set_ylabel(f"second component, {explained[1]:.0%}")
         axis.margins(0.3)
+        axis.set_aspect("equal", adjustable="datalim")
     figure.suptitle("Which data sets are alike, by what they are and by the deputies they use")
     figure.draw_without_rendering()  # the axes get their places, which labels go by
     figure.set_layout_engine("none")
@@ -202,7 +203,7 @@ def label_points(axis, points: np.ndarray, names: list[str]) -> list[Bbox]:
     The figure must have been drawn once: until then its axes have neither places nor limits.
     """
     renderer = axis.figure.canvas.get_renderer()
-    inside = axis.get_window_extent(renderer)
+    inside = axis.get_window_extent(renderer).padded(-4)
     dots = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in axis.transData.transform(points)]
     line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.7, "shrinkA": 0, "shrinkB": 3}
     boxes: list[Bbox] = []
@@ -222,6 +223,7 @@ def label_points(axis, points: np.ndarray, names: list[str]) -> list[Bbox]:
 def place(text, offset: tuple[int, int], renderer) -> Bbox:
     """Moves a label there; its box is that of the words, without the line to the dot."""
     text.xyann = offset
+    text.arrow_patch.set_visible(offset[1] != 0)
     text.set_horizontalalignment("left" if offset[0] > 0 else "right")
     text.update_positions(renderer)
     return Text.get_window_extent(text, renderer)

@@ -16,6 +16,7 @@ import glob
 import json
 import os
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ class EvaluationArguments:
     datasets: list[str] = field(default_factory=list, metadata={"help": "name=PLACE, as in train.py; for models"})
     document_column: str | None = field(default=None, metadata={"help": "otherwise found among the usual names"})
     summary_column: str | None = field(default=None, metadata={"help": "likewise"})
+    only: str = field(default="*", metadata={"help": "pattern of the data sets' names that are scored, as '*-10'"})
     split: str = field(default="test", metadata={"help": "that is scored"})
     output_dir: str = field(default="runs/scores", metadata={"help": "for summaries, scores.json and scores.md"})
     zero_shot: bool = field(default=False, metadata={"help": "the main expert alone, for data sets never trained on"})
@@ -79,9 +81,11 @@ def files_of(place: str, folder: Path, test: dict, args: EvaluationArguments, wr
         ValueError: for a folder with neither, and a data set that the model does not know.
     """
     if is_summaries(place):
-        files = {path.stem: path for path in sorted(Path(place).glob("*.jsonl"))}
+        files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
         if not files:
-            raise ValueError(f"{place} is neither a model (no config.json) nor a folder of summaries (no .jsonl).")
+            raise ValueError(
+                f"{place} is neither a model (no config.json) nor a folder of summaries (no {args.only}.jsonl)."
+            )
         return files
     if not test:
         raise ValueError(f"{place} is a model: pass --datasets for it to summarise.")
@@ -125,6 +129,7 @@ def score_all(args: EvaluationArguments, writing: Writing) -> Scores:
     if args.datasets:
         data = DataArguments(args.datasets, args.document_column, args.summary_column)
         test = one_split(read_sources(data), args.split, data)
+        test = {name: rows for name, rows in test.items() if fnmatch(name, args.only)}
     scores: Scores = {}
     for system, places in args.places.items():
         for run, place in enumerate(places):
@@ -169,21 +174,39 @@ def table_of(scores: Scores) -> pd.DataFrame:
 def tests_of(scores: Scores, baseline: str) -> pd.DataFrame:
     """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L.
 
+    `agree` counts the runs, in their order, whose difference has the sign of the mean one, where both have as many.
+
     Raises:
         ValueError: where a data set's documents are not the baseline's.
     """
     rows = []
     for system, sets in scores.items():
-        if system == baseline:
-            continue
-        for name, runs in sets.items():
-            if name not in scores[baseline]:
-                raise ValueError(f"{baseline} has no summaries of {name}, and {system} has. Score the same data sets.")
-            ours, theirs = mean_rouge(runs), mean_rouge(scores[baseline][name])
-            if len(ours) != len(theirs):
-                raise ValueError(f"{name}: {len(ours)} summaries by {system}, {len(theirs)} by {baseline}.")
-            rows.append({"data set": name, "system": system, **compare(ours, theirs)})
+        for name in [] if system == baseline else [*sets, *[ALL] * (len(sets) > 1)]:
+            names = list(sets) if name == ALL else [name]
+            missing = [one for one in names if one not in scores[baseline]]
+            if missing:
+                raise ValueError(f"{baseline} has no summaries of {missing[0]}, and {system} has. Score the same sets.")
+            pairs = [(sets[one], scores[baseline][one]) for one in names]
+            ours, theirs = ([mean_rouge(pair[i]) for pair in pairs] for i in (0, 1))
+            for one, x, y in zip(names, ours, theirs, strict=True):
+                if len(x) != len(y):
+                    raise ValueError(f"{one}: {len(x)} summaries by {system}, {len(y)} by {baseline}.")
+            found = compare(ours, theirs)
+            rows.append({"data set": name, "system": system, **found, "agree": agreeing(pairs, found["difference"])})
     return pd.DataFrame(rows)
+
+
+def agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
+    runs = {len(run) for pair in pairs for run in pair}
+    if len(runs) > 1:
+        return ""
+    count = runs.pop()
+    each = [np.mean([mean_rouge([x[i]]).mean() - mean_rouge([y[i]]).mean() for x, y in pairs]) for i in range(count)]
+    return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
+
+
+def verdict(low: float, high: float) -> str:
+    return "more" if low > 0 else "less" if high < 0 else "a tie"
 
 
 def report(scores: Scores, args: EvaluationArguments) -> str:
@@ -192,14 +215,11 @@ def report(scores: Scores, args: EvaluationArguments) -> str:
     if args.bertscore_model:
         text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
     text.append(table_of(scores).round(2).to_markdown(index=False, floatfmt=".2f", missingval=""))
-    if args.baseline:
+    if args.baseline and len(scores) > 1:
         tests = tests_of(scores, args.baseline)
-        said = [
-            "more" if low > 0 else "less" if high < 0 else "a tie"
-            for low, high in zip(tests.low, tests.high, strict=True)
-        ]
-        text += ["", f"Mean R against {args.baseline}, on the same documents:", ""]
-        text.append(tests.assign(verdict=said).to_markdown(index=False, floatfmt=(".2f",) * 5 + (".3g", "")))
+        tests["verdict"] = [verdict(low, high) for low, high in zip(tests.low, tests.high, strict=True)]
+        text += ["", f"Mean R against {args.baseline}, on the same documents, with the 95 per cent interval:", ""]
+        text.append(tests.to_markdown(index=False, floatfmt=("", "", ".2f", ".2f", ".2f", ".3g", "", "")))
     return "\n".join(text)
 
 
@@ -209,7 +229,7 @@ def run(args: EvaluationArguments, writing: Writing):
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     results = {"scores": table_of(scores).to_dict("records")}
-    if args.baseline:
+    if args.baseline and len(scores) > 1:
         results["tests"] = tests_of(scores, args.baseline).to_dict("records")
     (output / "scores.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     (output / "scores.md").write_text(text + "\n", encoding="utf-8")
@@ -217,7 +237,7 @@ def run(args: EvaluationArguments, writing: Writing):
 
 
 def main():
-    args, writing = told(parse_arguments, (EvaluationArguments, Writing), __doc__)
+    args, writing = parse_arguments((EvaluationArguments, Writing), __doc__)
     told(run, args, writing, traceback=args.traceback)
 
 

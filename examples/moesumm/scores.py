@@ -40,17 +40,36 @@ def bertscore(predictions: list[str], references: list[str], model: str, layer: 
     return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0)
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """(n,) -> the 95 per cent interval of their mean, by a bootstrap over the documents."""
-    if len(values) < 2 or np.ptp(values) == 0:
-        return float(values.mean()), float(values.mean())
-    found = stats.bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
-    return float(found.low), float(found.high)
+def interval(differences: list[np.ndarray]) -> tuple[float, float]:
+    """Values of documents, data set by data set -> the 95 per cent interval of the mean of the data sets' means.
+
+    By a bootstrap over the documents of each (percentiles); a single document, or equal values, have no spread.
+    """
+    if all(len(values) < 2 or np.ptp(values) == 0 for values in differences):
+        mean = float(np.mean([values.mean() for values in differences]))
+        return mean, mean
+
+    def mean_of_means(*samples, axis=-1):
+        return np.mean([sample.mean(axis=axis) for sample in samples], axis=0)
+
+    found = stats.bootstrap(differences, mean_of_means, n_resamples=RESAMPLES, method="percentile", rng=0)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def compare(ours: np.ndarray, baseline: np.ndarray) -> dict[str, float]:
-    """Scores of the same n documents -> the mean difference, its 95 per cent interval, and p of the paired t-test."""
-    difference = ours - baseline
-    low, high = interval(difference)
-    p = 1.0 if len(difference) < 2 or np.ptp(difference) == 0 else float(stats.ttest_rel(ours, baseline).pvalue)
-    return {"difference": float(difference.mean()), "low": low, "high": high, "p": p}
+def compare(ours: list[np.ndarray], baseline: list[np.ndarray]) -> dict[str, float]:
+    """Scores of the same documents, data set by data set -> how the means of the data sets' means differ.
+
+    Returns: `difference`; `low` and `high`, its 95 per cent interval; `p`, two-sided, of the paired t-test, which for
+    several data sets takes the sum of their means' variances and the normal distribution.
+    """
+    differences = [one - other for one, other in zip(ours, baseline, strict=True)]
+    low, high = interval(differences)
+    mean = float(np.mean([values.mean() for values in differences]))
+    if low == high:
+        p = 1.0
+    elif len(differences) == 1:
+        p = float(stats.ttest_rel(ours[0], baseline[0]).pvalue)
+    else:
+        variance = sum(values.var(ddof=1) / len(values) for values in differences) / len(differences) ** 2
+        p = float(2 * stats.norm.sf(abs(mean) / variance**0.5))
+    return {"difference": mean, "low": low, "high": high, "p": p}

@@ -19,7 +19,7 @@ def parse_arguments(kinds: tuple, description: str) -> tuple:
             values = value if isinstance(value, list) else [] if value is True else [value]
             from_file += [f"--{name}", *map(str, values)]
         given = from_file + given[1:]
-    return parser.parse_args_into_dataclasses(given)
+    return told(parser.parse_args_into_dataclasses, given)
 
 
 def told(call, *args, traceback: bool = False):

@@ -248,7 +248,7 @@ def test_lengths_are_those_that_were_written_up_to_the_limit(analysed, saved, to
 
 def test_flat_moe_has_no_main_expert_and_two_data_sets_no_projection(scripts, places, saved, tmp_path):
     given = ("--model", saved["flat_moe"], "--datasets", places["news"], places["papers"], "--output_dir", tmp_path)
-    said = run(scripts.analyse, *given, *SHORT, "--max_rows", 2)
+    said = run(scripts.analyse, *given, *SHORT, "--max_rows", 2, "--parts", "forced", "lengths", "attributes")
     assert "fewer than three data sets" in said and not (tmp_path / "attributes.png").exists()
     frame = pd.read_csv(tmp_path / "forced.csv")
     assert set(frame["summaries by"]) == {"own choice", "deputy 0", "deputy 1", "deputy 2", "reference"}

@@ -189,7 +189,7 @@ def test_systems_are_scored_and_compared(scripts, places, backbone, trained, tmp
     run(scripts.evaluate, *given)
     found = json.loads((tmp_path / "scores.json").read_text())
     rows = {(row["data set"], row["system"]): row for row in found["scores"]}
-    assert len(rows) == 8 and {row["system"] for row in found["tests"]} == {"ours"}
+    assert len(rows) == 8 and len(found["tests"]) == 4 and {row["system"] for row in found["tests"]} == {"ours"}
     for system in ("ours", "stock"):
         means = [rows[name, system]["mean R"] for name in SETS]
         assert rows["mean of all", system]["mean R"] == pytest.approx(np.mean(means))
@@ -213,11 +213,15 @@ def test_systems_are_scored_and_compared(scripts, places, backbone, trained, tmp
 def test_a_difference_is_one_only_where_it_is_more_than_chance(scripts):
     rng = np.random.default_rng(0)
     noise = rng.normal(30, 10, 400)
-    better = scripts.scores.compare(noise + 1 + rng.normal(0, 2, 400), noise)
-    tie = scripts.scores.compare(noise + rng.normal(0, 2, 400), noise)
-    assert better["low"] > 0 and better["p"] < 0.01 and tie["low"] < 0 < tie["high"] and tie["p"] > 0.05
-    same = scripts.scores.compare(noise, noise)
-    assert same == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    for sets in (1, 3):
+        base = [noise[i * 100 : 200 + i * 100] for i in range(sets)]
+        better = scripts.scores.compare([values + 1 + rng.normal(0, 2, 200) for values in base], base)
+        tie = scripts.scores.compare([values + rng.normal(0, 2, 200) for values in base], base)
+        assert better["low"] > 0 and better["p"] < 0.01 and tie["low"] < 0 < tie["high"] and tie["p"] > 0.05
+        assert better["low"] < better["difference"] < better["high"]
+        assert scripts.scores.compare(base, base) == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    # one large and one small data set count alike
+    assert scripts.scores.compare([noise + 2, noise[:10]], [noise, noise[:10]])["difference"] == pytest.approx(1)
 
 
 def test_rouge_is_that_of_hand_counting(scripts):
@@ -305,5 +309,6 @@ def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, 
     assert "none of the systems ours" in fails(evaluate, capsys, *ours, "--baseline", "mix")
     assert "nothing matches" in fails(evaluate, capsys, "--systems", f"a={tmp_path}/no*")
     run(evaluate, *ours, "--datasets", places["chat"], "--zero_shot", *SHORT)
+    capsys.readouterr()
     other = [*ours, "--datasets", places["chat"], "--zero_shot", *SHORT, "--num_beams", 1]
     assert "num_beams 2, and now 1" in fails(evaluate, capsys, *other)
