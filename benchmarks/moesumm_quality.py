@@ -46,7 +46,6 @@ TRAINING = {
     "logging_steps": 50,
     "report_to": "none",
     "use_cpu": True,
-    "bf16": True,
     "disable_tqdm": True,
 }
 
@@ -94,24 +93,15 @@ def copy_data(work: Work) -> None:
 
 
 def pretrain(work: Work) -> None:
-    if (work / "backbone" / "losses.json").exists():
-        return
-    sizes = {"d_model": 192, "layers": 3, "heads": 4, "ffn_dim": 768, "vocab_size": 8192, "positions": 256, "piece": 80}
-    training = TRAINING | {
-        "max_steps": work.options.denoising_steps,
-        "learning_rate": 1e-3,
-        "warmup_steps": 200,
-        "seed": 0,
-    }
-    training |= {"save_strategy": "steps", "save_steps": 500, "save_total_limit": 1}
-    work.call(
-        "pretrain.py",
-        "backbone",
-        datasets=work.places(IN_DOMAIN | ALSO_READ),
-        output_dir=work / "backbone",
-        **sizes,
-        **training,
-    )
+    """First short pieces as they are, from which copying is learnt soonest, then longer ones with words hidden."""
+    sizes = {"d_model": 128, "layers": 3, "heads": 4, "ffn_dim": 512, "vocab_size": 4096, "positions": 256}
+    short = {"piece": 10, "masked": 0.0, "per_device_train_batch_size": 48, "learning_rate": 2e-3, **sizes}
+    long = {"piece": 60, "masked": 0.3, "learning_rate": 1e-3, "model_name_or_path": work / "copying"}
+    for name, stage in (("copying", short), ("backbone", long)):
+        if not (work / name / "losses.json").exists():
+            training = TRAINING | {"max_steps": work.options.denoising_steps, "warmup_steps": 100, "seed": 0} | stage
+            places = work.places(IN_DOMAIN | ALSO_READ)
+            work.call("pretrain.py", name, datasets=places, output_dir=work / name, **training)
 
 
 def variant_of(system: str) -> dict:
@@ -233,10 +223,10 @@ def main():
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--few_systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS[:-1]))
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--denoising_steps", type=int, default=1500)
+    parser.add_argument("--denoising_steps", type=int, default=2000, help="of each of two stages")
     parser.add_argument("--few_steps", type=int, default=40)
     parser.add_argument("--draws", type=int, default=2, help="for each seed")
-    parser.add_argument("--deputy_size", type=int, default=128)
+    parser.add_argument("--deputy_size", type=int, default=64)
     parser.add_argument("--test_rows", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2, help="scripts that run at once")
     parser.add_argument("--threads", type=int, default=1, help="of each")

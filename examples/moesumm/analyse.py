@@ -31,9 +31,9 @@ from matplotlib.figure import Figure
 from scores import rouge
 from settings import parse_arguments, told
 from sources import DataArguments, named, one_split, read_sources
-from summaries import CHUNK, SummaryFile, Writing, read_summaries
+from summaries import CHUNK, SummaryFile, Writing, open_summariser, read_summaries, state_of
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig
 
 from modeling_moesumm import MoeSummCollator, MoeSummConfig
 from modeling_moesumm.summarizing_moesumm import Summarizer
@@ -82,12 +82,6 @@ def check_model(config, args: AnalysisArguments):
             f"{args.model} does not know {', '.join(map(repr, unknown))}, only {', '.join(map(repr, config.datasets))}. "
             "Name each data set as it was named in training."
         )
-
-
-def state_of(place: str) -> str:
-    """What tells a model from one that was trained again in its place."""
-    files = sorted(Path(place).glob("*.safetensors"))
-    return " ".join([place, *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
 
 
 def writers(config: MoeSummConfig) -> dict[str, dict]:
@@ -152,9 +146,7 @@ class Analysis:
         self.args, self.output = args, Path(args.output_dir)
         data = DataArguments(args.datasets, args.document_column, args.summary_column, max_rows=args.max_rows)
         self.test = one_split(read_sources(data), args.split, data)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(args.model).to(device).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(args.model)
+        self.model, self.tokenizer = open_summariser(args.model)
         # refuses lengths and batches that cannot be, before anything is written
         Summarizer(self.model, self.tokenizer, args.summary_length, batch_size=args.batch_size)
         self.output.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ import pandas as pd
 from scores import bertscore, compare, rouge
 from settings import parse_arguments, told
 from sources import DataArguments, named, one_split, read_sources
-from summaries import SummaryFile, Writing, read_summaries
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from summaries import SummaryFile, Writing, open_summariser, read_summaries, state_of
+from transformers import AutoConfig
 
 import modeling_moesumm  # noqa: F401  registers the models
 
@@ -103,16 +103,10 @@ def files_of(place: str, folder: Path, test: dict, args: EvaluationArguments, wr
         if not file.is_complete():
             if model is None:
                 print(place, flush=True)
-                model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+                model, tokenizer = open_summariser(place)
             file.write(model, tokenizer)
         files[name] = file.path
     return files
-
-
-def state_of(place: str) -> str:
-    """What tells a model from one that was trained again in its place."""
-    files = sorted(Path(place).glob("*.safetensors")) if os.path.isdir(place) else []
-    return " ".join([place, *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
 
 
 def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
@@ -205,6 +199,12 @@ def agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
     return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
 
 
+def without_gaps(table: pd.DataFrame) -> pd.DataFrame:
+    """With nothing where there is no number, and counts as whole numbers."""
+    table = table.assign(texts=[str(int(count)) if pd.notna(count) else "" for count in table["texts"]])
+    return table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
+
+
 def verdict(low: float, high: float) -> str:
     return "more" if low > 0 else "less" if high < 0 else "a tie"
 
@@ -214,7 +214,7 @@ def report(scores: Scores, args: EvaluationArguments) -> str:
     text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
     if args.bertscore_model:
         text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
-    text.append(table_of(scores).round(2).to_markdown(index=False, floatfmt=".2f", missingval=""))
+    text.append(without_gaps(table_of(scores)).to_markdown(index=False, floatfmt=".2f"))
     if args.baseline and len(scores) > 1:
         tests = tests_of(scores, args.baseline)
         tests["verdict"] = [verdict(low, high) for low, high in zip(tests.low, tests.high, strict=True)]

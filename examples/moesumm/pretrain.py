@@ -2,8 +2,8 @@
 
     python examples/moesumm/pretrain.py --datasets mail=data/mail news=data/news --output_dir runs/small-bart
 
-Spans of words are hidden behind one <mask> each and sentences are put into another order; the model writes the document as
-it was (BART: Lewis et al. 2020, Sect. 2.2). One pass over 15,000 documents takes a CPU core about half an hour; what comes
+Spans of words are hidden behind one <mask> each, and if asked for sentences are put into another order; the model writes the
+document as it was (BART: Lewis et al. 2020, Sect. 2.2). One pass over 15,000 documents takes a CPU core about half an hour; what comes
 out knows some grammar and hardly any facts, and is for trying things out. Train split only. Interrupted, it goes on from
 the last checkpoint.
 """
@@ -17,6 +17,7 @@ from settings import last_checkpoint, parse_arguments, told
 from sources import DataArguments, read_sources
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -33,6 +34,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # with BART's ids 0 to 3
 
 @dataclass
 class PretrainingArguments:
+    model_name_or_path: str | None = field(default=None, metadata={"help": "go on with this BART instead of a new one"})
     vocab_size: int = field(default=8192, metadata={"help": "tokens of the byte-level BPE"})
     d_model: int = field(default=256, metadata={"help": "hidden size"})
     layers: int = field(default=3, metadata={"help": "of the encoder, and of the decoder"})
@@ -42,6 +44,9 @@ class PretrainingArguments:
     piece: int = field(default=128, metadata={"help": "words of the pieces that documents are divided into"})
     masked: float = field(default=0.3, metadata={"help": "share of the words that is hidden"})
     span: float = field(default=3.0, metadata={"help": "words of a hidden span, on average"})
+    permute: bool = field(
+        default=False, metadata={"help": "put sentences into another order, too: needs longer training"}
+    )
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
 
@@ -70,15 +75,15 @@ def train_tokenizer(texts: list[str], vocab_size: int, positions: int) -> PreTra
 
 
 def pieces_of(document: str, size: int) -> list[str]:
-    """Whole sentences, about `size` words together."""
-    pieces, words = [], 0
+    """Whole sentences, at most `size` words together; a longer sentence is parted."""
+    pieces: list[list[str]] = []
     for start, end in sentence_spans(document):
-        length = len(document[start:end].split())
-        if not pieces or words + length > size:
-            pieces.append([])
-            words = 0
-        pieces[-1].append(" ".join(document[start:end].split()[:size]))
-        words += length
+        words = document[start:end].split()
+        for place in range(0, len(words), size):
+            part = words[place : place + size]
+            if not pieces or len(pieces[-1]) + len(part) > size:
+                pieces.append([])
+            pieces[-1] += part
     return [" ".join(piece) for piece in pieces]
 
 
@@ -99,7 +104,8 @@ def hide(words: list[str], share: float, span: float, rng: random.Random) -> lis
 
 def noisy(piece: str, args: PretrainingArguments, rng: random.Random) -> str:
     sentences = [piece[start:end] for start, end in sentence_spans(piece)]
-    rng.shuffle(sentences)
+    if args.permute:
+        rng.shuffle(sentences)
     words = hide(" ".join(sentences).split(), args.masked, args.span, rng)
     return " ".join(words).replace(" <mask>", "<mask>")  # the mask stands for the space as well
 
@@ -116,24 +122,32 @@ class DenoisingCollator(MoeSummCollator):
         return super().__call__([{"document": noisy(p, self.args, self.rng), "summary": p} for p in pieces])
 
 
+def configuration(args: PretrainingArguments, vocab_size: int) -> BartConfig:
+    return BartConfig(
+        vocab_size=vocab_size,
+        d_model=args.d_model,
+        max_position_embeddings=args.positions,
+        **{f"{side}_layers": args.layers for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": args.heads for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": args.ffn_dim for side in ("encoder", "decoder")},
+    )
+
+
 def prepare(args: PretrainingArguments, data_args: DataArguments, training_args: Seq2SeqTrainingArguments):
     sources = read_sources(data_args)
     documents = [row["document"] for splits in sources.values() for row in splits.get("train", [])]
     if not documents:
         raise ValueError("There is no train split to learn from.")
     pieces = [{"piece": piece} for document in documents for piece in pieces_of(document, args.piece)]
-    summaries = [row["summary"] for splits in sources.values() for row in splits.get("train", [])]
-    tokenizer = train_tokenizer([*documents, *summaries], args.vocab_size, args.positions)
-    print(f"{len(documents):,} documents in {len(pieces):,} pieces; {len(tokenizer):,} tokens", flush=True)
     set_seed(training_args.seed)
-    sizes = {"encoder_layers": args.layers, "decoder_layers": args.layers}
-    sizes |= {"encoder_attention_heads": args.heads, "decoder_attention_heads": args.heads}
-    sizes |= {"encoder_ffn_dim": args.ffn_dim, "decoder_ffn_dim": args.ffn_dim}
-    # summaries begin with <s>, as in BART-large; nothing else of its way of generating is taken over
-    config = BartConfig(
-        vocab_size=len(tokenizer), d_model=args.d_model, max_position_embeddings=args.positions, **sizes
-    )
-    model = BartForConditionalGeneration(config)
+    if args.model_name_or_path:
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        model = BartForConditionalGeneration.from_pretrained(args.model_name_or_path)
+    else:
+        summaries = [row["summary"] for splits in sources.values() for row in splits.get("train", [])]
+        tokenizer = train_tokenizer([*documents, *summaries], args.vocab_size, args.positions)
+        model = BartForConditionalGeneration(configuration(args, len(tokenizer)))
+    print(f"{len(documents):,} documents in {len(pieces):,} pieces; {len(tokenizer):,} tokens", flush=True)
     training_args.remove_unused_columns = False
     return Seq2SeqTrainer(
         model=model,

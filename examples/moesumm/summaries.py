@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from modeling_moesumm.summarizing_moesumm import Summarizer
 
@@ -37,6 +39,7 @@ class SummaryFile:
         self.path, self.writing, self.dataset, self.options = path, writing, dataset, options
         self.rows = rows[: writing.max_test_rows] if writing.max_test_rows else rows
         self.settings = {**asdict(writing), "rows": len(self.rows), "dataset": dataset, "model": model, **options}
+        del self.settings["generation_batch_size"]  # summaries are the same in any batch
         self.begun, self.note = path.with_suffix(".part"), path.with_suffix(".settings.json")
 
     def is_complete(self) -> bool:
@@ -86,6 +89,18 @@ class SummaryFile:
                 file.flush()
                 bar.update(len(chunk))
         self.begun.rename(self.path)
+
+
+def state_of(place: str) -> str:
+    """What tells a model from one that was trained again in its place."""
+    files = sorted(Path(place).glob("*.safetensors")) if Path(place).is_dir() else []
+    return " ".join([place, *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])
+
+
+def open_summariser(place: str):
+    """A model, on a GPU if there is one, and its tokenizer."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(place)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), AutoTokenizer.from_pretrained(place)
 
 
 def read_summaries(path: Path) -> tuple[list[str], list[str]]:

@@ -126,6 +126,8 @@ def open_model(args: ModelArguments, names: list[str]):
 
 
 def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None):
+    if data_args.max_source_length:
+        tokenizer.model_max_length = data_args.max_source_length  # saved with it: summaries are of what training saw
     collator = MoeSummCollator(
         tokenizer, model, data_args.max_source_length, data_args.max_target_length, on_long="truncate"
     )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from transformers import AutoModelForSeq2SeqLM
 
 from tests.modeling_moesumm.conftest import tiny_backbone
 from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, writing_moesumm
@@ -217,7 +218,7 @@ def test_each_deputy_writes_its_own_summaries(analysed, saved, tokenizer, script
         if (path := analysed[0] / "summaries" / f"letters-{who}.jsonl")
     }
     assert len({tuple(texts) for texts in written.values()}) == 5
-    model = scripts.analyse.AutoModelForSeq2SeqLM.from_pretrained(saved["moesumm"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(saved["moesumm"])
     text = some_rows("letters")[2]["document"]
     options = {"dataset": "letters", "max_length": 20, "num_beams": 2}
     assert model.summarize(text, tokenizer, force_deputy=1, **options) == written["deputy_1"][2]
@@ -233,7 +234,7 @@ def test_lengths_are_those_that_were_written_up_to_the_limit(analysed, saved, to
     frame = pd.read_csv(analysed[0] / "lengths.csv")
     assert sorted(set(frame["limit in tokens"])) == [16, 20] and len(frame) == 3 * 2 * 2
     assert frame["words a reference"].tolist() == [71 / 5] * len(frame)
-    model = scripts.analyse.AutoModelForSeq2SeqLM.from_pretrained(saved["moesumm"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(saved["moesumm"])
     for who, options in (("own choice", {"dataset": "papers"}), ("main expert alone", {})):
         words, stopped = [], 0
         for row in some_rows("papers"):
