@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 import torch
 from attributes import LENGTHS, compare_data_sets, mean_words, plot_projections, say_unevenness, shares_of, unevenness
+from datasets import Dataset
 from matplotlib import colormaps
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -94,7 +95,7 @@ def writers(config: MoeSummConfig) -> dict[str, dict]:
 
 
 @torch.no_grad()
-def count_tokens(name: str, rows: list[dict], model, tokenizer, batch_size: int) -> pd.DataFrame:
+def count_tokens(name: str, rows: Dataset, model, tokenizer, batch_size: int) -> pd.DataFrame:
     """A row for each side, layer and deputy, with the real tokens that took it, and their gates' sum."""
     collator = MoeSummCollator(tokenizer, model, on_long="truncate")
     N, sums = model.config.num_deputies, dict.fromkeys(SIDES, 0.0)
@@ -190,7 +191,7 @@ class Analysis:
                 own = {"data set": name, "summaries by": who, "texts": len(texts)}
                 rows.append({**own, **mean_words(predictions), **scores})
             own = {"data set": name, "summaries by": REFERENCE, "texts": len(texts)}
-            rows.append({**own, **mean_words([text["summary"] for text in texts])})
+            rows.append({**own, **mean_words(texts["summary"])})
         frame = pd.DataFrame(rows)
         self.write(frame, "forced.csv")
         plot_forced(self.output / "forced.png", frame)
@@ -210,7 +211,7 @@ class Analysis:
                         own = {"data set": name, "summaries by": who, "limit in tokens": limit}
                         rows.append(own | self.length(name, texts, limit, given, bar))
         frame = pd.DataFrame(rows)
-        references = {name: mean_words([text["summary"] for text in texts]) for name, texts in self.test.items()}
+        references = {name: mean_words(texts["summary"]) for name, texts in self.test.items()}
         frame["words a reference"] = frame["data set"].map({n: words[LENGTHS[0]] for n, words in references.items()})
         self.write(frame, "lengths.csv")
         plot_lengths(self.output / "lengths.png", frame)
@@ -220,12 +221,12 @@ class Analysis:
         text = table.rename(columns="limit {}".format).reset_index().to_markdown(index=False, floatfmt=".1f")
         return f"Words a summary against the limit of decoding, in tokens\n\n{text}"
 
-    def length(self, name: str, texts: list[dict], limit: int, options: dict, bar) -> dict[str, float]:
+    def length(self, name: str, texts: Dataset, limit: int, options: dict, bar) -> dict[str, float]:
         size = self.args.batch_size
         options = {"num_beams": self.args.num_beams, "on_long": "truncate", "batch_size": size, **options}
         summarize, written = UncutSummarizer(self.model, self.tokenizer, limit, **options), []
         for start in range(0, len(texts), CHUNK * size):
-            chunk = [text["document"] for text in texts[start : start + CHUNK * size]]
+            chunk = texts[start : start + CHUNK * size]["document"]
             written += summarize(chunk, name, first=start)
             bar.update(len(chunk))
         return {

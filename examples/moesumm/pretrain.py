@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from settings import last_checkpoint, parse_arguments, told
-from sources import DataArguments, read_sources
+from sources import DataArguments, mixed, read_sources
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoTokenizer,
@@ -135,17 +135,17 @@ def configuration(args: PretrainingArguments, vocab_size: int) -> BartConfig:
 
 def prepare(args: PretrainingArguments, data_args: DataArguments, training_args: Seq2SeqTrainingArguments):
     sources = read_sources(data_args)
-    documents = [row["document"] for splits in sources.values() for row in splits.get("train", [])]
-    if not documents:
+    train = mixed(sources, "train")
+    if train is None:
         raise ValueError("There is no train split to learn from.")
+    documents = train["document"]
     pieces = [{"piece": piece} for document in documents for piece in pieces_of(document, args.piece)]
     set_seed(training_args.seed)
     if args.model_name_or_path:
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
         model = BartForConditionalGeneration.from_pretrained(args.model_name_or_path)
     else:
-        summaries = [row["summary"] for splits in sources.values() for row in splits.get("train", [])]
-        tokenizer = train_tokenizer([*documents, *summaries], args.vocab_size, args.positions)
+        tokenizer = train_tokenizer([*documents, *train["summary"]], args.vocab_size, args.positions)
         model = BartForConditionalGeneration(configuration(args, len(tokenizer)))
     print(f"{len(documents):,} documents in {len(pieces):,} pieces; {len(tokenizer):,} tokens", flush=True)
     training_args.remove_unused_columns = False

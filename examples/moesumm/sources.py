@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, concatenate_datasets, load_dataset
 
 from keyphrase_tools.documents import read_jsonl
 
@@ -29,7 +29,7 @@ class DataArguments:
     max_rows: int | None = field(default=None, metadata={"help": "rows of each split of each data set, the first ones"})
 
 
-def read_sources(args: DataArguments) -> dict[str, dict[str, list[dict]]]:
+def read_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
     """name -> split -> rows with `document`, `summary`, `dataset`; rows without either text are dropped, and counted.
 
     Raises:
@@ -49,28 +49,44 @@ def named(given: str, option: str) -> tuple[str, str]:
     return name.strip(), place.strip()
 
 
-def read_source(name: str, place: str, args: DataArguments) -> dict[str, list[dict]]:
+def read_source(name: str, place: str, args: DataArguments) -> dict[str, Dataset]:
     splits, dropped = {}, 0
     for split, rows in raw_splits(place).items():
-        rows = rows[: args.max_rows] if args.max_rows else rows
+        count = min(args.max_rows or len(rows), len(rows))
+        rows = rows[:count] if isinstance(rows, list) else rows.select(range(count))
         document = column_of(rows[0], args.document_column, DOCUMENTS, "document", place)
         summary = column_of(rows[0], args.summary_column, SUMMARIES, "summary", place)
-        texts = [(as_text(row.get(document)), as_text(row.get(summary))) for row in rows]
-        splits[split] = [{"document": d, "summary": s, "dataset": name} for d, s in texts if d and s]
-        dropped += len(rows) - len(splits[split])
-        if not splits[split]:
+        if isinstance(rows, list):
+            splits[split] = Dataset.from_dict(
+                whole_texts(columns_of(rows, (document, summary)), document, summary, name)
+            )
+        else:  # stays on disk
+            columns = {"document": document, "summary": summary, "name": name}
+            splits[split] = rows.map(whole_texts, batched=True, fn_kwargs=columns, remove_columns=rows.column_names)
+        dropped += count - len(splits[split])
+        if not len(splits[split]):
             raise ValueError(f"{place} has no row in {split} with both {document!r} and {summary!r}.")
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     print(f"{name}: {sizes}" + (f"; {dropped:,} rows without a text were dropped" if dropped else ""), flush=True)
     return splits
 
 
-def raw_splits(place: str) -> dict[str, list[dict]]:
+def columns_of(rows: list[dict], names: tuple[str, ...]) -> dict[str, list]:
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def whole_texts(columns: dict[str, list], document: str, summary: str, name: str) -> dict[str, list[str]]:
+    """Columns of the rows that have both texts."""
+    pairs = [(as_text(d), as_text(s)) for d, s in zip(columns[document], columns[summary], strict=True)]
+    kept = [pair for pair in pairs if all(pair)]
+    return {"document": [d for d, _ in kept], "summary": [s for _, s in kept], "dataset": [name] * len(kept)}
+
+
+def raw_splits(place: str) -> dict[str, list[dict] | Dataset]:
     """The rows of a folder, of a file (which is read as whatever split is asked for), or of a Hub data set."""
     path = Path(place)
     if path.is_file():
-        rows = read_rows(path)
-        return dict.fromkeys(SPLITS, rows)
+        return dict.fromkeys(SPLITS, read_rows(path))
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in SPLITS if (path / f"{split}.jsonl").exists()}
         if not files:
@@ -80,7 +96,7 @@ def raw_splits(place: str) -> dict[str, list[dict]]:
         raise FileNotFoundError(f"{place} is not there.")
     name, _, configuration = place.partition(":")
     hub = load_dataset(name, configuration or None)
-    return {split: hub[split].to_list() for split in SPLITS if split in hub}
+    return {split: hub[split] for split in SPLITS if split in hub}
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -103,13 +119,13 @@ def as_text(value) -> str:
     return " ".join(value).strip() if isinstance(value, list) else str(value or "").strip()
 
 
-def mixed(sources: dict[str, dict[str, list[dict]]], split: str) -> Dataset | None:
+def mixed(sources: dict[str, dict[str, Dataset]], split: str) -> Dataset | None:
     """The rows of all data sets that have this split, one after the other."""
-    rows = [row for splits in sources.values() for row in splits.get(split, [])]
-    return Dataset.from_list(rows) if rows else None
+    there = [splits[split] for splits in sources.values() if split in splits]
+    return concatenate_datasets(there) if there else None
 
 
-def drawn(rows: list[dict], number: int, seed: int) -> list[dict]:
+def drawn(rows: Dataset, number: int, seed: int) -> Dataset:
     """`number` rows, the same for the same seed.
 
     Raises:
@@ -117,10 +133,10 @@ def drawn(rows: list[dict], number: int, seed: int) -> list[dict]:
     """
     if number > len(rows):
         raise ValueError(f"{number} rows were asked for, and there are {len(rows)}. Ask for fewer.")
-    return random.Random(seed).sample(rows, number)
+    return rows.select(random.Random(seed).sample(range(len(rows)), number))
 
 
-def one_split(sources: dict[str, dict[str, list[dict]]], split: str, args: DataArguments) -> dict[str, list[dict]]:
+def one_split(sources: dict[str, dict[str, Dataset]], split: str, args: DataArguments) -> dict[str, Dataset]:
     """name -> its rows of this split.
 
     Raises:

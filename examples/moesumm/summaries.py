@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -33,11 +34,9 @@ class SummaryFile:
         options: more for `Summarizer`, such as `force_deputy`.
     """
 
-    def __init__(
-        self, path: Path, rows: list[dict], writing: Writing, model: str, dataset: str | None = None, **options
-    ):
+    def __init__(self, path: Path, rows: Dataset, writing: Writing, model: str, dataset: str | None = None, **options):
         self.path, self.writing, self.dataset, self.options = path, writing, dataset, options
-        self.rows = rows[: writing.max_test_rows] if writing.max_test_rows else rows
+        self.rows = rows.select(range(min(writing.max_test_rows or len(rows), len(rows))))
         self.settings = {**asdict(writing), "rows": len(self.rows), "dataset": dataset, "model": model, **options}
         del self.settings["generation_batch_size"]  # summaries are the same in any batch
         self.begun, self.note = path.with_suffix(".part"), path.with_suffix(".settings.json")
@@ -82,12 +81,12 @@ class SummaryFile:
         ):
             for start in range(len(lines), len(self.rows), size):
                 chunk = self.rows[start : start + size]
-                predictions = summarize([row["document"] for row in chunk], self.dataset, first=start)
-                for row, prediction in zip(chunk, predictions, strict=True):
-                    line = {"summary": row["summary"], "prediction": prediction}
+                predictions = summarize(chunk["document"], self.dataset, first=start)
+                for summary, prediction in zip(chunk["summary"], predictions, strict=True):
+                    line = {"summary": summary, "prediction": prediction}
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 file.flush()
-                bar.update(len(chunk))
+                bar.update(len(predictions))
         self.begun.rename(self.path)
 
 

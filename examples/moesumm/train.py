@@ -19,7 +19,6 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datasets import Dataset
 from settings import last_checkpoint, parse_arguments, told
 from sources import DataArguments, drawn, mixed, one_split, read_sources
 from summaries import SummaryFile, Writing
@@ -225,7 +224,7 @@ class FewShot:
             if name not in model.config.datasets:
                 model.add_dataset(name)
             model.train_deputies_only()
-        few_rows = Dataset.from_list(drawn(self.train[name], rows, seed=1000 * rows + draw))
+        few_rows = drawn(self.train[name], rows, seed=1000 * rows + draw)
         trainer_of(model, self.tokenizer, self.args, self.data_args, settings, few_rows).train()
         return model
 
