@@ -93,13 +93,13 @@ def copy_data(work: Work) -> None:
 
 
 def pretrain(work: Work) -> None:
-    """First short pieces as they are, from which copying is learnt soonest, then longer ones with words hidden."""
+    """First random tokens, from which copying is learnt at once, then documents with words hidden."""
     sizes = {"d_model": 128, "layers": 3, "heads": 4, "ffn_dim": 512, "vocab_size": 4096, "positions": 256}
-    short = {"piece": 10, "masked": 0.0, "per_device_train_batch_size": 48, "learning_rate": 2e-3, **sizes}
-    long = {"piece": 60, "masked": 0.3, "learning_rate": 1e-3, "model_name_or_path": work / "copying"}
-    for name, stage in (("copying", short), ("backbone", long)):
+    random = {"random_tokens": True, "piece": 160, "max_steps": work.options.copying_steps, **sizes}
+    text = {"piece": 60, "max_steps": work.options.denoising_steps, "model_name_or_path": work / "copying"}
+    for name, stage in (("copying", random), ("backbone", text)):
         if not (work / name / "losses.json").exists():
-            training = TRAINING | {"max_steps": work.options.denoising_steps, "warmup_steps": 100, "seed": 0} | stage
+            training = TRAINING | {"learning_rate": 1e-3, "warmup_steps": 100, "seed": 0} | stage
             places = work.places(IN_DOMAIN | ALSO_READ)
             work.call("pretrain.py", name, datasets=places, output_dir=work / name, **training)
 
@@ -223,7 +223,8 @@ def main():
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--few_systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS[:-1]))
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--denoising_steps", type=int, default=2000, help="of each of two stages")
+    parser.add_argument("--denoising_steps", type=int, default=2000)
+    parser.add_argument("--copying_steps", type=int, default=800)
     parser.add_argument("--few_steps", type=int, default=40)
     parser.add_argument("--draws", type=int, default=2, help="for each seed")
     parser.add_argument("--deputy_size", type=int, default=64)

@@ -3,9 +3,14 @@
     python examples/moesumm/pretrain.py --datasets mail=data/mail news=data/news --output_dir runs/small-bart
 
 Spans of words are hidden behind one <mask> each, and if asked for sentences are put into another order; the model writes the
-document as it was (BART: Lewis et al. 2020, Sect. 2.2). One pass over 15,000 documents takes a CPU core about half an hour; what comes
-out knows some grammar and hardly any facts, and is for trying things out. Train split only. Interrupted, it goes on from
-the last checkpoint.
+document as it was (BART: Lewis et al. 2020, Sect. 2.2). A small model takes very long to find out on text that it may copy,
+and minutes on random tokens, so begin with these:
+
+    python examples/moesumm/pretrain.py --random_tokens --max_steps 600 --output_dir runs/copying --datasets ...
+    python examples/moesumm/pretrain.py --model_name_or_path runs/copying --output_dir runs/small-bart --datasets ...
+
+What comes out knows some grammar and hardly any facts, and is for trying things out. Train splits only. Interrupted, it goes
+on from the last checkpoint.
 """
 
 import json
@@ -46,6 +51,9 @@ class PretrainingArguments:
     span: float = field(default=3.0, metadata={"help": "words of a hidden span, on average"})
     permute: bool = field(
         default=False, metadata={"help": "put sentences into another order, too: needs longer training"}
+    )
+    random_tokens: bool = field(
+        default=False, metadata={"help": "copy random tokens instead of documents, as many as words in a piece at most"}
     )
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
@@ -118,8 +126,16 @@ class DenoisingCollator(MoeSummCollator):
         self.args, self.rng = args, random.Random(seed)
 
     def __call__(self, rows: list[dict]) -> dict:
+        if self.args.random_tokens:
+            return super().__call__([self.random_row() for _ in rows])
         pieces = [row["piece"] for row in rows]
         return super().__call__([{"document": noisy(p, self.args, self.rng), "summary": p} for p in pieces])
+
+    def random_row(self) -> dict:
+        words = range(len(SPECIAL), len(self.tokenizer))
+        ids = self.rng.choices(words, k=self.rng.randint(1, self.args.piece))
+        ids = [self.tokenizer.bos_token_id, *ids, self.tokenizer.eos_token_id]
+        return {"input_ids": ids, "labels": ids}
 
 
 def configuration(args: PretrainingArguments, vocab_size: int) -> BartConfig:

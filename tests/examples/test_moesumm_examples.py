@@ -114,6 +114,21 @@ def test_a_small_bart_learns_to_denoise(backbone):
     assert AutoTokenizer.from_pretrained(backbone)("A bird met a boat.").input_ids[-1] == 2
 
 
+def test_it_goes_on_after_random_tokens(scripts, places, backbone, tmp_path):
+    given = ["--model_name_or_path", backbone, "--datasets", places["mail"], "--piece", 12, "--max_steps", 1, *FAST]
+    run(scripts.pretrain, *given, "--random_tokens", "--output_dir", tmp_path)
+    before, after = load_file(backbone / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert before.keys() == after.keys() and not torch.equal(
+        before["model.shared.weight"], after["model.shared.weight"]
+    )
+
+
+def test_pieces_are_whole_sentences_and_lose_nothing(scripts):
+    text = "One two three. Four five. " + " ".join(f"W{i}" for i in range(12)) + ". Six."
+    pieces = scripts.pretrain.pieces_of(text, 5)
+    assert pieces == ["One two three. Four five.", "W0 W1 W2 W3 W4", "W5 W6 W7 W8 W9", "W10 W11. Six."]
+
+
 def test_noise_hides_about_the_share_of_words_that_was_asked_for(scripts):
     words = [str(i) for i in range(20_000)]
     found = scripts.pretrain.hide(words, 0.3, 3.0, random.Random(0))
