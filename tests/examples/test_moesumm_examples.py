@@ -114,13 +114,17 @@ def test_a_small_bart_learns_to_denoise(backbone):
     assert AutoTokenizer.from_pretrained(backbone)("A bird met a boat.").input_ids[-1] == 2
 
 
-def test_it_goes_on_after_random_tokens(scripts, places, backbone, tmp_path):
-    given = ["--model_name_or_path", backbone, "--datasets", places["mail"], "--piece", 12, "--max_steps", 1, *FAST]
-    run(scripts.pretrain, *given, "--random_tokens", "--output_dir", tmp_path)
-    before, after = load_file(backbone / "model.safetensors"), load_file(tmp_path / "model.safetensors")
-    assert before.keys() == after.keys() and not torch.equal(
-        before["model.shared.weight"], after["model.shared.weight"]
-    )
+def test_a_new_decoder_looks_at_the_place_where_it_writes(scripts):
+    torch.manual_seed(0)
+    args = scripts.pretrain.PretrainingArguments(d_model=64, layers=2, heads=4, ffn_dim=64, positions=64)
+    config = scripts.pretrain.configuration(args, 300)
+    config._attn_implementation = "eager"
+    ids, there = torch.randint(5, 300, (2, 12)), []
+    for start in (lambda model: model, scripts.pretrain.begin_by_copying):
+        model = start(scripts.pretrain.BartForConditionalGeneration(config)).eval()
+        attention = model(input_ids=ids, decoder_input_ids=ids, output_attentions=True).cross_attentions[0]
+        there.append(attention.mean(1).diagonal(dim1=1, dim2=2).mean().item())
+    assert there[0] < 0.1 and there[1] > 0.5
 
 
 def test_pieces_are_whole_sentences_and_lose_nothing(scripts):
