@@ -12,8 +12,10 @@ for bit, and that all formulations agree, is checked first.
 """
 
 import argparse
+import ctypes
 import functools
 import gc
+from pathlib import Path
 
 import torch
 from common import interleaved, write
@@ -29,6 +31,7 @@ BATCHES = {
 }
 FORMULATIONS = ("auto", "dense", "grouped", "loop")
 DATASETS = ["news", "letters", "papers"]
+WAYS = ("forward", "training", "generation")
 BEAMS = 4
 
 
@@ -131,18 +134,51 @@ def candidates_of(way: str, stock, ours, batch: dict, new: int, formulations) ->
     return found
 
 
-def memory_of(candidates: dict) -> dict[str, float] | None:
-    """Peak memory of each beyond what lies there before, in MiB; on a GPU."""
-    if not torch.cuda.is_available():
-        return None
-    found = {}
-    for name, call in candidates.items():
-        gc.collect()
+def peak_of(call, cuda: bool) -> float:
+    """MiB that a call needs at its peak beyond what lay there before."""
+    gc.collect()
+    if cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
-        found[name] = round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
-    return found
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: tensors go back when they are freed, instead of being kept for later
+    libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+    before = resident("VmRSS")
+    call()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**10
+
+
+def measure_memory(args, results: list):
+    """What a call needs beside the parameters and their gradients; after all timing, which this would disturb."""
+    for shape in args.shapes:
+        texts, source, target, written, new = BATCHES[args.device][shape]
+        stock, ours = models_of(shape, 3, args.device)
+        for way in args.ways:
+            size = (written if way == "generation" else texts, source, target)
+            batch = batch_of(*size, stock.config.vocab_size, args.device)
+            for model in (stock, ours):
+                model.train(way == "training")
+            found = {}
+            for name, call in candidates_of(way, stock, ours, batch, new, ["auto"]).items():
+                peak = peak_of(call, args.device == "cuda")
+                made = [p.grad for model in (stock, ours) for p in model.parameters() if p.grad is not None]
+                found[name] = round(peak - sum(grad.nbytes for grad in made) / 2**20, 1)
+                for model in (stock, ours):
+                    model.zero_grad(set_to_none=True)
+            results.append({"what": "memory", "way": way, "shape": shape, "deputies": 3, "peak_mib": found})
+            print(
+                f"memory, {way}, shape {shape}   " + "   ".join(f"{n} {m:,.0f} MiB" for n, m in found.items()),
+                flush=True,
+            )
+        del stock, ours
 
 
 def time_group(way: str, candidates: dict, rounds: int, results: list, where: dict):
@@ -150,7 +186,7 @@ def time_group(way: str, candidates: dict, rounds: int, results: list, where: di
     times = interleaved(candidates, rounds)
     stock = times["stock"]["median_ms"]
     ratios = {name: entry["median_ms"] / stock for name, entry in times.items()}
-    row = {"what": way, **where, "times": times, "ratios": ratios, "peak_mib": memory_of(candidates)}
+    row = {"what": way, **where, "times": times, "ratios": ratios}
     if "auto, margin loss" in ratios:
         row["margin_ratio"] = ratios["auto, margin loss"] / ratios["auto"]
     results.append(row)
@@ -163,7 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=BATCHES, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", choices=("forward", "training", "generation"))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
     parser.add_argument("--deputies", nargs="+", type=int, default=[3, 8, 32])
     parser.add_argument("--formulations", nargs="+", choices=FORMULATIONS, default=list(FORMULATIONS))
@@ -172,10 +208,10 @@ def main():
     results = []
     for shape in args.shapes:
         texts, source, target, written, new = BATCHES[args.device][shape]
-        for deputies in args.deputies:
+        for deputies in args.deputies if shape == args.shapes[0] else args.deputies[:1]:
             stock, ours = models_of(shape, deputies, args.device)
             check_equal(stock, ours, args.device)
-            for way in args.ways or ("forward", "training", "generation"):
+            for way in args.ways:
                 size = (written if way == "generation" else texts, source, target)
                 batch = batch_of(*size, stock.config.vocab_size, args.device)
                 for model in (stock, ours):
@@ -190,6 +226,7 @@ def main():
                     model.zero_grad(set_to_none=True)
             del stock, ours, candidates
             gc.collect()
+    measure_memory(args, results)
     settings = {"device": args.device, "rounds": args.rounds, "deputy_size": 512, "beams": BEAMS}
     write(args.name or ("moesumm_speed" if args.device == "cpu" else "moesumm_speed_cuda"), results, **settings)
 

@@ -157,11 +157,25 @@ def moesumm_speed() -> str:
         "generation": f"generation, beam {record['settings']['beams']}",
         "training": "training",
     }
-    rows = sorted(record["results"], key=lambda row: list(names).index(row["what"]))
+    memory = [row for row in record["results"] if row["what"] == "memory"]
+    timed = [row for row in record["results"] if row["what"] != "memory"]
+    rows = sorted(timed, key=lambda row: list(names).index(row["what"]))
     for row in rows:
         cells = [f"{row['ratios'][name]:.2f}" if name in row["ratios"] else "" for name in columns]
         cells.append(f"{row['margin_ratio']:.2f}" if "margin_ratio" in row else "")
         lines.append(f"| {names[row['what']]} | {row['shape']} | {row['deputies']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| peak MiB beside parameters and gradients | shape | stock | main only | 3 deputies | with the margin loss |",
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in memory:
+        found = row["peak_mib"]
+        cells = [
+            f"{found[name]:,.0f}" if name in found else ""
+            for name in ("stock", "main only", "auto", "auto, margin loss")
+        ]
+        lines.append(f"| {names[row['way']]} | {row['shape']} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/moesumm_speed.py`"])
 
 
