@@ -141,7 +141,14 @@ def test_a_stock_model_works_too(summarize, model, tokenizer, tmp_path):
     stock.generation_config = model.generation_config
     stock.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert pipeline("moe-summarization", model=str(tmp_path), device="cpu", max_length=12)(TEXTS) == summarize(TEXTS)
+    opened = pipeline("moe-summarization", model=str(tmp_path), device="cpu", max_length=12)
+    assert opened(TEXTS) == summarize(TEXTS)
+
+    opened.save_pretrained(tmp_path / "again")  # a stock checkpoint, without code of ours
+    assert not list((tmp_path / "again").glob("*.py"))
+    assert "custom_pipelines" not in json.loads((tmp_path / "again" / "config.json").read_text())
+    again = pipeline("moe-summarization", model=str(tmp_path / "again"), device="cpu", max_length=12)
+    assert again(TEXTS) == summarize(TEXTS)
 
 
 def test_models_answer_in_a_reduced_precision(model, tokenizer):
