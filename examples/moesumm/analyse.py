@@ -380,7 +380,7 @@ def run(args: AnalysisArguments):
 
 
 def main():
-    (args,) = told(parse_arguments, (AnalysisArguments,), __doc__)
+    (args,) = parse_arguments((AnalysisArguments,), __doc__)
     told(run, args, traceback=args.traceback)
 
 

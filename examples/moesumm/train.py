@@ -176,20 +176,18 @@ def report_cut(collator: MoeSummCollator):
             print(f"{collator.cut_rows[what]:,} of the {rows:,} {what} read were cut to {limit:,} tokens.")
 
 
+@dataclass
 class FewShot:
     """Draw after draw, a model from the same start, and its summaries; those that are written are passed over."""
 
-    def __init__(self, args: ModelArguments, few: FewShotArguments, data_args: DataArguments, writing, training_args):
-        self.args, self.few, self.data_args, self.writing, self.training_args = (
-            args,
-            few,
-            data_args,
-            writing,
-            training_args,
-        )
-        self.output = Path(training_args.output_dir)
+    args: ModelArguments
+    few: FewShotArguments
+    data_args: DataArguments
+    writing: Writing
+    training_args: Seq2SeqTrainingArguments
 
     def prepare(self):
+        self.output = Path(self.training_args.output_dir)
         sources = read_sources(self.data_args)
         self.train = one_split(sources, "train", self.data_args)
         self.test = one_split(sources, "test", self.data_args)
