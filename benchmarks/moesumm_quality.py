@@ -175,7 +175,13 @@ def adapt(work: Work, system: str, seed: int) -> None:
     draws = range(work.options.draws)
     if all((folder / f"draw_{draw}" / f"{name}.jsonl").exists() for name in names for draw in draws):
         return
-    training = TRAINING | {"warmup_steps": 0, "per_device_train_batch_size": 10, "lr_scheduler_type": "constant"}
+    rate = work.options.few_rate_backbone if system in BACKBONES else work.options.few_rate_deputies
+    training = TRAINING | {
+        "learning_rate": rate,
+        "warmup_steps": 0,
+        "per_device_train_batch_size": 10,
+        "lr_scheduler_type": "constant",
+    }
     work.call(
         "train.py",
         f"{model.name}-few_shot",
@@ -227,6 +233,8 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--denoising_steps", type=int, default=2500)
     parser.add_argument("--few_steps", type=int, default=40)
+    parser.add_argument("--few_rate_deputies", type=float, default=5e-3, help="learning rate of deputies alone")
+    parser.add_argument("--few_rate_backbone", type=float, default=5e-4, help="and of all weights of a backbone")
     parser.add_argument("--draws", type=int, default=2, help="for each seed")
     parser.add_argument("--deputy_size", type=int, default=64)
     parser.add_argument("--test_rows", type=int, default=200)

@@ -59,7 +59,9 @@ class AnalysisArguments:
     parts: list[str] = field(default_factory=lambda: list(PARTS), metadata={"help": " ".join(PARTS)})
     output_dir: str = field(default="runs/analysis", metadata={"help": "for tables, plots and summaries"})
     num_beams: int = field(default=4, metadata={"help": "of the beam search"})
-    summary_length: int = field(default=300, metadata={"help": "tokens of a summary, at most"})
+    summary_length: int | None = field(
+        default=None, metadata={"help": "tokens of a summary, at most; otherwise what the model was saved with, or 256"}
+    )
     batch_size: int = field(default=8, metadata={"help": "texts that are read at once"})
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
@@ -149,7 +151,8 @@ class Analysis:
         self.test = one_split(read_sources(data), args.split, data)
         self.model, self.tokenizer = open_summariser(args.model)
         # refuses lengths and batches that cannot be, before anything is written
-        Summarizer(self.model, self.tokenizer, args.summary_length, batch_size=args.batch_size)
+        write = Summarizer(self.model, self.tokenizer, args.summary_length, batch_size=args.batch_size)
+        self.summary_length = write.longest
         self.output.mkdir(parents=True, exist_ok=True)
 
     def write(self, frame: pd.DataFrame, name: str):
@@ -179,7 +182,7 @@ class Analysis:
 
     def forced(self) -> str:
         args, rows = self.args, []
-        writing = Writing(args.num_beams, args.summary_length, "truncate", args.batch_size)
+        writing = Writing(args.num_beams, self.summary_length, "truncate", args.batch_size)
         for name, texts in self.test.items():
             for who, options in writers(self.model.config).items():
                 path = self.output / "summaries" / f"{name}-{who.replace(' ', '_')}.jsonl"
@@ -200,9 +203,9 @@ class Analysis:
         return f"Summaries by each deputy alone (ROUGE: F1 in per cent, stemmed words)\n\n{text}"
 
     def lengths(self) -> str:
-        args, rows = self.args, []
+        rows = []
         options = {who: given for who, given in writers(self.model.config).items() if who in (OWN, MAIN)}
-        limits = limits_up_to(args.summary_length)
+        limits = limits_up_to(self.summary_length)
         total = sum(map(len, self.test.values())) * len(options) * len(limits)
         with tqdm(total=total, desc="lengths", unit="text") as bar:
             for name, texts in self.test.items():

@@ -17,7 +17,9 @@ CHUNK = 8  # batches that are sorted by length together, and written at once
 @dataclass
 class Writing:
     num_beams: int = field(default=4, metadata={"help": "of the beam search"})
-    summary_length: int = field(default=300, metadata={"help": "tokens of a summary, at most"})
+    summary_length: int | None = field(
+        default=None, metadata={"help": "tokens of a summary, at most; otherwise what the model was saved with, or 256"}
+    )
     on_long: str = field(default="truncate", metadata={"help": "documents longer than the encoder: truncate, window"})
     generation_batch_size: int = field(default=8, metadata={"help": "documents that are read at once"})
     max_test_rows: int | None = field(default=None, metadata={"help": "documents of each test split, the first ones"})

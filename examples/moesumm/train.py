@@ -162,7 +162,8 @@ def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, 
     trainer.train(resume_from_checkpoint=last_checkpoint(output))
     if trainer.is_world_process_zero():
         model = trainer.model
-        model.generation_config.update(max_length=writing.summary_length, num_beams=writing.num_beams)
+        lengths = {"max_length": writing.summary_length} if writing.summary_length else {}
+        model.generation_config.update(num_beams=writing.num_beams, **lengths)
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
         (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1))
         report_cut(trainer.data_collator)
