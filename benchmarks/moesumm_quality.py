@@ -233,7 +233,7 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--denoising_steps", type=int, default=2500)
     parser.add_argument("--few_steps", type=int, default=40)
-    parser.add_argument("--few_rate_deputies", type=float, default=5e-3, help="learning rate of deputies alone")
+    parser.add_argument("--few_rate_deputies", type=float, default=1e-2, help="learning rate of deputies alone")
     parser.add_argument("--few_rate_backbone", type=float, default=5e-4, help="and of all weights of a backbone")
     parser.add_argument("--draws", type=int, default=2, help="for each seed")
     parser.add_argument("--deputy_size", type=int, default=64)
