@@ -6,7 +6,6 @@ from pathlib import Path
 
 from .words import join_title
 
-
 EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
 
