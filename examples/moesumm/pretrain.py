@@ -4,7 +4,7 @@
 
 Spans of words are hidden behind one <mask> each, and if asked for sentences are put into another order; the model writes the
 document as it was (BART: Lewis et al. 2020, Sect. 2.2). It starts with a decoder that looks at the place where it writes
-(see `begin_by_copying`). 2,500 steps take a CPU core about ten minutes; what comes out knows some grammar and hardly any
+(see `begin_by_copying`). 2,500 steps take a CPU core 10 to 25 minutes; what comes out knows some grammar and hardly any
 facts, and is for trying things out. Train splits only. Interrupted, it goes on from the last checkpoint.
 """
 
@@ -137,7 +137,7 @@ def begin_by_copying(model: BartForConditionalGeneration) -> BartForConditionalG
     """Adds multiples of the identity to the cross-attention, and gives encoder and decoder the same positions.
 
     A position of the decoder then attends to its own place in the source first, and hands on what stands there. From
-    random weights alone a small model finds out only after thousands of steps that it may copy.
+    random weights alone small models had not found out after hundreds of steps that they may copy (benchmarks/LOG.md).
     """
     encoder, decoder = model.model.encoder, model.model.decoder
     encoder.embed_positions.weight.mul_(2)
