@@ -202,7 +202,7 @@ class FewShot:
         for name, rows, draw in itertools.product(self.train, self.few.few_shot_rows, range(self.few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{rows}.jsonl"
             dataset = name if self.knows_datasets else None
-            start = f"{self.args.model_name_or_path}, {rows} rows, draw {draw}, {self.training_args.max_steps} steps"
+            start = f"{self.args.model_name_or_path}, {rows} rows, draw {draw}, {self.recipe()}"
             file = SummaryFile(path, self.test[name], self.writing, start, dataset)
             if not told(file.is_complete, traceback=self.args.traceback):
                 print(f"{name}, {rows} rows, draw {draw}", flush=True)
@@ -212,6 +212,12 @@ class FewShot:
                     kind.save_pretrained(path.parent / f"{name}-{rows}-model")
                 file.write(model, self.tokenizer)
         print(f"\nThe summaries are in {self.output}: evaluate.py --systems 'ours={self.output}/draw_*'")
+
+    def recipe(self) -> str:
+        """What tells these summaries from those of another training."""
+        settings = self.training_args
+        length = f"{settings.max_steps} steps" if settings.max_steps > 0 else f"{settings.num_train_epochs:g} epochs"
+        return f"seed {settings.seed}, {length} at {settings.learning_rate:g}"
 
     def adapted(self, name: str, rows: int, draw: int):
         """The model after training on a draw: of ours deputies and selectors, of a backbone all weights."""
