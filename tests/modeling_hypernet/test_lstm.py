@@ -1,0 +1,136 @@
+"""The LSTM with generated weights: every formulation against the loop, and against PyTorch's own LSTM."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from modeling_hypernet.lstm_hypernet import (
+    READERS,
+    TORCH_ORDER,
+    GeneratedLstm,
+    LstmWeights,
+    MetaEncoder,
+    WeightGenerator,
+    backwards,
+    read_by_loop,
+)
+
+N_X, N_Z, N_H = 6, 3, 5
+FAST = [name for name in READERS if name != "loop"]
+
+
+def make(lengths, dtype, seed=0, **options):
+    torch.manual_seed(seed)
+    layer = GeneratedLstm(N_Z, N_X, N_H, **{"bidirectional": False, **options}).to(dtype)
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.5)
+    x = torch.randn(len(lengths), max(1, *lengths), N_X, dtype=dtype, requires_grad=True)
+    z = torch.randn(len(lengths), N_Z, dtype=dtype, requires_grad=True)
+    return layer, x, torch.tensor(lengths), z
+
+
+def results(name, layer, x, lengths, z, upstream):
+    for leaf in (x, z, *layer.parameters()):
+        leaf.grad = None
+    y = layer(x, lengths, z, name)
+    (y * upstream).sum().backward()
+    return [y.detach(), *(leaf.grad for leaf in (x, z, *layer.parameters()))]
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("lengths", [[1], [2], [1, 2], [7, 1, 0, 2, 5], [3, 3, 3], [0, 4], [40, 9]])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_every_formulation_equals_the_loop_in_values_and_all_gradients(name, lengths, bidirectional):
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        layer, x, lengths_, z = make(lengths, dtype, bidirectional=bidirectional)
+        upstream = torch.randn(len(lengths), x.shape[1], N_H * (1 + bidirectional), dtype=dtype)
+        slow = results("loop", layer, x, lengths_, z, upstream)
+        fast = results(name, layer, x, lengths_, z, upstream)
+        for found, expected in zip(fast, slow, strict=True):
+            assert_close(found, expected, rtol=tolerance, atol=tolerance)
+        beyond = torch.arange(x.shape[1]) >= lengths_[:, None]
+        assert (fast[0][beyond] == 0).all() and (fast[1][beyond] == 0).all()
+        if max(lengths) > 1:  # negative control: weights of another text give another answer
+            other = results(name, layer, x, lengths_, (z.detach() + 1).requires_grad_(), upstream)
+            assert not torch.allclose(other[0], slow[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_with_one_title_it_is_one_lstm_with_the_generated_weights(name):
+    layer, x, lengths, z = make([6, 4], torch.float64)
+    z = z[:1].expand(2, -1)
+    hidden, weight, bias = (w[0, TORCH_ORDER].flatten(0, 1) for w in layer.generators[0](z))
+    lstm = nn.LSTM(N_X, N_H, batch_first=True).double()
+    given = {"weight_hh_l0": hidden, "weight_ih_l0": weight, "bias_ih_l0": bias, "bias_hh_l0": 0 * bias}
+    expected, _ = torch.func.functional_call(lstm, given, (x,))
+    expected = expected * (torch.arange(6) < lengths[:, None])[..., None]
+    assert_close(layer(x, lengths, z, name), expected)
+
+
+def test_the_loop_is_the_formulas_gate_by_gate():
+    """Eq. 7-8 with numbers, one step after the other: gates in the order f, i, c, o."""
+    hidden = torch.zeros(1, 4, 1, 1)
+    hidden[0, 2] = 0.5  # h goes into c~ alone
+    weights = LstmWeights(hidden, torch.ones(1, 4, 1, 1), torch.tensor([[[1.0], [0.0], [0.0], [-1.0]]]))
+    v = [0.3, -0.2]
+    h = c = torch.tensor(0.0)
+    expected = []
+    for x in v:
+        f, i, o = torch.tensor([x + 1, x, x - 1]).sigmoid()
+        c = f * c + i * torch.tanh(x + 0.5 * h)
+        h = o * torch.tanh(c)
+        expected.append(h)
+    found = read_by_loop(torch.tensor(v).view(1, 2, 1), torch.tensor([2]), weights)
+    assert_close(found.flatten(), torch.stack(expected))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_text_gives_the_same_alone_and_in_company(name):
+    layer, x, lengths, z = make([7, 1, 5], torch.float32)
+    together = layer(x, lengths, z, name)
+    for i, length in enumerate(lengths.tolist()):
+        alone = layer(x[i : i + 1, :length], lengths[i : i + 1], z[i : i + 1], name)
+        assert_close(together[i, :length], alone[0], rtol=0, atol=1e-6)
+
+
+def test_titles_write_different_weights_and_the_same_text_reads_differently():
+    layer, x, _, z = make([5, 5], torch.float32)
+    same = x[:1].expand(2, -1, -1)
+    weights = layer.generators[0](z)
+    assert not torch.allclose(weights.hidden[0], weights.hidden[1], atol=0.1)
+    y = layer(same, torch.tensor([5, 5]), z)
+    assert not torch.allclose(y[0], y[1], atol=1e-2)
+    again = layer(same, torch.tensor([5, 5]), z[:1].expand(2, -1))
+    assert_close(again[0], again[1])
+
+
+def test_the_meta_encoder_reads_to_the_last_token_and_not_beyond():
+    torch.manual_seed(0)
+    encoder = MetaEncoder(N_X, N_Z, 8, normalize=False)
+    u = torch.randn(2, 5, N_X)
+    lengths = torch.tensor([5, 2])
+    z = encoder(u, lengths)
+    assert z.shape == (2, N_Z)
+    changed = u.clone()
+    changed[1, 2:] = 9.0
+    assert_close(encoder(changed, lengths), z)
+    changed[1, 1] = 9.0  # negative control
+    assert not torch.allclose(encoder(changed, lengths)[1], z[1], atol=1e-3)
+    direct, scaled = MetaEncoder(N_X, N_Z, None, False), MetaEncoder(N_X, 16, 8, normalize=True)
+    assert direct.lstm.hidden_size == N_Z and direct.projection is None
+    assert_close(scaled(u, lengths).square().mean(), torch.tensor(1.0), rtol=1e-2, atol=1e-2)
+
+
+def test_the_generators_hold_as_many_numbers_as_the_paper_says():
+    """The sizes of BERT-large: P numbers a text, P N_z parameters."""
+    with torch.device("meta"):
+        generator = WeightGenerator(32, 1024, 512)
+        weights = generator(torch.empty(2, 32))
+    assert sum(w[0].numel() for w in weights) == 3_147_776
+    assert sum(p.numel() for p in generator.parameters()) == 3_147_776 * 32
+
+
+def test_backwards_turns_texts_and_leaves_padding():
+    x = torch.arange(8.0).view(2, 4, 1)
+    assert backwards(x, torch.tensor([3, 4])).flatten().tolist() == [2, 1, 0, 3, 7, 6, 5, 4]
