@@ -1,0 +1,122 @@
+"""Pairs as rows, the collator, and the backbone's states on disk."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from torch.testing import assert_close
+from transformers import Trainer, TrainingArguments
+
+from modeling_hypernet import HypernetCollator, StatesDataset, encode_pairs
+from modeling_hypernet.data_hypernet import cut_titles
+
+from .conftest import TEXTS, TITLES
+
+
+@pytest.fixture
+def said(caplog):
+    """What transformers' loggers say; they do not propagate."""
+    logger = logging.getLogger("modeling_hypernet")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_tokenizer):
+    encoded = encode_pairs([*TITLES, None], [*TEXTS, "of the graph"], tiny_tokenizer)
+    return Dataset.from_dict({**encoded, "labels": [0, 1, 2, 3]})
+
+
+def test_pairs_are_the_tokenizers_own_with_masks_beside_them(rows, tiny_tokenizer):
+    for row, title, text in zip(rows, [*TITLES, None], [*TEXTS, "of the graph"], strict=True):
+        expected = tiny_tokenizer(title, text) if title else tiny_tokenizer(text)
+        assert row["input_ids"] == expected["input_ids"]
+        words = [i for i, main in zip(row["input_ids"], row["main_mask"], strict=True) if main]
+        assert words == tiny_tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_long_titles_and_texts_are_cut_and_counted(tiny_tokenizer, said):
+    titles = ["graph " * 9, "graph", None, "the of in and"]
+    assert cut_titles(titles, tiny_tokenizer, 3) == ["graph graph graph", "graph", "", "the of in"]
+    assert "2 of 4 titles are longer than 3 tokens and were cut." in said.text
+    encoded = encode_pairs(titles, ["network " * 99] * 4, tiny_tokenizer, max_length=20, max_title_length=3)
+    assert [len(ids) for ids in encoded["input_ids"]] == [20] * 4
+    assert [sum(mask) for mask in encoded["main_mask"]] == [14, 16, 18, 14]
+    assert "4 of 4 texts are longer than their row and were cut." in said.text
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_collator_pads_every_column_by_what_it_is(side, rows, tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.padding_side = side
+    features = [{**row, "labels": [1] * len(row["input_ids"]), "start_positions": 2, "id": "x"} for row in rows]
+    batch = HypernetCollator(tokenizer, pad_to_multiple_of=8)(features)
+    assert "id" not in batch and batch["start_positions"].tolist() == [2] * 4
+    assert batch["input_ids"].shape[1] % 8 == 0
+    for name, fill in (("input_ids", 0), ("labels", -100), ("main_mask", 0), ("attention_mask", 0)):
+        for i, feature in enumerate(features):
+            n = len(feature["input_ids"])
+            inside, outside = (batch[name][i, :n], batch[name][i, n:])
+            if side == "left":
+                inside, outside = batch[name][i, -n:], batch[name][i, :-n]
+            assert inside.tolist() == list(feature[name]) and (outside == fill).all()
+    assert HypernetCollator(tokenizer)(list(rows))["labels"].tolist() == [0, 1, 2, 3]
+
+
+def test_states_are_computed_once_and_train_the_same(rows, tiny_hypernet, tiny_tokenizer, tmp_path, monkeypatch):
+    model = tiny_hypernet("classes", freeze_backbone=True)
+    collator = HypernetCollator(tiny_tokenizer)
+    cached = StatesDataset(model, rows, collator, tmp_path / "states", batch_size=3)
+    assert len(cached) == 4
+    with torch.no_grad():
+        whole, fast = model(**collator(list(rows))), model(**collator([cached[i] for i in range(4)]))
+    assert_close(fast.logits, whole.logits, rtol=0, atol=1e-5)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the backbone was run")
+
+    monkeypatch.setattr(model.base_model, "encode", refuse)
+    again = StatesDataset(model, rows, collator, tmp_path / "states")
+    assert torch.equal(again[2]["backbone_states"], cached[2]["backbone_states"])
+    arguments = TrainingArguments(
+        str(tmp_path / "run"), max_steps=2, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    Trainer(model, arguments, train_dataset=again, data_collator=collator).train()
+
+
+def test_states_of_another_model_or_of_other_rows_are_refused(rows, tiny_hypernet, tiny_tokenizer, tmp_path):
+    model, collator = tiny_hypernet(freeze_backbone=True), HypernetCollator(tiny_tokenizer)
+    StatesDataset(model, rows, collator, tmp_path)
+    with pytest.raises(ValueError, match="are of other rows. Remove it"):
+        StatesDataset(model, rows.select([1, 0]), collator, tmp_path)
+    with torch.no_grad():
+        model.base_model.backbone.get_input_embeddings().weight.mul_(2)
+    with pytest.raises(ValueError, match="are of other backbone"):
+        StatesDataset(model, rows, collator, tmp_path)
+    with pytest.raises(ValueError, match="fine-tuned \\(freeze_backbone=False\\)"):
+        StatesDataset(tiny_hypernet(), rows, collator, tmp_path)
+
+
+def test_interrupted_states_go_on_where_they_stopped(rows, tiny_hypernet, tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("modeling_hypernet.data_hypernet.SHARD", 2)
+    model, collator = tiny_hypernet(freeze_backbone=True), HypernetCollator(tiny_tokenizer)
+    encode, calls = model.base_model.encode, []
+
+    def broken(**inputs):
+        calls.append(len(inputs["input_ids"]))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(**inputs)
+
+    monkeypatch.setattr(model.base_model, "encode", broken)
+    with pytest.raises(KeyboardInterrupt):
+        StatesDataset(model, rows, collator, tmp_path)
+    cached = StatesDataset(model, rows, collator, tmp_path)
+    assert calls == [2, 2, 2]  # the first two rows were not read again
+    assert cached[3]["backbone_states"].shape == (len(rows[3]["input_ids"]), 32)
+    with safe_open(tmp_path / "states-00000002.safetensors", "pt") as file:
+        assert sorted(file.keys()) == ["2", "3"]
