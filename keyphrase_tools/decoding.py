@@ -107,6 +107,7 @@ def rank_phrases(
     words: Sequence[tuple[str, int, int]],
     probabilities: np.ndarray,
     threshold: float | None = None,
+    tags: Sequence[int] | None = None,
 ) -> list[dict]:
     """A document's word probabilities -> its keyphrases, best first.
 
@@ -115,17 +116,16 @@ def rank_phrases(
         words (W): as `split_words` gives them.
         probabilities (W, 3): of O, B and I for each word.
         threshold: as in `word_tags`.
+        tags (W): 0 (O), 1 (B) or 2 (I) for each word, where something else than `word_tags` chose them, such as the best
+            path of a CRF; the probabilities then only score, and there is nothing for a threshold to decide.
 
     Returns:
         A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
         stems are one keyphrase, whose form and place are the first mention's and whose score is the best mention's; ties
         go to the earlier phrase.
     """
-    spans = [
-        span
-        for span in tag_spans(word_tags(probabilities, threshold))
-        if is_phrase([word for word, _, _ in words[slice(*span)]])
-    ]
+    chosen = word_tags(probabilities, threshold) if tags is None else tags
+    spans = [span for span in tag_spans(chosen) if is_phrase([word for word, _, _ in words[slice(*span)]])]
     if not spans:
         return []
     grouped = {}

@@ -1,15 +1,16 @@
-"""How well a token classifier extracts keyphrases: F1@k from the Trainer's predictions or from a pipeline."""
+"""How well a token classifier extracts keyphrases: F1@k and F1 of spans, from the Trainer's predictions or a pipeline."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from .decoding import rank_phrases
-from .labels import label_windows, present
+from .decoding import rank_phrases, tag_spans, word_tags
+from .labels import label_windows, present, tag
 from .metrics import keyphrase_f1
 from .pipeline_keyphrase_extraction import read_labels
+from .titles import MAX_TITLE_LENGTH
 from .windows import WordProbabilities, encode_windows
-from .words import normalise, split_words
+from .words import join_title, normalise, split_words
 
 THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
@@ -26,6 +27,10 @@ class ExtractionMetrics:
         convention, k: as in `metrics.keyphrase_f1`.
         thresholds: tried each time; the one with the best F1 at the last k is reported as `threshold`, with its
             scores. It belongs into `model.config.keyphrase_threshold`. `(None,)` takes the likeliest labels.
+        titles: of the documents, `None` where there is none, for models that read them as meta-text; `texts` are then what
+            is labelled, joined to the title beforehand if the model has `title_in_main`.
+        max_title_length: as in `labels.encode`.
+        spans: also report `span_precision`, `span_recall` and `span_f1`, by `span_scores`, of the labels chosen.
 
     Attributes:
         rows: the evaluation set that belongs to it, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
@@ -52,6 +57,9 @@ class ExtractionMetrics:
         convention: str = "seke",
         k: Sequence[int | str] = (5, 10),
         thresholds: Sequence[float | None] = THRESHOLDS,
+        titles: Sequence[str | None] | None = None,
+        max_title_length: int = MAX_TITLE_LENGTH,
+        spans: bool = False,
     ):
         self._texts, self._words = list(texts), [split_words(text) for text in texts]
         self._gold = [
@@ -59,12 +67,23 @@ class ExtractionMetrics:
         ]
         self._tag_of_label = np.array(read_labels(id2label))
         self._scoring, self._thresholds = {"convention": convention, "k": k}, thresholds
-        spans = [[(start, end) for _, start, end in words] for words in self._words]
-        self._windows = encode_windows(self._texts, spans, tokenizer, max_length=max_length, overlap=overlap)
+        self._gold_tags = None
+        if spans:
+            tagged = zip(self._words, keyphrases, strict=True)
+            self._gold_tags = [tag(words, phrases, rules=rules) for words, phrases in tagged]
+        self._windows = encode_windows(
+            self._texts,
+            [[(start, end) for _, start, end in words] for words in self._words],
+            tokenizer,
+            max_length=max_length,
+            overlap=overlap,
+            titles=titles,
+            max_title_length=max_title_length,
+        )
         self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
 
     def __call__(self, prediction) -> dict[str, float]:
-        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k."""
+        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k, and of spans if asked for."""
         logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
         said = WordProbabilities([len(words) for words in self._words])
         if prediction.label_ids is not None:
@@ -84,7 +103,11 @@ class ExtractionMetrics:
             phrases = [rank_phrases(*document, threshold) for document in documents]
             scores = score_phrases(phrases, self._gold, **self._scoring)
             tried.append(scores if threshold is None else {**scores, "threshold": threshold})
-        return max(tried, key=lambda scores: scores[f"f1@{self._scoring['k'][-1]}"])
+        best = max(tried, key=lambda scores: scores[f"f1@{self._scoring['k'][-1]}"])
+        if self._gold_tags is None:
+            return best
+        chosen = [word_tags(probabilities, best.get("threshold")) for _, _, probabilities in documents]
+        return best | {f"span_{name}": score for name, score in span_scores(chosen, self._gold_tags).items()}
 
     def _check_order(self, label_ids: np.ndarray) -> None:
         """The labels that came back must be those of `rows`, in their order and from the left."""
@@ -107,6 +130,30 @@ def score_phrases(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str
     return {name: value for name, value in scores.items() if name.split("@")[0] in ("precision", "recall", "f1")}
 
 
+def span_scores(predicted: Sequence[Sequence[int]], gold: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Labels of each document's words, 0 (O), 1 (B) or 2 (I) -> micro `precision`, `recall` and `f1` of their spans.
+
+    A span is right if both of its ends are; over all documents. Spans are those of `decoding.tag_spans`, where an I without
+    a B before it begins one, as conlleval and seqeval's default mode have it. A share of nothing is 0.
+
+    >>> span_scores([[1, 2, 0, 1]], [[1, 2, 0, 0]])
+    {'precision': 0.5, 'recall': 1.0, 'f1': 0.6666666666666666}
+
+    Raises:
+        ValueError: for another number of documents, or of words in one.
+    """
+    right = found = wanted = 0
+    for number, (tags, true_tags) in enumerate(zip(predicted, gold, strict=True)):
+        if len(tags) != len(true_tags):
+            raise ValueError(
+                f"Document {number} has {len(tags)} predicted labels and {len(true_tags)} gold ones. Give one a word in both."
+            )
+        spans, true_spans = set(tag_spans(tags)), set(tag_spans(true_tags))
+        right, found, wanted = right + len(spans & true_spans), found + len(spans), wanted + len(true_spans)
+    shares = {"precision": (right, found), "recall": (right, wanted), "f1": (2 * right, found + wanted)}
+    return {name: part / whole if whole else 0.0 for name, (part, whole) in shares.items()}
+
+
 def evaluate_pipeline(
     extract,
     texts: Sequence[str],
@@ -115,8 +162,18 @@ def evaluate_pipeline(
     rules: str = "lexperts",
     batch_size: int = 16,
     k: Sequence[int | str] = (5, 10),
+    titles: Sequence[str | None] | None = None,
     **scoring,
 ) -> dict[str, float]:
-    """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases."""
+    """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases.
+
+    With `titles` the pipeline reads mappings of title and text. Gold is what stands in the text that it searches: the joined
+    one if its model has titles joined (`extract.joins_titles`), else the text.
+    """
+    documents = texts = list(texts)
+    if titles is not None:
+        documents = [{"title": title, "text": text} for title, text in zip(titles, texts, strict=True)]
+        if getattr(extract, "joins_titles", False):
+            texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
     gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
-    return score_phrases(extract(list(texts), batch_size=batch_size), gold, k=k, **scoring)
+    return score_phrases(extract(documents, batch_size=batch_size), gold, k=k, **scoring)

@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from .stemming import stem
+from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
 from .words import join_title, split_words
 
 O, B, I = range(3)
 RULES = ("lexperts", "seke")
+TITLE_AS = ("text", "meta", "both")
 Words = Sequence[str] | Sequence[tuple[str, int, int]]
 
 
@@ -85,27 +87,35 @@ def encode(
     overlap: int | None = None,
     on_long: str = "window",
     rules: str = "lexperts",
+    title_as: str = "text",
+    max_title_length: int = MAX_TITLE_LENGTH,
 ) -> dict[str, list]:
     """Documents -> rows for training, for `dataset.map(encode, batched=True, remove_columns=dataset.column_names)`.
 
     Args:
         batch: columns of texts, of lists of keyphrases (or `;`-joined strings) and, where there is one, of titles, which
-            are joined to the texts as `join_title` does (`title_column=None` leaves them out). A text may also be a list
-            of words.
+            are read as `title_as` says (`title_column=None` leaves them out). A text may also be a list of words.
         tokenizer: a fast tokenizer.
         max_length: sub-tokens a row, special ones included; by default the tokenizer's `model_max_length`.
         overlap: sub-tokens that neighbouring rows of a long document share; by default a quarter of a row.
         on_long: `"window"` reads a long document in several rows, `"truncate"` in its first only, `"error"` refuses it.
         rules: `"lexperts"` or `"seke"`.
+        title_as: `"text"` joins titles to the texts as `join_title` does; `"meta"` reads them as meta-text, beside the texts
+            that alone are labelled; `"both"` does both, for models with `title_in_main`.
+        max_title_length: sub-tokens of a title that is meta-text; longer ones are cut, with a warning.
 
     Returns:
         `input_ids`, `attention_mask` and what else the tokenizer gives; `labels`, the label of each word on its first
         sub-token and -100 elsewhere; `document`, its place in the batch; `num_keyphrases` and `num_present`, the
-        document's counts on its first row and 0 on the others, so that their sums are those of the data set.
+        document's counts on its first row and 0 on the others, so that their sums are those of the data set. Unless titles
+        are text, also `meta_mask`, 1 on the first special token and the title, and `main_mask`, 1 on the text; a collator
+        has to pad both with 0.
 
     Raises:
-        ValueError: for a missing column (the ones that are there are named), or an unknown rule.
+        ValueError: for a missing column (the ones that are there are named), or an unknown `rules` or `title_as`.
     """
+    if title_as not in TITLE_AS:
+        raise ValueError(f"title_as={title_as!r} is not known. Use one of {', '.join(map(repr, TITLE_AS))}.")
     if title_column == "title" and "title" not in batch:
         title_column = None
     for column in filter(None, (text_column, keyphrases_column, title_column)):
@@ -115,11 +125,21 @@ def encode(
                 "Name yours with text_column=, keyphrases_column= and title_column=."
             )
     texts = [text if isinstance(text, str) else " ".join(text) for text in batch[text_column]]
-    if title_column:
-        texts = [join_title(title, text) for title, text in zip(batch[title_column], texts, strict=True)]
+    titles = batch[title_column] if title_column else [None] * len(texts)
+    if title_column and title_as != "meta":
+        texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
     words = [split_words(text) for text in texts]
     spans = [[(start, end) for _, start, end in document] for document in words]
-    windows = encode_windows(texts, spans, tokenizer, max_length=max_length, overlap=overlap, on_long=on_long)
+    windows = encode_windows(
+        texts,
+        spans,
+        tokenizer,
+        max_length=max_length,
+        overlap=overlap,
+        on_long=on_long,
+        titles=None if title_as == "text" else titles,
+        max_title_length=max_title_length,
+    )
     return label_windows(windows, words, batch[keyphrases_column], rules=rules)
 
 

@@ -157,7 +157,8 @@ class HypernetPreTrainedModel(PreTrainedModel):
                 "The backbone is frozen and runs without gradients, so that an adapter in it would learn nothing. Start "
                 "with from_backbone(..., freeze_backbone=False), or set model.config.freeze_backbone = False."
             )
-        heads = [name for name, _ in self.named_children() if name != self.base_model_prefix]
+        children = {name for name, module in self.named_children() if any(True for _ in module.parameters())}
+        heads = sorted(children - {self.base_model_prefix, "backbone", "meta_encoder", "reader"})
         options = {
             "r": 16,
             "lora_alpha": 16,

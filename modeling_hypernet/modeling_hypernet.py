@@ -237,17 +237,25 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         )
 
     @torch.no_grad()
-    def decode(self, word_start_mask: torch.Tensor | None = None, **inputs) -> torch.Tensor:
+    def decode(self, word_start_mask: torch.Tensor | None = None, return_outputs: bool = False, **inputs):
         """The likeliest labels together (Viterbi), where `forward`'s logits are those of each token alone.
 
-        Arguments as in `forward` -> label ids (B, S), -1 at tokens that take no part.
+        Args:
+            word_start_mask and the inputs: as in `forward`.
+            return_outputs: whether `forward`'s output in eval mode is wanted too; the text is read once.
+
+        Returns: label ids (B, S), -1 at tokens that take no part; or the pair of them and the output.
         """
         scores, outputs = self._scores(**inputs)
         mask = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
         allowed = None
         if self.config.constrained_decoding:
             allowed = tuple(x.to(scores.device) for x in allowed_steps(self.config.id2label))
-        return self.crf.viterbi(scores, mask, allowed)[0]
+        tags = self.crf.viterbi(scores, mask, allowed)[0]
+        if not return_outputs:
+            return tags
+        logits = self._log_marginals(scores, mask)
+        return tags, HypernetTokenClassifierOutput(logits=logits, meta_embedding=outputs.meta_embedding)
 
     def _scores(self, **inputs) -> tuple[torch.Tensor, HypernetModelOutput]:
         """-> the score of each label at each token, (B, S, C), and what the hypernetwork gave."""

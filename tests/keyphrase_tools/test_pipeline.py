@@ -197,7 +197,7 @@ def test_a_document_of_the_wrong_type_is_named_by_its_number(lookup, documents, 
         list(lookup()(iter(documents), **options))
 
 
-@pytest.mark.parametrize("inputs", [None, 5, b"graph", {"text": "graph"}], ids=repr)
+@pytest.mark.parametrize("inputs", [None, 5, b"graph", {"title": "graph"}], ids=repr)
 def test_inputs_that_are_no_texts_are_refused_at_once(lookup, inputs):
     with pytest.raises(TypeError, match="text"):
         lookup()(inputs)

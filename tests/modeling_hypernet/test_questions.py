@@ -173,8 +173,8 @@ def test_the_pipeline_finds_what_training_taught(tiny_hypernet, tiny_tokenizer, 
     encoded = encode_questions(batch, tiny_tokenizer)
     rows = [dict(zip(encoded, values, strict=True)) for values in zip(*encoded.values(), strict=True)]
     inputs = HypernetCollator(tiny_tokenizer)(rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(80):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(100):
         optimizer.zero_grad()
         model(**inputs).loss.backward()
         optimizer.step()

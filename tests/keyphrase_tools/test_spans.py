@@ -1,0 +1,113 @@
+"""Scores of spans: worked by hand, and from the Trainer's logits over whole documents."""
+
+import doctest
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import EvalPrediction
+
+from keyphrase_tools.evaluation import ExtractionMetrics, span_scores
+from keyphrase_tools.labels import tag
+from keyphrase_tools.words import split_words
+
+ID2LABEL = {0: "O", 1: "B", 2: "I"}
+
+
+def test_the_docstrings_example_holds():
+    (example,) = doctest.DocTestFinder().find(span_scores, "span_scores", globs={"span_scores": span_scores})
+    assert doctest.DocTestRunner().run(example) == doctest.TestResults(0, 1)
+
+
+@pytest.mark.parametrize(
+    "predicted, gold, precision, recall",
+    [
+        ([[1, 2, 0, 1]], [[1, 2, 0, 1]], 1, 1),
+        ([[1, 2, 0]], [[1, 0, 0]], 0, 0),  # both ends must be right
+        ([[1, 2, 1]], [[1, 2, 2]], 0, 0),
+        ([[2, 2, 0, 2]], [[1, 2, 0, 1]], 1, 1),  # an I without a B begins a span
+        ([[1, 0, 1], [1]], [[1, 0, 0], [0]], 1 / 3, 1),  # over all documents, not their mean
+        ([[1], [0]], [[0], [1]], 0, 0),  # the same words of another document are another span
+        ([[0, 0]], [[1, 2]], 0, 0),
+        ([[1, 2]], [[0, 0]], 0, 0),
+        ([], [], 0, 0),
+    ],
+)
+def test_spans_by_hand(predicted, gold, precision, recall):
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0
+    assert span_scores(predicted, gold) == pytest.approx({"precision": precision, "recall": recall, "f1": f1})
+
+
+def chunks(tags):
+    """conlleval's rule, word by word: a chunk ends before a B or an O, and begins at a B or an I with no chunk open."""
+    found, open_at = set(), None
+    for i, label in enumerate(tags):
+        if open_at is not None and label != 2:
+            found.add((open_at, i))
+            open_at = None
+        if label and open_at is None:
+            open_at = i
+    return found | ({(open_at, len(tags))} if open_at is not None else set())
+
+
+labels = st.lists(st.integers(0, 2), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(labels, st.randoms(use_true_random=False)), max_size=4))
+def test_spans_are_counted_as_conlleval_does(documents):
+    gold = [tags for tags, _ in documents]
+    predicted = [[random.choice((tag, tag, 0, 1, 2)) for tag in tags] for tags, random in documents]
+    right = sum(len(chunks(p) & chunks(g)) for p, g in zip(predicted, gold, strict=True))
+    found, wanted = sum(len(chunks(p)) for p in predicted), sum(len(chunks(g)) for g in gold)
+    expected = right / found if found else 0, right / wanted if wanted else 0
+    scores = span_scores(predicted, gold)
+    assert (scores["precision"], scores["recall"]) == pytest.approx(expected)
+
+
+def test_documents_that_do_not_match_are_refused():
+    with pytest.raises(ValueError, match="Document 1 has 2 predicted labels and 1 gold ones. Give one a word in both"):
+        span_scores([[0], [0, 1]], [[0], [0]])
+    with pytest.raises(ValueError, match="shorter"):
+        span_scores([[0], [0]], [[0]])
+
+
+TEXTS = ["Graph cuts for semi-supervised learning, and graph networks", "of networks " * 60 + "energy"]
+KEYPHRASES = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
+
+
+def logits_for(metrics, said):
+    """Logits (windows, S, 3) whose likeliest label of each word is `said` of its document."""
+    rows = metrics.rows
+    logits = np.zeros((len(rows["labels"]), max(map(len, rows["labels"])), 3))
+    for row, window in zip(logits, metrics._windows, strict=True):
+        for place, word in enumerate(window.word_starts):
+            row[place, said[window.document][word] if word >= 0 else 0] = 9
+    return logits
+
+
+@pytest.mark.parametrize("rules", ["lexperts", "seke"])
+def test_the_trainers_logits_are_scored_against_the_labels_of_whole_documents(tiny_tokenizer, rules):
+    options = {"rules": rules, "thresholds": (None,), "spans": True}
+    metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, **options)
+    gold = [tag(split_words(text), k, rules=rules) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
+    scores = metrics(EvalPrediction(logits_for(metrics, gold), None))
+    assert scores["span_precision"] == scores["span_recall"] == scores["span_f1"] == 1
+    wrong = [[0] * len(gold[0]), gold[1]]
+    scores = metrics(EvalPrediction(logits_for(metrics, wrong), None))
+    first, second = (sum(label == 1 for label in tags) for tags in gold)
+    assert scores["span_precision"] == 1 and scores["span_recall"] == pytest.approx(second / (first + second))
+    without = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, **{**options, "spans": False})
+    plain = without(EvalPrediction(logits_for(metrics, wrong), None))
+    assert plain == {name: value for name, value in scores.items() if not name.startswith("span_")}
+
+
+def test_the_spans_are_those_of_the_threshold_that_is_reported(tiny_tokenizer):
+    text, keyphrases = ["graph cuts"], [["graph", "cuts"]]
+    metrics = ExtractionMetrics(text, keyphrases, tiny_tokenizer, ID2LABEL, thresholds=(0.9, 0.3), spans=True)
+    logits = np.log([[[0.98, 0.01, 0.01], [0.6, 0.39, 0.01], [0.05, 0.94, 0.01], [0.98, 0.01, 0.01]]])
+    scores = metrics(EvalPrediction(logits, None))
+    assert scores["threshold"] == 0.3 and scores["span_f1"] == 1
+    strict = ExtractionMetrics(text, keyphrases, tiny_tokenizer, ID2LABEL, thresholds=(0.9,), spans=True)
+    assert strict(EvalPrediction(logits, None))["span_recall"] == 0.5

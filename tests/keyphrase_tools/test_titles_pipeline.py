@@ -1,0 +1,264 @@
+"""The pipeline with titles: what the model is given, whose labels count, and the same answer every time."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import BertForTokenClassification, EvalPrediction
+
+from keyphrase_tools import KeyphraseExtractionPipeline
+from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
+from keyphrase_tools.labels import encode
+from keyphrase_tools.windows import WordProbabilities
+from keyphrase_tools.words import join_title, split_words
+from tests.keyphrase_tools.test_titles import DOCUMENTS, TEXT, TITLE, random_text, windows_of
+
+# ---- the pipeline
+
+
+class MetaBert(BertForTokenClassification):
+    """Names the masks, and keeps what it was given; it reads the title as BERT reads a pair."""
+
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        meta_mask=None,
+        main_mask=None,
+        word_start_mask=None,
+        **_,
+    ):
+        self.given = {"meta_mask": meta_mask, "main_mask": main_mask, "word_start_mask": word_start_mask}
+        self.given |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        return super().forward(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+
+
+class PathBert(MetaBert):
+    """Decodes to the label after the likeliest, so that it shows who chose."""
+
+    paths = 0
+
+    def decode(self, return_outputs=False, **inputs):
+        self.paths += 1
+        outputs = self(**inputs)
+        labels = ((outputs.logits.argmax(-1) + 1) % 3).where(inputs["word_start_mask"].bool(), -1)
+        return (labels, outputs) if return_outputs else labels
+
+
+@pytest.fixture(scope="module")
+def extractor(backbone_config, tiny_tokenizer):
+    """extractor(kind, **configuration) -> a pipeline over a tiny model, always with the same weights."""
+
+    def build(kind=MetaBert, tokenizer=tiny_tokenizer, **changes):
+        torch.manual_seed(0)
+        config = backbone_config("bert", **{"id2label": {0: "B", 1: "I", 2: "O"}, **changes})
+        model = kind(config).eval()
+        model.classifier.weight.data *= 30
+        return KeyphraseExtractionPipeline(model, tokenizer, top_k=None)
+
+    return build
+
+
+def places(phrases):
+    return sorted((p["keyphrase"], p["start"], p["end"], round(p["score"], 4)) for p in phrases)
+
+
+def mapping(title, text):
+    return {"title": title, "text": text}
+
+
+def test_what_the_model_is_given(extractor, tiny_tokenizer):
+    extract = extractor()
+    extract([mapping("graph cut", "x-graph ab"), "in", {"text": "of the"}])
+    given = {name: values.tolist() for name, values in extract.model.given.items()}
+    assert given["input_ids"][0] == tiny_tokenizer("graph cut", "x-graph ab")["input_ids"]
+    pad = [0] * 6
+    assert given["meta_mask"] == [[1, 1, 1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, *pad], [1, 0, 0, 0, *pad]]
+    assert given["main_mask"] == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 0, *pad], [0, 1, 0, 0, *pad]]
+    assert given["word_start_mask"] == [[0, 0, 0, 0, 1, 0, 1, 1, 0, 0], [0, 1, 1, 0, *pad], [0, 1, 0, 0, *pad]]
+
+
+def test_a_model_is_given_only_the_masks_that_it_names(extractor):
+    class OnlyMeta(BertForTokenClassification):
+        def forward(self, input_ids, meta_mask, attention_mask=None, token_type_ids=None):
+            assert meta_mask.shape == input_ids.shape
+            return super().forward(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+
+    assert places(extractor(OnlyMeta)(mapping(TITLE, TEXT))) == places(extractor()(mapping(TITLE, TEXT)))
+
+
+@pytest.mark.parametrize("kind", [MetaBert, PathBert])
+def test_a_document_with_a_title_has_the_same_answer_alone_and_in_a_mixed_batch(extractor, kind):
+    extract = extractor(kind)
+    documents = [mapping(*document) for document in DOCUMENTS] + [TEXT, random_text(80, 5)]
+    options = {"max_title_length": 50}
+    alone = [places(extract(document, **options)) for document in documents]
+    for batch_size in (1, 3, 16):
+        assert [places(answer) for answer in extract(documents, batch_size=batch_size, **options)] == alone
+    assert [places(answer) for answer in extract(iter(documents), **options)] == alone
+    assert sum(map(bool, alone)) >= 5
+    assert alone[0] != alone[-2] and places(extract(mapping(None, TEXT))) == alone[-2]  # the title matters
+    for document, answer in zip(documents, extract(documents, **options), strict=True):
+        text = document if isinstance(document, str) else document["text"]
+        assert all(text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+
+
+def test_the_models_own_path_decides_and_its_probabilities_score(extractor):
+    extract = extractor(PathBert)
+    documents = [mapping(TITLE, TEXT), mapping(TITLE, random_text(150, 1)), random_text(100, 2)]
+    prepared = extract.preprocess(documents)
+    for window in prepared["windows"]:
+        extract._read([window], prepared["said"], decode=True)
+    assert len(prepared["windows"]) > 6
+    for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
+        probabilities = prepared["said"].document(number)
+        tags = prepared["said"].tags(number)
+        # the label after B, I, O is I, O, B, whichever number each has; and each word is read in the same window by both
+        assert tags.tolist() == ((probabilities.argmax(-1) + 1) % 3).tolist()
+        expected = rank_phrases(text, words, probabilities, tags=tags)
+        assert places(extract(documents[number])) == places(expected)
+        assert places(expected) != places(rank_phrases(text, words, probabilities))
+
+
+def test_a_threshold_of_the_call_or_the_model_decides_instead_of_the_path(extractor):
+    by_path, by_label = extractor(PathBert), extractor()
+    document = mapping(TITLE, random_text(100))
+    assert places(by_path(document)) != places(by_label(document)) and by_path.model.paths
+    by_path.model.paths = 0
+    assert places(by_path(document, threshold=0.4)) == places(by_label(document, threshold=0.4))
+    by_path.model.config.keyphrase_threshold = 0.4
+    assert places(by_path(document)) == places(by_label(document, threshold=0.4))
+    assert by_path.model.paths == 0
+
+
+def test_words_that_share_a_piece_go_on_as_the_path_has_the_first(tiny_tokenizer):
+    text = "\u0e44\u0e17\u0e22"  # three words to us, one unknown piece to the tokenizer
+    for tag, expected in ((1, [1, 2, 2]), (2, [2, 2, 2]), (0, [0, 0, 0])):
+        (window,) = windows_of(tiny_tokenizer, [text], ["graph"])
+        said = WordProbabilities([3])
+        assert said.tags(0) is None
+        length = len(window.word_starts)
+        said.add(window, np.tile([0.4, 0.3, 0.3], (length, 1)), np.full(length, tag))
+        assert said.tags(0).tolist() == expected
+
+
+def test_where_the_model_knows_no_meta_text_a_title_is_joined(extractor):
+    extract = extractor(BertForTokenClassification)
+    joined = join_title(TITLE, TEXT)
+    answer = extract([mapping(f" {TITLE} ", TEXT), mapping(None, f" {TEXT}"), mapping(TITLE, "")])
+    assert places(answer[0]) == places(extract(joined)) and answer[0]
+    assert all(joined[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer[0])
+    assert places(answer[1]) == places(extract(f" {TEXT}"))
+    assert places(answer[2]) == places(extract(TITLE))
+
+
+def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
+    extract = extractor(title_in_main=True)
+    joined = join_title(TITLE, TEXT)
+    answer = extract(mapping(TITLE, TEXT))
+    assert extract.model.given["input_ids"][0].tolist() == tiny_tokenizer(TITLE, joined)["input_ids"]
+    assert places(answer) == places(extractor()(mapping(TITLE, joined)))
+    assert all(joined[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+    assert places(extract(TEXT)) == places(extractor()(TEXT))
+
+
+@pytest.mark.parametrize("words", [TEXT.split(), ["", " the", "net-work ", " "], [], [" "]], ids=repr)
+@pytest.mark.parametrize("kind", [MetaBert, BertForTokenClassification])
+def test_a_text_may_be_a_list_of_words(extractor, kind, words):
+    extract = extractor(kind)
+    text = " ".join(words) if kind is MetaBert else join_title(TITLE, " ".join(words))
+    answer = extract(mapping(TITLE, words), is_split_into_words=True)
+    assert all(text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+    assert answer or len(words) < 3
+    assert extract([mapping(TITLE, words), words], is_split_into_words=True)[0] == answer
+
+
+def test_a_list_of_words_that_are_split_as_ours_reads_as_the_text(extractor):
+    words = [word for word, _, _ in split_words(TEXT)]
+    for kind in (MetaBert, BertForTokenClassification):
+        extract = extractor(kind)
+        as_text = extract(mapping(TITLE, " ".join(words)))
+        assert places(extract(mapping(TITLE, words), is_split_into_words=True)) == places(as_text)
+
+
+@pytest.mark.parametrize(
+    "document, options, message",
+    [
+        ({"title": "x"}, {}, r"Document 1 has no 'text'. A document with a title is {'title': ..., 'text': ...}"),
+        ({"text": "x", "body": "y", "doi": 1}, {}, "Document 1 has 'body', 'doi'. A document with a title is"),
+        ({"title": 5, "text": "x"}, {}, "The title of document 1 is a int, not a string: 5. Pass a string, or None"),
+        ({"text": None}, {}, "Document 1 is a NoneType, not a text"),
+        ({"text": ["x"]}, {}, "Document 1 is a list, not a text.*is_split_into_words=True"),
+        ({"text": "x"}, {"is_split_into_words": True}, "Document 1 is not a list of words: 'x'"),
+    ],
+)
+def test_a_mapping_that_is_no_document_is_named_by_its_number(extractor, document, options, message):
+    extract = extractor()
+    first = ["x"] if options else "x"
+    with pytest.raises(TypeError, match=message):
+        extract([first, document], **options)
+    with pytest.raises(TypeError, match=message.replace("ocument 1", "ocument 0")):
+        extract(document, **options)
+
+
+def test_the_title_is_cut_where_the_pipeline_is_told(extractor, caplog):
+    one_word = extractor()(mapping("graph", TEXT))
+    with caplog.at_level(logging.WARNING):
+        answer = extractor()(mapping("graph cuts", TEXT), max_title_length=1)
+    assert answer == one_word and caplog.messages == ["1 of 1 titles are longer than 1 sub-tokens and were cut."]
+    with pytest.raises(
+        ValueError, match=r"The title of document 1 \(64 sub-tokens\) leaves no room.*max_title_length=60"
+    ):
+        extractor()(["x", mapping("graph " * 70, TEXT)])
+
+
+def test_a_model_inside_peft_is_read_by_its_own_signature(extractor):
+    plain, wrapped = extractor(PathBert), extractor(PathBert)
+    wrapped.model.eval()
+    peft = get_peft_model(wrapped.model, LoraConfig(task_type="TOKEN_CLS", target_modules=["query"]))
+    extract = KeyphraseExtractionPipeline(peft, plain.tokenizer, top_k=None)
+    assert extract.reads_titles and not extract.joins_titles
+    assert places(extract(mapping(TITLE, TEXT))) == places(plain(mapping(TITLE, TEXT)))
+    assert wrapped.model.paths == 1
+
+
+def test_the_code_for_titles_travels_with_a_checkpoint(extractor, tmp_path):
+    extractor(BertForTokenClassification).save_pretrained(tmp_path)
+    assert {"pipeline_keyphrase_extraction.py", "windows.py", "titles.py"} <= {path.name for path in tmp_path.iterdir()}
+
+
+# ---- scores
+
+
+def logits_of(model, rows):
+    """Logits of each row alone, padded with -100 to the longest."""
+    width, logits = max(map(len, rows["labels"])), []
+    for ids in rows["input_ids"]:
+        with torch.no_grad():
+            row = model(torch.tensor([ids])).logits[0].numpy()
+        logits.append(np.pad(row, ((0, width - len(row)), (0, 0)), constant_values=-100))
+    return np.stack(logits)
+
+
+@pytest.mark.parametrize("in_main", [False, True])
+def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(extractor, tiny_tokenizer, in_main):
+    extract = extractor(title_in_main=in_main)
+    titles, texts = (list(column) for column in zip(*DOCUMENTS, strict=True))
+    titles[2] = "a b c"
+    answers = extract([mapping(*document) for document in zip(titles, texts, strict=True)])
+    keyphrases = [[p["keyphrase"] for p in answer[::2]] + ["quantum", "graph cut"] for answer in answers]
+    main = [join_title(*document) for document in zip(titles, texts, strict=True)] if in_main else texts
+    metrics = ExtractionMetrics(
+        main, keyphrases, tiny_tokenizer, extract.model.config.id2label, titles=titles, thresholds=(None,)
+    )
+    batch = {"title": titles, "text": texts, "keyphrases": keyphrases}
+    assert metrics.rows == encode(batch, tiny_tokenizer, title_as="both" if in_main else "meta")
+    scores = metrics(EvalPrediction(logits_of(extract.model, metrics.rows), None))
+    assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, titles=titles), abs=1e-9)
+    assert 0 < scores["f1@10"] < 1
+    # negative control: titles matter
+    assert scores != pytest.approx(evaluate_pipeline(extract, texts, keyphrases), abs=1e-9)
