@@ -35,6 +35,7 @@ LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
 class HypernetPreTrainedModel(PreTrainedModel):
     """Initialisation, saving and loading of hypernetwork models."""
 
+    model_class: type  # of what stands under a head
     lora_task: str | None = None  # peft's name for what the model does
     default_labels: tuple[str, ...] = ()  # of from_backbone()
 

@@ -42,12 +42,15 @@ class HypernetModel(HypernetPreTrainedModel):
         super().__init__(config)
         self.backbone = build_encoder(config.text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
-        sizes = config.meta_size, config.input_size, config.hidden_size
+        self.build_reader(config)
+        self.post_init()
+
+    def build_reader(self, config: HypernetConfig):
+        """All that `read` needs."""
         self.meta_encoder = MetaEncoder(
             config.input_size, config.meta_size, config.meta_hidden_size, config.normalize_meta
         )
-        self.reader = GeneratedLstm(*sizes, config.bidirectional)
-        self.post_init()
+        self.reader = GeneratedLstm(config.meta_size, config.input_size, config.hidden_size, config.bidirectional)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
@@ -67,14 +70,15 @@ class HypernetModel(HypernetPreTrainedModel):
         """Scales the generators so that the weights they write have the variance 1 / N_h, whatever z's scale is: by z of
         random texts, always the same ones.
         """
-        if self.config.normalize_meta:
+        generators = [module for module in self.modules() if isinstance(module, WeightGenerator)]
+        if self.config.normalize_meta or not generators:
             return
         draw = torch.Generator().manual_seed(0)
         size = self.get_input_embeddings().num_embeddings
         ids = torch.randint(size, (texts, length), generator=draw).to(self.device)
         z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((texts,), length, device=self.device))
         scale = z.float().square().mean().rsqrt()
-        for generator in (module for module in self.modules() if isinstance(module, WeightGenerator)):
+        for generator in generators:
             for weight in generator.parameters():
                 weight.mul_(scale.to(weight.dtype))
 
@@ -96,6 +100,11 @@ class HypernetModel(HypernetPreTrainedModel):
                 )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return self.backbone(input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
+
+    def read(self, u, u_lengths, v, v_lengths) -> tuple[torch.Tensor, torch.Tensor]:
+        """H^u (B, U, d), H^v (B, L, d), left-aligned, and their lengths (B,) -> H^S (B, L, D), z (B, N_z)."""
+        z = self.meta_encoder(u, u_lengths)
+        return self.reader(v, v_lengths, z, self.config.lstm_implementation).to(z.dtype), z
 
     @can_return_tuple
     def forward(
@@ -148,11 +157,9 @@ class HypernetModel(HypernetPreTrainedModel):
             outputs = self.encode(input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds, **kwargs)
             backbone_states = outputs.last_hidden_state
         with torch.autocast(backbone_states.device.type, enabled=False):  # states of 400 steps need float32
-            z = self.meta_encoder(u.gather(backbone_states), u.lengths)
-            read = self.reader(v.gather(backbone_states), v.lengths, z, self.config.lstm_implementation)
-            states = v.scatter(read.to(z.dtype))
+            states, z = self.read(u.gather(backbone_states), u.lengths, v.gather(backbone_states), v.lengths)
         return HypernetModelOutput(
-            last_hidden_state=states,
+            last_hidden_state=v.scatter(states),
             meta_embedding=z,
             main_mask=main,
             hidden_states=getattr(outputs, "hidden_states", None),
@@ -172,12 +179,13 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
+    model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = HypernetModel(config)
+        self.hypernet = self.model_class(config)
         self.dropout = nn.Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.crf = LinearChainCrf(config.num_labels)
@@ -282,11 +290,12 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
+    model_class = HypernetModel
     lora_task = "SEQ_CLS"
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = HypernetModel(config)
+        self.hypernet = self.model_class(config)
         self.dropout = nn.Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.post_init()
@@ -357,11 +366,12 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
     ```
     """
 
+    model_class = HypernetModel
     lora_task = "QUESTION_ANS"
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = HypernetModel(config)
+        self.hypernet = self.model_class(config)
         self.dropout = nn.Dropout(config.head_dropout)
         self.qa_outputs = nn.Linear(config.output_size, 2)
         self.post_init()

