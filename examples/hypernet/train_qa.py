@@ -15,9 +15,9 @@ from pathlib import Path
 from datasets import Dataset, load_dataset
 from settings import last_checkpoint, parse_arguments, told
 from squad import squad_scores
-from systems import ModelArguments, TwoRatesTrainer, build, find_backbone
+from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
 from tqdm import tqdm
-from transformers import AutoTokenizer, TrainingArguments, pipeline, set_seed
+from transformers import TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.documents import read_jsonl
 from modeling_hypernet import HypernetCollator, StatesDataset, encode_questions
@@ -60,8 +60,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     """Everything before training, and so every error that the caller can mend -> the trainer and the test questions."""
     rows = load_questions(data_args)
     backbone = find_backbone(model_args.backbone)
-    tokenizer = AutoTokenizer.from_pretrained(backbone)
-    tokenizer.model_max_length = data_args.max_length
+    tokenizer = open_tokenizer(backbone, data_args.max_length)
     batch = {name: [row[name] for row in rows["train"]] for name in [*COLUMNS, *["id"] * ("id" in rows["train"][0])]}
     train = Dataset.from_dict(
         encode_questions(batch, tokenizer, max_length=data_args.max_length, stride=data_args.stride)
