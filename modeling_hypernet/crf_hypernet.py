@@ -106,7 +106,7 @@ class LinearChainCrf(nn.Module):
     log p(y | x) = s_{y_1} + sum_t e_t[y_t] + sum_{t > 1} T[y_{t-1}, y_t] + r_{y_W} - log Z
 
     with `start` s (C,), `end` r (C,), `transitions` T (C, C), emissions e and Z the sum of the exponentiated scores of
-    all sequences. From Lafferty et al. (2001); the decoder of the hypernetwork paper, Sect. 3.3.
+    all sequences. From Lafferty et al. (2001); the decoder of Duan et al. 2021, Sect. 3.3.
 
     A row's sequence is its positions with a non-zero mask, in their order: holes are skipped, padding may stand on
     either side, and what stands outside the mask changes nothing. All is calculated in float32, or float64 if the

@@ -1,4 +1,4 @@
-"""An LSTM whose weights another LSTM writes, for each text its own (the hypernetwork paper, Eq. 3-8).
+"""An LSTM whose weights another LSTM writes, for each text its own (Duan et al. 2021, Eq. 3-8).
 
 Letters: B texts, U tokens of the longest meta-text, L tokens of the longest main text, N_x the backbone's hidden size,
 N_z the meta-text's vector z, N_h hidden size; u meta-text, v main text. Gates stand in the order f, i, c, o.
@@ -25,7 +25,7 @@ class LstmWeights(NamedTuple):
 
 
 class MetaEncoder(nn.Module):
-    """z = P LSTM(H^u), the state after the last token of the meta-text   (hypernetwork paper, Eq. 3)
+    """z = P LSTM(H^u), the state after the last token of the meta-text   (Duan et al. 2021, Eq. 3)
 
     The paper has z of 16 or 32 numbers and a hidden size of 512; P, a projection without bias, brings them together.
 
@@ -53,7 +53,7 @@ class MetaEncoder(nn.Module):
 
 
 class WeightGenerator(nn.Module):
-    """W_Ih = W_hz z,  W_Ix = W_xz z,  W_Ib = W_bz z   (hypernetwork paper, Eq. 4-6)
+    """W_Ih = W_hz z,  W_Ix = W_xz z,  W_Ib = W_bz z   (Duan et al. 2021, Eq. 4-6)
 
     Args:
         meta_size: N_z.

@@ -27,7 +27,7 @@ IMPOSSIBLE = -1e4  # as a logarithm: finite in half precision too, and 0 as a pr
 
 
 class HypernetModel(HypernetPreTrainedModel):
-    """H^S = LSTM_{W(z)}(H^v) with z from H^u, H^u and H^v from the backbone's reading of the pair   (hypernetwork paper, Sect. 2)
+    """H^S = LSTM_{W(z)}(H^v) with z from H^u, H^u and H^v from the backbone's reading of the pair   (Duan et al. 2021, Sect. 2)
 
     Example:
 
@@ -168,7 +168,7 @@ class HypernetModel(HypernetPreTrainedModel):
 
 
 class HypernetForTokenClassification(HypernetPreTrainedModel):
-    """Labels the main text's tokens: the hypernetwork, a linear layer, a linear-chain CRF   (hypernetwork paper, Sect. 3.3)
+    """Labels the main text's tokens: the hypernetwork, a linear layer, a linear-chain CRF   (Duan et al. 2021, Sect. 3.3)
 
     Example:
 

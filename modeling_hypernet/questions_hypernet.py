@@ -1,4 +1,4 @@
-"""Questions and texts of any length as windows, for training and for the pipeline (the hypernetwork paper, Sect. 3.2).
+"""Questions and texts of any length as windows, for training and for the pipeline (Duan et al. 2021, Sect. 3.2).
 
 Letters: S tokens of a window.
 """

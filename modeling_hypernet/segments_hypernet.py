@@ -1,4 +1,4 @@
-"""Which tokens are meta-text and which are main text, and both cut out of the pair (the hypernetwork paper, Sect. 2.1).
+"""Which tokens are meta-text and which are main text, and both cut out of the pair (Duan et al. 2021, Sect. 2.1).
 
 Letters: B pairs, S tokens of a padded pair, W tokens of the longest part that is cut out.
 
