@@ -17,7 +17,7 @@ demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (abo
 	$(RUN) examples/quickstart.py $(ARGS)
 
 test: $(READY)  ## the test suite
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)  ## style and unused code
 	$(RUN) -m ruff check .

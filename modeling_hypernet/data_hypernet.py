@@ -5,6 +5,7 @@ Letters: S tokens of a pair, d the backbone's hidden size.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -223,6 +224,7 @@ class StatesDataset(torch.utils.data.Dataset):
             states = model.base_model.encode(**inputs).last_hidden_state
             for i, row, mask in zip(chosen, states, batch["attention_mask"].bool(), strict=True):
                 kept[str(i)] = row[mask].contiguous().cpu()
-        save_file(kept, path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
+        part = path.with_suffix(f".part{os.getpid()}")  # another process may be at the same
+        save_file(kept, part)
+        part.rename(path)
         model.train(was_training)

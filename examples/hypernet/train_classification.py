@@ -37,6 +37,7 @@ class DataArguments:
     max_train_rows: int | None = field(default=None, metadata={"help": "texts to learn from, the first ones"})
     max_test_rows: int | None = field(default=None, metadata={"help": "texts that are scored, the first ones"})
     cache_states: bool = field(default=False, metadata={"help": "compute a frozen backbone's states once"})
+    states_dir: str | None = field(default=None, metadata={"help": "where they are kept; otherwise in output_dir"})
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
 
@@ -104,7 +105,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     model = build("classes", model_args, backbone, id2label=dict(enumerate(names)))
     collator = HypernetCollator(tokenizer)
     if data_args.cache_states and model_args.freeze_backbone:
-        folder = Path(training_args.output_dir)
+        folder = Path(data_args.states_dir or training_args.output_dir)
         data = {split: StatesDataset(model, of, collator, folder / f"states-{split}") for split, of in data.items()}
     training_args.load_best_model_at_end = True
     training_args.metric_for_best_model = "eval_accuracy"

@@ -37,6 +37,7 @@ class DataArguments:
     keyphrases_column: str = field(default="keyphrases", metadata={"help": "lists of keyphrases, or ;-joined strings"})
     max_length: int = field(default=256, metadata={"help": "sub-tokens of title and text"})
     cache_states: bool = field(default=True, metadata={"help": "compute a frozen backbone's states once"})
+    states_dir: str | None = field(default=None, metadata={"help": "where they are kept; otherwise in output_dir"})
     early_stopping_patience: int = field(default=5, metadata={"help": "epochs without a gain, 0 for no limit"})
     show: int = field(default=3, metadata={"help": "test documents whose keyphrases are printed at the end"})
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
@@ -99,7 +100,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = HypernetCollator(tokenizer)
     if data_args.cache_states and model_args.freeze_backbone:
-        rows = {split: StatesDataset(model, r, collator, output / f"states-{split}") for split, r in rows.items()}
+        states = Path(data_args.states_dir or output)
+        rows = {split: StatesDataset(model, r, collator, states / f"states-{split}") for split, r in rows.items()}
     training_args.load_best_model_at_end = True
     training_args.metric_for_best_model = "eval_span_f1"
     training_args.greater_is_better = True

@@ -30,12 +30,14 @@ COLUMNS = ("question", "context", "answers")
 class DataArguments:
     dataset_name: str | None = field(default=None, metadata={"help": "data set on the Hub, such as rajpurkar/squad"})
     train_files: list[str] | None = field(default=None, metadata={"help": "JSON Lines with SQuAD's columns"})
-    test_files: list[str] | None = field(default=None, metadata={"help": "likewise; scored after training"})
+    validation_files: list[str] | None = field(default=None, metadata={"help": "likewise; scored after training"})
+    test_files: list[str] | None = field(default=None, metadata={"help": "likewise"})
     max_length: int = field(default=384, metadata={"help": "tokens of a window"})
     stride: int = field(default=128, metadata={"help": "tokens that neighbouring windows share"})
     max_train_rows: int | None = field(default=None, metadata={"help": "questions to learn from, the first ones"})
     max_test_rows: int | None = field(default=None, metadata={"help": "questions that are scored, the first ones"})
     cache_states: bool = field(default=False, metadata={"help": "compute a frozen backbone's states once"})
+    states_dir: str | None = field(default=None, metadata={"help": "where they are kept; otherwise in output_dir"})
     show: int = field(default=3, metadata={"help": "questions that are printed with their answers at the end"})
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
@@ -46,18 +48,18 @@ def load_questions(args: DataArguments) -> dict[str, list[dict]]:
         hub = load_dataset(args.dataset_name)
         rows = {"train": hub["train"].to_list(), "test": hub["validation"].to_list()}
     elif args.train_files:
-        files = {"train": args.train_files, "test": args.test_files}
+        files = {"train": args.train_files, "validation": args.validation_files, "test": args.test_files}
         rows = {split: read_jsonl(paths, COLUMNS, EXAMPLE) for split, paths in files.items() if paths}
     else:
         raise ValueError(
             "There is nothing to train on. Pass --train_files train.jsonl or --dataset_name rajpurkar/squad."
         )
     limits = {"train": args.max_train_rows, "test": args.max_test_rows}
-    return {split: of[: limits[split] or len(of)] for split, of in rows.items()}
+    return {split: of[: limits.get(split) or len(of)] for split, of in rows.items()}
 
 
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer and the test questions."""
+    """Everything before training, and so every error that the caller can mend -> the trainer and the questions to score."""
     rows = load_questions(data_args)
     backbone = find_backbone(model_args.backbone)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
@@ -70,45 +72,44 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     model = build("answers", model_args, backbone)
     collator = HypernetCollator(tokenizer)
     if data_args.cache_states and model_args.freeze_backbone:
-        train = StatesDataset(model, train, collator, Path(training_args.output_dir) / "states")
+        train = StatesDataset(model, train, collator, Path(data_args.states_dir or training_args.output_dir) / "states")
     trainer = TwoRatesTrainer(
         model=model, args=training_args, train_dataset=train, data_collator=collator, processing_class=tokenizer
     )
     trainer.backbone_lr = model_args.backbone_lr
-    return trainer, rows.get("test")
+    del rows["train"]
+    return trainer, rows
 
 
-def report(trainer, answer, rows: list[dict] | None, args: DataArguments):
+def report(trainer, answer, scored: dict[str, list[dict]], args: DataArguments):
     """Writes results.json; prints the scores and some answers."""
-    results = {"log": trainer.state.log_history}
-    if rows:
+    results: dict = {"log": trainer.state.log_history}
+    for split, rows in scored.items():
         gold = [list(row["answers"]["text"]) for row in rows]
         options = {"max_length": args.max_length, "stride": args.stride, "batch_size": 16}
         options["handle_impossible_answer"] = not all(gold)
         asked = ({"question": row["question"], "context": row["context"]} for row in rows)
-        found = list(tqdm(answer(asked, **options), total=len(rows), unit="question", desc="answers"))
-        results["test"] = squad_scores([one["answer"] for one in found], gold)
-        results["answers"] = {
-            str(row.get("id", i)): one["answer"] for i, (row, one) in enumerate(zip(rows, found, strict=True))
-        }
-        print("test: " + "   ".join(f"{name} {value:.1f}" for name, value in results["test"].items()))
+        found = list(tqdm(answer(asked, **options), total=len(rows), unit="question", desc=split))
+        results[split] = squad_scores([one["answer"] for one in found], gold)
+        names = [str(row.get("id", i)) for i, row in enumerate(rows)]
+        results[f"{split}_answers"] = dict(zip(names, (one["answer"] for one in found), strict=True))
+        print(f"{split}: " + "   ".join(f"{name} {value:.1f}" for name, value in results[split].items()))
         for row, one, right in list(zip(rows, found, gold, strict=True))[: args.show]:
-            print(
-                f"\n{row['question']}\n  -> {one['answer'] or 'no answer'} ({one['score']:.2f}); gold: {right or 'no answer'}"
-            )
+            said = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"
+            print(f"\n{row['question']}\n  -> {said}; gold: {right or 'no answer'}")
     (Path(trainer.args.output_dir) / "results.json").write_text(json.dumps(results, indent=1))
 
 
 def main():
     model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer, rows = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    trainer, scored = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
     output = training_args.output_dir
     trainer.train(resume_from_checkpoint=last_checkpoint(output))
     answer = pipeline("extractive-qa", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         answer.save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
-    report(trainer, answer, rows, data_args)
+    report(trainer, answer, scored, data_args)
 
 
 if __name__ == "__main__":

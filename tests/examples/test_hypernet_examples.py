@@ -118,7 +118,7 @@ def test_answers_are_learnt_by_one_command_and_scored(scripts, backbone, files, 
     given = [*FAST, "--backbone", backbone, "--output_dir", tmp_path, "--max_length", "40", "--stride", "8", *files]
     run(scripts.train_qa, *given, "--cache_states", "true")
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["answers"]) == 12
+    assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["test_answers"]) == 12
     assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
 
 

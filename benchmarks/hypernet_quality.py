@@ -1,0 +1,182 @@
+"""The hypernetwork against other ways of reading the same states: keyphrases, classes and answers, on MiniLM-L6.
+
+    python benchmarks/hypernet_quality.py --data PATH --work FOLDER       # PATH/keyphrases, classification, qa
+
+Each reader has the same encoder, head, rows and steps, and the rate that does best on validation rows among three: the
+hypernetwork, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen and
+fine-tuned, three seeds, the scripts of examples/hypernet. What lies in the work folder is not made again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+from common import write
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "hypernet"
+SHARED = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.01, "backbone": "minilm"}
+EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, "logging_steps": 50}
+
+# name -> script, readers, files below --data, arguments
+TASKS = {
+    "inspec": (
+        "train_keyphrases.py",
+        ("hypernet", "bilstm", "title_guided"),
+        {"train_files": "train", "validation_files": "validation", "test_files": "test"},
+        "keyphrases/inspec",
+        {"max_length": 256, "num_train_epochs": 12, "show": 0, "early_stopping_patience": 3, **EVERY_EPOCH},
+    ),
+    "ag_news": (
+        "train_classification.py",
+        ("hypernet", "plain", "bilstm"),
+        {"train_files": "train", "test_files": "test"},
+        "classification/ag_news",
+        {"max_length": 128, "num_train_epochs": 3, "max_train_rows": 3000, "max_test_rows": 2000, **EVERY_EPOCH},
+    ),
+    "bbc_news": (
+        "train_classification.py",
+        ("hypernet", "plain", "bilstm"),
+        {"train_files": "train", "test_files": "test"},
+        "classification/bbc_news",
+        {"max_length": 256, "num_train_epochs": 5, **EVERY_EPOCH},
+    ),
+    "squad_v1": (
+        "train_qa.py",
+        ("hypernet", "plain", "bilstm"),
+        {"train_files": "train", "validation_files": "held_out", "test_files": "validation"},
+        "qa/squad_v1",
+        {
+            "max_length": 256,
+            "stride": 64,
+            "num_train_epochs": 2,
+            "max_test_rows": 1000,
+            "save_strategy": "no",
+            "show": 0,
+        },
+    ),
+    "squad_v2": (
+        "train_qa.py",
+        ("hypernet", "plain", "bilstm"),
+        {"train_files": "train", "validation_files": "held_out", "test_files": "validation"},
+        "qa/squad_v2",
+        {
+            "max_length": 256,
+            "stride": 64,
+            "num_train_epochs": 2,
+            "max_test_rows": 1000,
+            "save_strategy": "no",
+            "show": 0,
+        },
+    ),
+}
+WAYS = {"frozen": {"freeze_backbone": True, "cache_states": True}, "fine-tuned": {"freeze_backbone": False}}
+RATES = (5e-4, 1e-3, 2e-3)
+BACKBONE_RATE = 1e-4
+HELD_OUT = 400
+
+
+def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> dict:
+    """One training -> its results.json."""
+    script, _, files, _, arguments = TASKS[task]
+    folder = Path(options.work).resolve() / task / f"{way}-{reader}-{rate:g}-{seed}"
+    if not (folder / "results.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        data = files_of(options, task)
+        given = SHARED | arguments | WAYS[way] | {name: data / f"{split}.jsonl" for name, split in files.items()}
+        given |= {"reader": reader, "learning_rate": rate, "seed": seed, "output_dir": folder}
+        given |= {"backbone_lr": BACKBONE_RATE, "states_dir": folder.parent / "states"}
+        command = [sys.executable, str(EXAMPLES / script)]
+        for name, value in given.items():
+            command += [f"--{name}", str(value)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+        start = time.perf_counter()
+        with (folder / "log.txt").open("a") as log:
+            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{script} failed: see {folder / 'log.txt'}")
+        print(f"{task} {folder.name}: {time.perf_counter() - start:.0f} s", flush=True)
+        for checkpoint in [*folder.glob("checkpoint-*"), *folder.glob("*.safetensors")]:
+            shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
+    return json.loads((folder / "results.json").read_text())
+
+
+def hold_out(options) -> None:
+    """Questions have no validation split of their own: the last training rows are held out for choosing rates."""
+    for task in ("squad_v1", "squad_v2"):
+        origin, folder = Path(options.data) / TASKS[task][3], files_of(options, task)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = (origin / "train.jsonl").read_text(encoding="utf-8").strip("\n").split("\n")
+        (folder / "train.jsonl").write_text("\n".join(rows[:-HELD_OUT]), encoding="utf-8")
+        (folder / "held_out.jsonl").write_text("\n".join(rows[-HELD_OUT:]), encoding="utf-8")
+        shutil.copy(origin / "validation.jsonl", folder)
+
+
+def files_of(options, task: str) -> Path:
+    script, *_, place, _ = TASKS[task]
+    return Path(options.work).resolve() / "data" / task if script == "train_qa.py" else Path(options.data) / place
+
+
+def validation_score(results: dict) -> float:
+    """What a rate is chosen by."""
+    if "best_validation_span_f1" in results:
+        return results["best_validation_span_f1"]
+    if "best_validation_accuracy" in results:
+        return results["best_validation_accuracy"]
+    return results["validation"]["f1"]
+
+
+def test_scores(results: dict) -> dict[str, float]:
+    """In per cent."""
+    test = results["test"]
+    if "spans" in test:
+        scores = {"F1 of spans": 100 * test["spans"]["f1"]}
+        return scores | {f"F1@{k}, {r}": 100 * test[r][f"f1@{k}"] for r in ("lexperts", "seke") for k in (5, 10)}
+    if "test_accuracy" in test:
+        return {"accuracy": 100 * test["test_accuracy"]}
+    return {name: test[name] for name in ("exact", "f1", "HasAns_f1", "NoAns_f1") if name in test}
+
+
+def measure(options, task: str, way: str, reader: str) -> dict:
+    """The rate by the first seed, then all seeds at it."""
+    first = {rate: run(options, task, way, reader, rate, options.seeds[0]) for rate in options.rates}
+    rate = max(first, key=lambda r: validation_score(first[r]))
+    scores = [test_scores(run(options, task, way, reader, rate, seed)) for seed in options.seeds]
+    means = {name: mean(s[name] for s in scores) for name in scores[0]}
+    spread = {name: stdev([s[name] for s in scores]) if len(scores) > 1 else None for name in scores[0]}
+    row = {"task": task, "way": way, "reader": reader, "rate": rate, "means": means, "spread": spread, "seeds": scores}
+    row["validation"] = {f"{r:g}": validation_score(results) for r, results in first.items()}
+    print(
+        f"{task}, {way}, {reader}, rate {rate:g}: " + "   ".join(f"{k} {v:.1f}" for k, v in means.items()), flush=True
+    )
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each job")
+    parser.add_argument("--name", default="hypernet_quality", help="of the file in results/")
+    options = parser.parse_args()
+    hold_out(options)
+    places = [(task, way, reader) for task in options.tasks for way in options.ways for reader in TASKS[task][1]]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(lambda place: measure(options, *place), places))
+    settings = {name: getattr(options, name) for name in ("tasks", "ways", "rates", "seeds")}
+    write(options.name, rows, **settings, backbone_rate=BACKBONE_RATE)
+
+
+if __name__ == "__main__":
+    main()
