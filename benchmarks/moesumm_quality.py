@@ -32,8 +32,11 @@ OUT_OF_DOMAIN = {"radiology": "radiology_indiana", "chat": "samsum", "consultati
 ALSO_READ = {"stories": "cnn_dailymail", "broadcasts": "bbc_news", "medicine": "sumpubmed"}  # before, for denoising
 SINGLE = "news"  # what the backbone of one data set stands on in zero-shot and few-shot
 FEW = (10, 100)
+ALL_WEIGHTS = "all weights"  # MoeSumm's own models, of which few-shot trains everything and not the deputies alone
 SYSTEMS = ("moesumm", "mix", "mix twice as long", "single", "flat_moe", "no_dataset", "no_margin", "random start")
+SYSTEMS += (ALL_WEIGHTS,)
 BASELINE = "mix"
+LONGER = ("moesumm", "mix")  # also adapted for three times as many steps
 BACKBONES = ("mix", "mix twice as long", "single")
 RATES = {"moesumm": (2e-3, 5e-3, 1e-2, 2e-2), "mix": (2e-4, 5e-4, 1e-3, 2e-3)}  # of deputies alone, of all weights
 HELD_OUT = 100  # rows that a rate is judged by
@@ -177,36 +180,45 @@ def summarize(work: Work, system: str, seed: int) -> None:
 
 
 def adapt(work: Work, system: str, seed: int) -> None:
-    """Few-shot, other rows for each seed."""
-    chosen = json.loads((work / "rates.json").read_text())["mix" if system in BACKBONES else "moesumm"]
-    for rows in FEW:
-        folder = work / "summaries" / f"few_shot_{rows}" / f"{system.replace(' ', '_')}-{seed}"
-        few_shot(work, system, seed, rows, chosen[str(rows)], folder, "data", 100 * seed, work.options.draws)
+    """Few-shot, other rows for each seed; where all weights are trained, at the backbone's rate."""
+    all_weights = system in (*BACKBONES, ALL_WEIGHTS)
+    chosen = json.loads((work / "rates.json").read_text())["mix" if all_weights else "moesumm"]
+    for times in (1, 3) if system in LONGER else (1,):
+        for rows in FEW:
+            folder = work / "summaries" / few_shot_name(rows, times) / f"{system.replace(' ', '_')}-{seed}"
+            draws = work.options.draws
+            few_shot(work, system, seed, rows, chosen[str(rows)], folder, "data", 100 * seed, draws, times)
 
 
-def few_shot(work, system, seed, rows, rate, folder, data, data_seed, draws) -> None:
+def few_shot_name(rows: int, times: int) -> str:
+    return f"few_shot_{rows}" + (f"_x{times}" if times > 1 else "")
+
+
+def few_shot(work, system, seed, rows, rate, folder, data, data_seed, draws, times=1) -> None:
     """Adapts a model to each set outside its domain, draw after draw, and writes the test split's summaries."""
     if all(
         (folder / f"draw_{draw}" / f"{name}-{rows}.jsonl").exists() for name in OUT_OF_DOMAIN for draw in range(draws)
     ):
         return
-    model = model_of(work, system, seed, SINGLE if system == "single" else None)
+    of = "moesumm" if system == ALL_WEIGHTS else system
+    model = model_of(work, of, seed, SINGLE if of == "single" else None)
     training = TRAINING | {
         "learning_rate": rate,
+        "deputies_only": system != ALL_WEIGHTS,
         "warmup_steps": 0,
         "per_device_train_batch_size": 10,
         "lr_scheduler_type": "constant",
     }
     work.call(
         "train.py",
-        f"{model.name}-{data}-{rows}-{rate:g}",
+        f"{system.replace(' ', '_')}-{seed}-{data}-{rows}-{rate:g}",
         setting="few_shot",
         model_name_or_path=model,
         datasets=work.places(OUT_OF_DOMAIN, data),
         output_dir=folder,
         few_shot_rows=rows,
         draws=draws,
-        max_steps=work.options.few_steps,
+        max_steps=times * work.options.few_steps,
         seed=data_seed,
         **READING,
         **WRITING,
@@ -240,8 +252,9 @@ def trial_of(work: Work, seed: int, system: str, rows: int, rate: float) -> floa
 
 
 def run_one(work: Work, system: str, seed: int) -> None:
-    train(work, system, seed)
-    summarize(work, system, seed)
+    if system != ALL_WEIGHTS:
+        train(work, system, seed)
+        summarize(work, system, seed)
     if system in work.options.few_systems:
         adapt(work, system, seed)
 
@@ -249,7 +262,8 @@ def run_one(work: Work, system: str, seed: int) -> None:
 def score(work: Work) -> list[dict]:
     """Every setting's table, and each system against the backbone on the mix."""
     settings = {"in domain": ("in_domain", "*/x"), "zero-shot": ("zero_shot", "*/x")}
-    settings |= {f"few-shot, {rows} rows": (f"few_shot_{rows}", "*/draw_*") for rows in FEW}
+    for times, words in ((1, ""), (3, ", three times as long")):
+        settings |= {f"few-shot, {rows} rows{words}": (few_shot_name(rows, times), "*/draw_*") for rows in FEW}
     results = []
     for setting, (folder, runs) in settings.items():
         places = {name: work / "summaries" / folder / f"{name.replace(' ', '_')}-{runs}" for name in SYSTEMS}
@@ -269,7 +283,9 @@ def main():
     parser.add_argument("--work", required=True)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--few_systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS[:-1]))
+    parser.add_argument(
+        "--few_systems", nargs="*", choices=SYSTEMS, default=[s for s in SYSTEMS if s != "random start"]
+    )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--denoising_steps", type=int, default=2500)
     parser.add_argument("--few_steps", type=int, default=40)

@@ -27,6 +27,7 @@ SYSTEMS = {
     "no_dataset": "MoeSumm without dataset information",
     "no_margin": "MoeSumm without the margin loss",
     "random start": "MoeSumm, deputies that start at random",
+    "all weights": "MoeSumm, all weights trained in few-shot",
 }
 
 

@@ -72,6 +72,9 @@ class ModelArguments:
 class FewShotArguments:
     few_shot_rows: list[int] = field(default_factory=lambda: [10, 100], metadata={"help": "rows of a draw"})
     draws: int = field(default=10, metadata={"help": "draws of so many rows, each trained and tested by itself"})
+    deputies_only: bool = field(
+        default=True, metadata={"help": "of MoeSumm train deputies and selectors alone, as the paper does; false: all"}
+    )
     save_models: bool = field(default=False, metadata={"help": "keep what each draw has trained"})
 
 
@@ -217,10 +220,11 @@ class FewShot:
         """What tells these summaries from those of another training."""
         settings = self.training_args
         length = f"{settings.max_steps} steps" if settings.max_steps > 0 else f"{settings.num_train_epochs:g} epochs"
-        return f"seed {settings.seed}, {length} at {settings.learning_rate:g}"
+        recipe = f"seed {settings.seed}, {length} at {settings.learning_rate:g}"
+        return recipe if self.few.deputies_only or not self.knows_datasets else f"{recipe}, all weights"
 
     def adapted(self, name: str, rows: int, draw: int):
-        """The model after training on a draw: of ours deputies and selectors, of a backbone all weights."""
+        """The model after training on a draw: of ours deputies and selectors, of a backbone (or if asked for) all weights."""
         settings = copy.copy(self.training_args)
         settings.seed = self.training_args.seed + draw
         set_seed(settings.seed)
@@ -228,7 +232,8 @@ class FewShot:
         if self.knows_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)
-            model.train_deputies_only()
+            if self.few.deputies_only:
+                model.train_deputies_only()
         few_rows = drawn(self.train[name], rows, seed=1000 * rows + draw)
         trainer_of(model, self.tokenizer, self.args, self.data_args, settings, few_rows).train()
         return model

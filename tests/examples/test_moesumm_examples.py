@@ -201,6 +201,17 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scrip
     assert "chat, 8 rows, draw 1" in capsys.readouterr().out
     assert times == {path: (tmp_path / path).stat().st_mtime_ns for path in files[:3]}
 
+    with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
+        run(scripts.train, *given, "--learning_rate", "0.5")
+    assert "at 0.5" in capsys.readouterr().err
+    every = [one if one != tmp_path else tmp_path / "all" for one in given]
+    every[every.index("--draws") + 1] = 1
+    run(scripts.train, *every, "--deputies_only", "false")
+    found = MoeSummForConditionalGeneration.from_pretrained(tmp_path / "all" / "draw_0" / "chat-4-model").state_dict()
+    assert not torch.equal(
+        found["backbone.model.encoder.layers.0.fc1.weight"], weights["backbone.model.encoder.layers.0.fc1.weight"]
+    )
+
 
 def test_systems_are_scored_and_compared(scripts, places, backbone, trained, tmp_path, capsys):
     given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output_dir", tmp_path]
