@@ -289,7 +289,7 @@ def main():
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--denoising_steps", type=int, default=2500)
     parser.add_argument("--few_steps", type=int, default=40)
-    parser.add_argument("--draws", type=int, default=2, help="for each seed")
+    parser.add_argument("--draws", type=int, default=1, help="for each seed")
     parser.add_argument("--deputy_size", type=int, default=64)
     parser.add_argument("--test_rows", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2, help="scripts that run at once")
