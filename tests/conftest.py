@@ -1,4 +1,4 @@
-"""Shared by all tests: no network, two threads, and tiny models whose tokenizer reads any ASCII word."""
+"""Shared by all tests: no network, two cores, and tiny models whose tokenizer reads any ASCII word."""
 
 import os
 
@@ -11,6 +11,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     OMP_WAIT_POLICY="PASSIVE",  # threads that wait do not spin: on busy cores a tiny model is a hundred times faster
 )
+os.environ.pop("COLUMNS", None)  # of a test worker's terminal: tables are as wide as in a pipe
 
 import string
 
