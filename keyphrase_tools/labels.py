@@ -108,8 +108,8 @@ def encode(
         `input_ids`, `attention_mask` and what else the tokenizer gives; `labels`, the label of each word on its first
         sub-token and -100 elsewhere; `document`, its place in the batch; `num_keyphrases` and `num_present`, the
         document's counts on its first row and 0 on the others, so that their sums are those of the data set. Unless titles
-        are text, also `meta_mask`, 1 on the first special token and the title, and `main_mask`, 1 on the text; a collator
-        has to pad both with 0.
+        are text, also `meta_mask`, 1 on the first special token and the title, `main_mask`, 1 on the text, and
+        `word_start_mask`, 1 on each word's first sub-token in it; a collator has to pad them with 0.
 
     Raises:
         ValueError: for a missing column (the ones that are there are named), or an unknown `rules` or `title_as`.
@@ -159,6 +159,8 @@ def label_windows(
             rows[name].append(values)
         document = window.document
         is_first = before is None or before.document != document
+        if "meta_mask" in window.inputs:
+            rows["word_start_mask"].append([int(w >= 0) for w in window.word_starts])
         rows["labels"].append([-100 if w < 0 else tags[document][w] for w in window.word_starts])
         rows["document"].append(document)
         rows["num_keyphrases"].append(len(found[document]) if is_first else 0)

@@ -51,8 +51,11 @@ class HypernetPreTrainedModel(PreTrainedModel):
         if isinstance(module, WeightGenerator):
             # generated weights of variance 1 / N_h where z has a mean square of 1; from_backbone() sees to the rest
             _, N_h, N_z = module.bias.shape
-            for weight in module.parameters():
-                init.normal_(weight, mean=0.0, std=(N_z * N_h) ** -0.5)
+            for name, weight in module.named_parameters():
+                if name.startswith("base_"):
+                    init.uniform_(weight, -(N_h**-0.5), N_h**-0.5)  # as PyTorch's LSTM
+                else:
+                    init.normal_(weight, mean=0.0, std=(N_z * N_h) ** -0.5)
         elif isinstance(module, LinearChainCrf):
             module.reset_parameters()
         else:

@@ -23,8 +23,11 @@ class HypernetConfig(PreTrainedConfig):
             generators are in proportion to it.
         meta_hidden_size (`int`, default 512):
             Hidden size of the LSTM that reads the meta-text; `None` for one of `meta_size` without a projection.
-        normalize_meta (`bool`, default `False`):
-            Whether z passes a LayerNorm without weights. Not in the paper.
+        normalize_meta (`bool`, default `True`):
+            Whether z passes a LayerNorm without weights. Not in the paper; without it z grows in training, and with it all
+            weights that it writes, until gradients explode (benchmarks/LOG.md).
+        base_weights (`bool`, default `False`):
+            Whether what z writes is added to weights that all texts share. Not in the paper.
         hidden_size (`int`, default 512):
             Hidden size N_h of the LSTM that reads the main text.
         bidirectional (`bool`, default `False`):
@@ -68,7 +71,8 @@ class HypernetConfig(PreTrainedConfig):
     freeze_backbone: bool = True
     meta_size: int = 32
     meta_hidden_size: int | None = 512
-    normalize_meta: bool = False
+    normalize_meta: bool = True
+    base_weights: bool = False
     hidden_size: int = 512
     bidirectional: bool = False
     head_dropout: float | int = 0.1
@@ -107,6 +111,8 @@ class HypernetConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: it must be 1 or more.")
+        if self.normalize_meta and self.meta_size == 1:
+            raise ValueError("meta_size=1: normalize_meta would make it 0. Take 2 or more, or normalize_meta=False.")
         if not 0 <= self.head_dropout < 1:
             raise ValueError(f"head_dropout={self.head_dropout}: it is a share, from 0 to below 1.")
         for name, known in (("readout", READOUTS), ("lstm_implementation", LSTM_IMPLEMENTATIONS)):

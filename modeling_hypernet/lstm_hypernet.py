@@ -59,20 +59,24 @@ class WeightGenerator(nn.Module):
         meta_size: N_z.
         input_size: N_x.
         hidden_size: N_h.
+        base: whether what z writes is added to weights that all texts share: W_hz z + W_h0 and so on. Not in the paper.
     """
 
-    def __init__(self, meta_size: int, input_size: int, hidden_size: int):
+    def __init__(self, meta_size: int, input_size: int, hidden_size: int, base: bool = False):
         super().__init__()
-        self.hidden = nn.Parameter(torch.empty(GATES, hidden_size, hidden_size, meta_size))
-        self.input = nn.Parameter(torch.empty(GATES, hidden_size, input_size, meta_size))
-        self.bias = nn.Parameter(torch.empty(GATES, hidden_size, meta_size))
+        shapes = {"hidden": (hidden_size, hidden_size), "input": (hidden_size, input_size), "bias": (hidden_size,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(GATES, *shape, meta_size)))
+            self.register_parameter(f"base_{name}", nn.Parameter(torch.empty(GATES, *shape)) if base else None)
 
     def forward(self, z: torch.Tensor) -> LstmWeights:
         """z (B, N_z) -> the weights, in float32 or better."""
         kind = torch.promote_types(z.dtype, torch.float32)
+        pairs = ((self.hidden, self.base_hidden), (self.input, self.base_input), (self.bias, self.base_bias))
         # one product each; z by a parameter of several dimensions would copy it
         written = (
-            F.linear(z, W.flatten(0, -2)).unflatten(1, W.shape[:-1]) for W in (self.hidden, self.input, self.bias)
+            F.linear(z, W.flatten(0, -2), None if W_0 is None else W_0.flatten()).unflatten(1, W.shape[:-1])
+            for W, W_0 in pairs
         )
         return LstmWeights(*(w.to(kind) for w in written))
 
@@ -197,12 +201,13 @@ class GeneratedLstm(nn.Module):
     Args:
         meta_size, input_size, hidden_size: N_z, N_x, N_h.
         bidirectional: whether a second set of weights reads from the end, beside it.
+        base: whether z's weights are added to some that all texts share.
     """
 
-    def __init__(self, meta_size: int, input_size: int, hidden_size: int, bidirectional: bool):
+    def __init__(self, meta_size: int, input_size: int, hidden_size: int, bidirectional: bool, base: bool = False):
         super().__init__()
         self.generators = nn.ModuleList(
-            WeightGenerator(meta_size, input_size, hidden_size) for _ in range(1 + bidirectional)
+            WeightGenerator(meta_size, input_size, hidden_size, base) for _ in range(1 + bidirectional)
         )
 
     def forward(self, x, lengths, z, implementation: str = "auto") -> torch.Tensor:

@@ -14,6 +14,7 @@ from transformers.utils import can_return_tuple
 from .base_hypernet import HypernetPreTrainedModel, build_encoder
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
+from .labels_hypernet import allowed_steps, check_labels, outside_label
 from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
 from .outputs_hypernet import (
     HypernetModelOutput,
@@ -50,7 +51,9 @@ class HypernetModel(HypernetPreTrainedModel):
         self.meta_encoder = MetaEncoder(
             config.input_size, config.meta_size, config.meta_hidden_size, config.normalize_meta
         )
-        self.reader = GeneratedLstm(config.meta_size, config.input_size, config.hidden_size, config.bidirectional)
+        self.reader = GeneratedLstm(
+            config.meta_size, config.input_size, config.hidden_size, config.bidirectional, config.base_weights
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
@@ -79,7 +82,7 @@ class HypernetModel(HypernetPreTrainedModel):
         z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((texts,), length, device=self.device))
         scale = z.float().square().mean().rsqrt()
         for generator in generators:
-            for weight in generator.parameters():
+            for weight in (generator.hidden, generator.input, generator.bias):
                 weight.mul_(scale.to(weight.dtype))
 
     def encode(self, input_ids=None, attention_mask=None, token_type_ids=None, **kwargs):
@@ -216,6 +219,9 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer gives it,
                 and the loss is then their sum divided by it: gradient accumulation changes nothing.
             kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+
+        Raises:
+            ValueError: for a label that does not exist, and an I that no B or I of its type comes before.
         """
         reading = {
             "input_ids": input_ids,
@@ -232,7 +238,8 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         taking_part = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
         if labels is not None:
             labelled = outputs.main_mask & (labels != -100)
-            total = labelled.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            check_labels(labels, labelled, self.config.id2label)
+            total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
             loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
             taking_part = labelled if word_start_mask is None else taking_part
         logits = scores if self.training else self._log_marginals(scores, taking_part)
@@ -343,7 +350,7 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
         )
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
-        total = labels.numel() if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(labels.numel() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
         problem, scores = self.config.problem_type, logits.float()
         if problem == "regression" or (problem is None and self.config.num_labels == 1):
             return F.mse_loss(scores, labels.float().view_as(scores), reduction="sum") / total
@@ -438,24 +445,6 @@ def read_out(outputs: HypernetModelOutput, readout: str) -> torch.Tensor:
     place = torch.arange(mask.shape[1], device=mask.device)
     last = (place * mask).argmax(1)
     return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
-
-
-def outside_label(id2label: dict[int, str]) -> int:
-    """The id of O; the first label's where none is called so."""
-    names = {name.upper(): i for i, name in id2label.items()}
-    return names.get("O", names.get("OUTSIDE", 0))
-
-
-def allowed_steps(id2label: dict[int, str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which labels may stand first (C,), and which may follow which (C, C): an I only a B or an I of its type."""
-    names = [id2label[i].upper().replace("_", "-") for i in sorted(id2label)]
-    goes_on = [name == "I" or name.startswith("I-") for name in names]
-    kinds = [name.partition("-")[2] for name in names]
-    inside = [on or name == "B" or name.startswith("B-") for on, name in zip(goes_on, names, strict=True)]
-    follows = [
-        [not on or (inside[i] and kinds[i] == kinds[j]) for j, on in enumerate(goes_on)] for i in range(len(names))
-    ]
-    return ~torch.tensor(goes_on), torch.tensor(follows)
 
 
 def check_positions(positions: torch.Tensor, allowed: torch.Tensor):

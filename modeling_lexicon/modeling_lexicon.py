@@ -274,7 +274,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         if labels is not None:
             targets = kwargs.get("shift_labels")
             learnt = ((labels[:, 1:] if targets is None else targets) != -100).sum(1)  # (B,)
-            total = learnt.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            total = torch.as_tensor(learnt.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
             loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=total, **kwargs)
             loss = loss + gates_owe(config, outputs, aux_loss, domain_ids, learnt / total)
         return LexiconCausalLMOutput(
@@ -396,7 +396,8 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
             aux_loss = balance(config, outputs, attention_mask, domain_ids)
         if labels is not None:
             learnt = (labels != -100).reshape(len(labels), -1).sum(1)  # (B,)
-            share = learnt / (learnt.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+            total = torch.as_tensor(learnt.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+            share = learnt / total
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config) * share.sum()
             loss = loss + gates_owe(config, outputs, aux_loss, domain_ids, share)
         return LexiconSequenceClassifierOutput(

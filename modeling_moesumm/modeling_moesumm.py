@@ -320,7 +320,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         labels, coef = labels.flatten(), self.config.margin_loss_coef
         full = token_losses(logits.flatten(0, 1), labels)
         real = labels != -100
-        total = real.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
         generation_loss = full.sum() / total
         if not coef:
             return generation_loss, generation_loss, None

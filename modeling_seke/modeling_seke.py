@@ -234,7 +234,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
         """Cross-entropy, and what the router owes, both divided by the labels of the whole step."""
         config, flat = self.config, labels.flatten()
         count = (flat != -100).sum()
-        total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
         loss = F.cross_entropy(
             logits.flatten(0, 1).float(), flat, label_smoothing=config.label_smoothing, reduction="sum"
         )

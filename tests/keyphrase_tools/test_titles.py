@@ -225,7 +225,10 @@ def test_a_title_is_text_or_meta_text_or_both(tiny_tokenizer):
     batch = {"title": ["Graph cuts", None], "text": ["They work.", "They work."], "keyphrases": [["graph cut"]] * 2}
     rows = {title_as: encode(batch, tiny_tokenizer, title_as=title_as) for title_as in ("text", "meta", "both")}
     assert rows["text"] == encode(batch, tiny_tokenizer)
-    assert {"meta_mask", "main_mask"} == set(rows["meta"]) - set(rows["text"]) == set(rows["both"]) - set(rows["text"])
+    masks = {"meta_mask", "main_mask", "word_start_mask"}
+    assert masks == set(rows["meta"]) - set(rows["text"]) == set(rows["both"]) - set(rows["text"])
+    for starts, labels in zip(rows["meta"]["word_start_mask"], rows["meta"]["labels"], strict=True):
+        assert starts == [int(label != -100) for label in labels] and any(starts)
     joined = tiny_tokenizer("Graph cuts", "Graph cuts. They work.")["input_ids"]
     alone = tiny_tokenizer("They work.")["input_ids"]
     assert rows["meta"]["input_ids"] == [tiny_tokenizer("Graph cuts", "They work.")["input_ids"], alone]

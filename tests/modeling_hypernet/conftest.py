@@ -65,8 +65,10 @@ def target():
         main = (batch["token_type_ids"] == 1) & (batch["input_ids"] > 4)
         torch.manual_seed(1)
         if kind == "tags":
-            labels = torch.randint(0, 3, main.shape).masked_fill(~main, -100)
-            return {**batch, "labels": labels}
+            labels = torch.randint(0, 3, main.shape)
+            for t in range(1, main.shape[1]):  # BIO: no I after an O
+                labels[(labels[:, t] == 2) & (labels[:, t - 1] == 0), t] = 1
+            return {**batch, "labels": labels.masked_fill(~main, -100)}
         if kind == "classes":
             return {**batch, "labels": torch.arange(len(main)) % 4}
         first = main.int().argmax(1)

@@ -105,6 +105,18 @@ def test_titles_write_different_weights_and_the_same_text_reads_differently():
     assert_close(again[0], again[1])
 
 
+def test_base_weights_are_added_to_what_z_writes():
+    layer, x, lengths, z = make([6, 4], torch.float64, base=True)
+    bare, *_ = make([6, 4], torch.float64)
+    generator = layer.generators[0]
+    bare.load_state_dict({name: p for name, p in layer.state_dict().items() if "base_" not in name})
+    shared = (generator.base_hidden, generator.base_input, generator.base_bias)
+    for written, W_0, without in zip(generator(z), shared, bare.generators[0](z), strict=True):
+        assert_close(written, W_0 + without)
+    layer(x, lengths, torch.zeros_like(z)).sum().backward()  # z = 0: they alone read, and learn
+    assert all(W_0.grad.abs().sum() > 0 for W_0 in shared) and generator.hidden.grad.abs().sum() == 0
+
+
 def test_the_meta_encoder_reads_to_the_last_token_and_not_beyond():
     torch.manual_seed(0)
     encoder = MetaEncoder(N_X, N_Z, 8, normalize=False)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification, HypernetModel
-from modeling_hypernet.modeling_hypernet import allowed_steps
+from modeling_hypernet.labels_hypernet import allowed_steps
 
 from .conftest import KINDS, TEXTS, TITLES
 
@@ -73,7 +73,9 @@ def test_padding_and_company_change_nothing(kind, backbone, side, tiny_hypernet,
 
 
 @each_pair
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "meta_hidden_size": None}, {"normalize_meta": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bidirectional": True, "meta_hidden_size": None}, {"normalize_meta": False, "base_weights": True}]
+)
 def test_every_trainable_parameter_gets_a_gradient(kind, backbone, options, tiny_hypernet, batch, target):
     model = tiny_hypernet(kind, backbone, **options).train()
     model(**target(kind, batch)).loss.backward()
@@ -160,9 +162,12 @@ def test_backbone_states_may_be_given(tiny_hypernet, batch):
         assert torch.equal(model(**batch, backbone_states=states).logits, expected)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(backbone, saved_encoder, batch, tiny_tokenizer):
-    model = HypernetModel.from_backbone(saved_encoder(backbone), hidden_size=32)
+def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(
+    backbone, normalize, saved_encoder, batch, tiny_tokenizer
+):
+    model = HypernetModel.from_backbone(saved_encoder(backbone), hidden_size=32, normalize_meta=normalize)
     encoder = AutoModel.from_pretrained(saved_encoder(backbone))
     for name, p in encoder.state_dict().items():
         if "pooler" not in name:
@@ -173,6 +178,7 @@ def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(backbone
         z = model(**batch).meta_embedding
         variance = model.reader.generators[0](z).hidden.var() * 32
     assert 0.2 < variance < 5  # 1 on average over random texts
+    assert not normalize or 0.5 < z.square().mean() < 1.1
 
 
 def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypernet, tmp_path):
@@ -185,6 +191,7 @@ def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypern
         HypernetModel.from_backbone(str(tmp_path))
     for wrong, message in (
         ({"meta_size": 0}, "meta_size=0: it must be 1 or more"),
+        ({"meta_size": 1}, "meta_size=1: normalize_meta would make it 0"),
         ({"readout": "max"}, "readout='max' is not known"),
         ({"head_dropout": 1.0}, "head_dropout=1.0: it is a share"),
         ({"keyphrase_threshold": 2.0}, "keyphrase_threshold=2.0: it is a probability"),
@@ -224,8 +231,25 @@ def test_words_take_part_by_their_first_tokens(tiny_hypernet, batch):
     labels = torch.full(main.shape, -100).masked_fill(starts, 1)
     with torch.no_grad():  # labels say the same as a mask
         assert_close(model(**batch, labels=labels).logits, logits)
-        nothing = model(**batch, labels=torch.full(main.shape, -100))
-    assert nothing.loss == 0
+        nothing = torch.full(main.shape, -100)
+        assert model(**batch, labels=nothing).loss == 0
+        assert model(**batch, labels=nothing, num_items_in_batch=0).loss == 0  # as the Trainer counts
+
+
+def test_labels_that_bio_forbids_are_named(tiny_hypernet, batch):
+    model = tiny_hypernet()
+    labels = torch.full(batch["input_ids"].shape, -100)
+    main = ((batch["token_type_ids"] == 1) & (batch["input_ids"] > 4))[2].nonzero().flatten()
+    for given, message in (
+        ([1, 2, 0, 2], f"Row 2 has 'I-KEY' at token {main[3]} after 'O', and BIO forbids it"),
+        ([1, 2, 3, 0], f"Row 2 has the label 3 at token {main[2]}, and there are 3: 0 O, 1 B-KEY, 2 I-KEY"),
+        ([-1, 2, 0, 0], f"Row 2 has the label -1 at token {main[0]}"),
+    ):
+        labels[2, main[:4]] = torch.tensor(given)
+        with pytest.raises(ValueError, match=message):
+            model(**batch, labels=labels)
+    labels[2, main[:4]] = torch.tensor([2, 0, 1, 2])  # a window may begin within a phrase
+    assert torch.isfinite(model(**batch, labels=labels).loss)
 
 
 def test_constrained_decoding_follows_bio(tiny_hypernet, batch):

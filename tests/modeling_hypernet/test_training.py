@@ -32,7 +32,9 @@ def rows(tiny_tokenizer):
     """rows[kind]: what each head learns."""
     pairs = encode_pairs(TITLES, TEXTS, tiny_tokenizer)
     masks = zip(pairs["input_ids"], pairs["main_mask"], strict=True)
-    tags = [[i % 3 if main else -100 for i, main in zip(*row, strict=True)] for row in masks]
+    tags = [[(i % 3 > 0) + 0 if main else -100 for i, main in zip(*row, strict=True)] for row in masks]
+    for row in tags:  # what follows a B goes on with it
+        row[:] = [2 if label == 1 and before >= 1 else label for label, before in zip(row, [0, *row], strict=False)]
     answers = [{"text": [text.split()[-1]], "answer_start": [text.rindex(" ") + 1]} for text in TEXTS]
     asked = {"question": [title or "of" for title in TITLES], "context": TEXTS, "answers": answers}
     return {
