@@ -18,7 +18,7 @@ class HypernetConfig(PreTrainedConfig):
         freeze_backbone (`bool`, default `True`):
             Whether the backbone is left as it is and runs without gradients, as the paper says; its states may then be
             computed once and kept (`data_hypernet.StatesCache`). `False` fine-tunes it, and lets adapters be attached.
-        meta_size (`int`, default 32):
+        meta_size (`int`, default 16):
             Size N_z of the vector that a meta-text becomes; 16 or 32 in the paper. Parameters and memory of the
             generators are in proportion to it.
         meta_hidden_size (`int`, default 512):
@@ -69,7 +69,7 @@ class HypernetConfig(PreTrainedConfig):
 
     text_config: dict | PreTrainedConfig | None = None
     freeze_backbone: bool = True
-    meta_size: int = 32
+    meta_size: int = 16
     meta_hidden_size: int | None = 512
     normalize_meta: bool = True
     base_weights: bool = False

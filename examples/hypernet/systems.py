@@ -29,7 +29,7 @@ class ModelArguments:
     reader: str = field(default="hypernet", metadata={"help": " or ".join(READERS), "choices": list(READERS)})
     freeze_backbone: bool = field(default=True, metadata={"help": "leave the backbone as it is"})
     backbone_lr: float = field(default=2e-5, metadata={"help": "learning rate of a backbone that is not frozen"})
-    meta_size: int = field(default=32, metadata={"help": "size of the vector that a title becomes"})
+    meta_size: int = field(default=16, metadata={"help": "size of the vector that a title becomes"})
     hidden_size: int = field(default=512, metadata={"help": "of the layer that reads the text"})
     bidirectional: bool = field(default=False, metadata={"help": "read the text from its end as well"})
     normalize_meta: bool = field(default=True, metadata={"help": "LayerNorm on the title's vector"})
