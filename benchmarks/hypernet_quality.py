@@ -193,14 +193,16 @@ def main():
     options = parser.parse_args()
     hold_out(options)
     path, lock = RESULTS / f"{options.name}.json", Lock()
-    rows = json.loads(path.read_text())["results"] if path.exists() else []
-    known = {(row["task"], row["way"], row["reader"]) for row in rows}
+
+    def rows_so_far() -> list[dict]:
+        return json.loads(path.read_text())["results"] if path.exists() else []
+
+    known = {(row["task"], row["way"], row["reader"]) for row in rows_so_far()}
 
     def one(place: tuple[str, str, str]):
         row = measure(options, *place)
-        with lock:
-            rows.append(row)
-            write(options.name, rows, rates=RATES, backbone_rate=BACKBONE_RATE)
+        with lock:  # read again: the same script may run for other tasks
+            write(options.name, [*rows_so_far(), row], rates=RATES, backbone_rate=BACKBONE_RATE)
 
     places = [(task, way, reader) for task in options.tasks for way in options.ways for reader in TASKS[task][1]]
     places = [place for place in places if place[2] in options.readers and place not in known]

@@ -17,7 +17,7 @@ class HypernetConfig(PreTrainedConfig):
             The backbone's configuration; any encoder that `AutoModel` can build.
         freeze_backbone (`bool`, default `True`):
             Whether the backbone is left as it is and runs without gradients, as the paper says; its states may then be
-            computed once and kept (`data_hypernet.StatesCache`). `False` fine-tunes it, and lets adapters be attached.
+            computed once and kept (`data_hypernet.StatesDataset`). `False` fine-tunes it, and lets adapters be attached.
         meta_size (`int`, default 16):
             Size N_z of the vector that a meta-text becomes; 16 or 32 in the paper. Parameters and memory of the
             generators are in proportion to it.
