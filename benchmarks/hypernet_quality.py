@@ -25,7 +25,15 @@ from threading import Lock
 from common import RESULTS, commit, write
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "hypernet"
-SHARED = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "weight_decay": 0.01, "backbone": "minilm"}
+SHARED = {
+    "per_device_train_batch_size": 16,
+    "per_device_eval_batch_size": 16,
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "weight_decay": 0.01,
+    "backbone": "minilm",
+}
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, "logging_steps": 50}
 
 BOTH_WAYS = {"reader": "hypernet", "bidirectional": True, "hidden_size": 256}

@@ -1,0 +1,422 @@
+"""Self-attention in which a token sees a part of its text, at positions that count from itself (Xu et al. 2021, Sect. 2).
+
+Letters: B texts, L tokens of the longest text, H hidden size, A heads, d = H / A; i a query's position, j a key's;
+g lead tokens, w window, k keys by score, N tokens of a segment. For the blocks: C queries of a block, D = ceil(L / C)
+blocks, r = floor(w / 2) reach.
+
+Heads stand before the batch, (A, B, L, d): what depends on the offset i - j alone is then one product for all texts.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+RELATIVE = ("shared", "separate", "none", None)
+IMPLEMENTATIONS = ("auto", "dense", "block")
+BLOCK = 64  # fewest queries of a block: smaller ones spend more on each product than they save
+PAYS_FROM = 2  # texts that are longer than so many times a block's keys are read faster by blocks
+
+
+def lead_mask(length: int, g: int, device=None) -> torch.Tensor:
+    """(L, L): true where i or j is among the first g tokens   (Eq. 5)"""
+    lead = torch.arange(length, device=device) < g
+    return lead[:, None] | lead
+
+
+def window_mask(length: int, w: int, device=None) -> torch.Tensor:
+    """(L, L): true where |i - j| <= floor(w / 2)   (Eq. 6)"""
+    place = torch.arange(length, device=device)
+    return (place[:, None] - place).abs() <= w // 2
+
+
+def top_k_mask(scores: torch.Tensor, k: int, mask: torch.Tensor) -> torch.Tensor:
+    """Scores (..., L, L), mask that fits them -> true at each query's k largest among the keys in the mask   (Eq. 7)
+
+    With fewer than k keys in the mask these are all; of equal scores the first ones are taken. It has no gradient.
+    """
+    scores = scores.detach().masked_fill(~mask, float("-inf"))
+    k = min(k, scores.shape[-1])
+    least = scores.topk(k, dim=-1).values[..., -1:]
+    above, level = scores > least, scores == least
+    room = k - above.sum(-1, keepdim=True)
+    return (above | (level & (level.cumsum(-1, dtype=torch.int32) <= room))) & mask
+
+
+def segment_mask(length: int, N: int, device=None) -> torch.Tensor:
+    """(L, L): true where i and j stand in the same N tokens   (Eq. 1-3)"""
+    segment = torch.arange(length, device=device) // N
+    return segment[:, None] == segment
+
+
+@dataclass(frozen=True)
+class SparsePattern:
+    """Which tokens see each other: lead or neighbour or top-k, and in the same segment   (Eq. 8)
+
+    The numbers are ours: the paper does not state its own. With all switches off every token sees its whole segment.
+    Where a pattern leaves a token nobody to see, as lead tokens alone do in later segments, attention gives it 0.
+
+    Args:
+        lead: g; the first g tokens see all and are seen by all.
+        window: w; a token sees floor(w / 2) neighbours on either side, and itself.
+        top_k: k; keys by their score, for each head and query, chosen among all that it could see.
+        use_lead, use_window, use_top_k: alpha, beta, gamma.
+        segment: N; nobody sees beyond their N tokens. `None` for a whole text.
+    """
+
+    lead: int = 10
+    window: int = 50
+    top_k: int = 10
+    use_lead: bool = True
+    use_window: bool = True
+    use_top_k: bool = True
+    segment: int | None = None
+
+    def __post_init__(self):
+        for name in ("lead", "window", "top_k"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is negative: it counts tokens. "
+                    f"Use 0 or more, or SparsePattern(use_{name}=False) to go without."
+                )
+        for name in ("lead", "top_k"):
+            alone = name == "top_k" or not (self.use_window or self.use_top_k)
+            if getattr(self, f"use_{name}") and alone and getattr(self, name) == 0:
+                raise ValueError(
+                    f"{name}=0 with use_{name}=True lets no token see any other. "
+                    f"Use SparsePattern({name}=1) or more, or use_{name}=False."
+                )
+        if self.segment is not None and self.segment < 1:
+            raise ValueError(
+                f"segment={self.segment} is no length: a token is in a segment with itself at least. "
+                "Use SparsePattern(segment=1) or more, or segment=None for a whole text."
+            )
+
+    @property
+    def sparse(self) -> bool:
+        return self.use_lead or self.use_window or self.use_top_k
+
+    def mask(self, length: int, device=None) -> torch.Tensor:
+        """(L, L): who sees whom, without top-k and segments."""
+        seen = torch.full((length, length), not self.sparse, device=device)
+        if self.use_lead:
+            seen = seen | lead_mask(length, self.lead, device)
+        if self.use_window:
+            seen = seen | window_mask(length, self.window, device)
+        return seen
+
+
+def refuse_odd(width: int):
+    if width % 2:
+        raise ValueError(
+            f"width={width} is odd: each frequency of the sinusoids has a sine and a cosine. "
+            f"Use a hidden size, or with relative='none' a head's width, of {width + 1} or another even number."
+        )
+
+
+def sinusoids(positions: torch.Tensor, width: int, dtype=torch.float32) -> torch.Tensor:
+    """Positions (...) -> (..., width): [sin(p f_0), ..., cos(p f_0), ...], f_m = 10000^(-2m / width)."""
+    refuse_odd(width)
+    kind = torch.promote_types(dtype, torch.float32)
+    frequencies = 10000 ** (-torch.arange(0, width, 2, device=positions.device, dtype=kind) / width)
+    angles = positions.to(kind)[..., None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], -1).to(dtype)
+
+
+class Relative(NamedTuple):
+    """What Eq. 9 adds to plain attention: u (A, d), v (A, d) and what projects R, (H, H), or `None` for R as it is."""
+
+    content_bias: torch.Tensor
+    position_bias: torch.Tensor
+    weight: torch.Tensor | None
+
+    def table(self, offsets: torch.Tensor) -> torch.Tensor:
+        """Offsets (...) -> R (..., H), or (..., d) where nothing projects it."""
+        width = self.position_bias.shape[1] if self.weight is None else self.weight.shape[1]
+        return sinusoids(offsets, width, self.position_bias.dtype)
+
+    def rows(self, offsets: torch.Tensor) -> torch.Tensor:
+        """Offsets (...) -> r (A, ..., d)."""
+        R = self.table(offsets)
+        if self.weight is None:
+            return R.expand(len(self.position_bias), *R.shape)
+        return F.linear(R, self.weight).unflatten(-1, self.position_bias.shape).movedim(-2, 0)
+
+    def scores(self, q: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """q (A, ..., d), offsets (m) -> q r^T (A, ..., m)."""
+        flat = q.flatten(1, -2)
+        if self.weight is not None and flat.shape[1] < flat.shape[2]:  # fewer products than to project R
+            W = self.weight.unflatten(0, self.position_bias.shape)  # (A, d, H)
+            scores = flat @ W @ self.table(offsets).mT
+        else:
+            scores = flat @ self.rows(offsets).mT
+        return scores.unflatten(1, q.shape[1:-1])
+
+
+def queries(q: torch.Tensor, relative: Relative | None, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """q (A, ..., d) -> scale (q + u), which meets the keys, and scale (q + v), which meets the offsets."""
+    if relative is None:
+        return scale * q, None
+    u, v = (bias.view(len(q), *[1] * (q.dim() - 2), -1) for bias in (relative.content_bias, relative.position_bias))
+    return scale * (q + u), scale * (q + v)
+
+
+def skew(x: torch.Tensor) -> torch.Tensor:
+    """(..., n, n + m) -> (..., n, m): row a moved n - 1 - a to the left   (Dai et al. 2019, App. B)
+
+    Where x has offset o - t in column t, the result has o - (n - 1) + a - j in column j: i - j in each row. The last
+    column of x is never read; it keeps the rows at their distance.
+    """
+    n, width = x.shape[-2:]
+    flat = x.flatten(-2)[..., n - 1 : n - 1 + n * (width - 1)]
+    return flat.unflatten(-1, (n, width - 1))[..., : width - n]
+
+
+def band(x: torch.Tensor, width: int) -> torch.Tensor:
+    """(..., n, m) -> (..., n, width): row a moved a to the right, 0 around it."""
+    n, m = x.shape[-2:]
+    flat = F.pad(x, (0, width + 1 - m)).flatten(-2)
+    return flat[..., : n * width].unflatten(-1, (n, width))
+
+
+def attend(scores: torch.Tensor, seen: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Scores (..., n, m), which it overwrites, seen that fits them, v (..., m, d) -> softmax(scores) v (..., n, d).
+
+    0 where a query sees nobody: a finite number stands for -inf, which would make nan of it.
+    """
+    kind = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill_(~seen, torch.finfo(scores.dtype).min).softmax(-1, dtype=kind)
+    return (weights.to(v.dtype) @ v).masked_fill(~seen.any(-1, keepdim=True), 0)
+
+
+def first_scores(q, k, relative: Relative | None, scale: float) -> torch.Tensor:
+    """q (A, B, n, d) of the first n tokens, k (A, B, L, d) of all -> scores (A, B, n, L)   (Eq. 9)
+
+    A_ij = scale (q_i k_j^T + q_i r_{i-j}^T + u k_j^T + v r_{i-j}^T),  r = R W
+    """
+    n, L = q.shape[2], k.shape[2]
+    to_keys, to_offsets = queries(q, relative, scale)
+    scores = to_keys @ k.mT
+    if relative is not None:
+        scores += skew(relative.scores(to_offsets, torch.arange(n - 1, -L - 1, -1, device=q.device)))
+    return scores
+
+
+def dense_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
+    """The formulas with all pairs of tokens: what every faster formulation must equal.
+
+    q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 where a token sees nobody, anything outside the mask.
+    """
+    L, device = q.shape[2], q.device
+    scores = first_scores(q, k, relative, scale)
+    allowed = mask[:, None]  # (B, 1, L)
+    if pattern.segment is not None:
+        allowed = allowed & segment_mask(L, pattern.segment, device)
+    seen = pattern.mask(L, device)
+    if pattern.use_top_k:
+        seen = seen | top_k_mask(scores, pattern.top_k, allowed)
+    return attend(scores, seen & allowed, v)
+
+
+def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
+    """The same for patterns without top-k, at a cost that grows with L and not with its square.
+
+    A block of C queries meets the keys of its own block, r more on either side, and beside them the g lead keys, under
+    one softmax; the g lead queries meet all keys.
+
+    q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 where a token sees nobody, anything outside the mask.
+    """
+    refuse_top_k(pattern)
+    L, N = q.shape[2], pattern.segment or q.shape[2]
+    if not pattern.sparse or (pattern.use_window and pattern.window // 2 >= N - 1):
+        return segment_attention(q, k, v, mask, min(N, L), relative, scale)
+    g = min(pattern.lead, L) if pattern.use_lead else 0
+    y = near_attention(q, k, v, mask, g, pattern, relative, scale)
+    if not g:
+        return y
+    seen = mask[:, None]
+    if pattern.segment is not None:
+        seen = seen & segment_mask(L, pattern.segment, q.device)[:g]
+    lead = attend(first_scores(q[:, :, :g], k, relative, scale), seen, v)
+    return torch.cat([lead, y[:, :, g:]], 2)
+
+
+def refuse_top_k(pattern: SparsePattern):
+    if pattern.use_top_k:
+        raise ValueError(
+            f"implementation='block' cannot choose top_k={pattern.top_k} keys: it never makes the scores of all pairs. "
+            "Use implementation='dense' or 'auto', or SparsePattern(use_top_k=False)."
+        )
+
+
+def blocks(x: torch.Tensor, C: int, dim: int) -> torch.Tensor:
+    """(..., L, ...) -> (..., D, C, ...), 0 after the end."""
+    if pad := -x.shape[dim] % C:
+        x = F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, pad))
+    return x.unflatten(dim, (-1, C))
+
+
+def segment_attention(q, k, v, mask, N: int, relative: Relative | None, scale: float) -> torch.Tensor:
+    """Each segment as a text of its own: offsets within it are the same."""
+    B, L = mask.shape
+    q, k, v = (blocks(x, N, 2).flatten(1, 2) for x in (q, k, v))  # (A, B D, N, d)
+    scores = first_scores(q, k, relative, scale)
+    y = attend(scores, blocks(mask, N, 1).flatten(0, 1)[:, None], v)
+    return y.unflatten(1, (B, -1)).flatten(2, 3)[:, :, :L]
+
+
+def near_attention(q, k, v, mask, g: int, pattern: SparsePattern, relative: Relative | None, scale: float):
+    """Each query with its window and the g lead keys; what it gives for the lead queries is not the pattern's."""
+    B, L = mask.shape
+    r = min(pattern.window // 2, L - 1) if pattern.use_window else 0
+    C = max(BLOCK, r)
+    to_keys, to_offsets = queries(blocks(q, C, 2).transpose(1, 2).contiguous(), relative, scale)  # (A, D, B, C, d)
+    D = to_keys.shape[1]
+    start = torch.arange(0, D * C, C, device=q.device)[:, None]  # (D, 1)
+
+    def gather(x):
+        """(A, B, L, d) -> (A, D, B, K, d): for each block the lead, and its neighbourhood, 0 beyond the ends."""
+        parts = [x[:, None, :, :g].expand(-1, D, -1, -1, -1)]
+        if pattern.use_window:
+            x = blocks(x, C, 2).transpose(1, 2)
+            before = F.pad(x[:, :-1, :, C - r :], (0, 0) * 3 + (1, 0))
+            after = F.pad(x[:, 1:, :, :r], (0, 0) * 3 + (0, 1))
+            parts += [before, x, after]
+        return torch.cat(parts, 3)
+
+    parts = [torch.arange(g, device=q.device).expand(D, g)]
+    if pattern.use_window:
+        parts.append(torch.arange(-r, C + r, device=q.device) + start)
+    i, j = torch.arange(C, device=q.device) + start, torch.cat(parts, 1)  # (D, C), (D, K): positions
+    lead = torch.arange(j.shape[1], device=q.device) < g  # (K): a lead key within the window is not read again there
+    there = mask[:, j.clamp(0, L - 1)] & (lead | ((j >= g) & (j < L)))  # (B, D, K)
+    i, j = i[:, :, None], j[:, None]
+    seen = lead | ((i - j).abs() <= r)  # (D, C, K)
+    if pattern.segment is not None:
+        seen = seen & (i // pattern.segment == j // pattern.segment)
+    seen = seen[:, None] & there.transpose(0, 1)[:, :, None]  # (D, B, C, K)
+
+    scores = to_keys @ gather(k).mT
+    if relative is not None:
+        parts = []
+        if g:  # each block meets the lead at offsets of its own
+            rows = relative.rows(torch.arange(C - 1, -g - 1, -1, device=q.device) + start)  # (A, D, C + g, d)
+            parts.append(skew((to_offsets.flatten(2, 3) @ rows.mT).unflatten(2, (B, C))))
+        if pattern.use_window:
+            offsets = torch.arange(r, -r - 1, -1, device=q.device)
+            parts.append(band(relative.scores(to_offsets, offsets), C + 2 * r))
+        scores += torch.cat(parts, -1)
+    return attend(scores, seen, gather(v)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+
+
+class SparseRelativeAttention(nn.Module):
+    """Attention of several heads under a sparse pattern, with Eq. 9's scores.
+
+    Query, value and output projections have biases, as in OpenNMT. A bias of the key projection would add the same to
+    all scores of a query; so there is none where that projection is Eq. 9's W_k, which R passes too, nor in W_{k,R}.
+    `content_bias` (u) and `position_bias` (v) are left empty, for the model to initialise.
+
+    Args:
+        hidden_size, num_heads: H, A.
+        pattern: who sees whom.
+        relative: "shared", Eq. 9 as printed: W_k projects both the tokens and R; "separate", R by a matrix of its own
+            (Transformer-XL); "none", neither is projected, and a head's keys are its slice of x (TENER); `None`,
+            plain attention without positions.
+        scale: whether the scores are divided by sqrt(d).
+        implementation: "dense", "block", or "auto" for what is faster.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        pattern: SparsePattern,
+        *,
+        relative: str | None = "shared",
+        scale: bool = True,
+        implementation: str = "auto",
+    ):
+        super().__init__()
+        width = hidden_size // max(1, num_heads)
+        if num_heads < 1 or hidden_size % num_heads:
+            raise ValueError(
+                f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}: each head takes an equal part. "
+                f"Use a multiple of the heads, such as hidden_size={max(1, num_heads) * 64}."
+            )
+        for name, value, known in (
+            ("relative", relative, RELATIVE),
+            ("implementation", implementation, IMPLEMENTATIONS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, known))}.")
+        if implementation == "block":
+            refuse_top_k(pattern)
+        if relative is not None:
+            refuse_odd(width if relative == "none" else hidden_size)
+        self.num_heads, self.pattern, self.relative, self.implementation = num_heads, pattern, relative, implementation
+        self.scale = width**-0.5 if scale else 1.0
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = None if relative == "none" else nn.Linear(hidden_size, hidden_size, bias=relative != "shared")
+        self.value = nn.Linear(hidden_size, hidden_size)
+        self.position = nn.Linear(hidden_size, hidden_size, bias=False) if relative == "separate" else None
+        self.output = nn.Linear(hidden_size, hidden_size)
+        for name in ("content_bias", "position_bias"):
+            bias = None if relative is None else nn.Parameter(torch.empty(num_heads, width))
+            self.register_parameter(name, bias)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, {self.pattern}, relative={self.relative!r}, scale={self.scale:.4g}"
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """x (B, L, H), mask (B, L), true at a row's tokens, which stand together -> (B, L, H), 0 outside the mask.
+
+        Positions count from a row's first token: padding on either side changes nothing.
+        """
+        if mask.shape != x.shape[:2]:
+            raise ValueError(
+                f"a mask of shape {tuple(mask.shape)} does not fit x of shape {tuple(x.shape)}. "
+                f"Pass a mask of shape {tuple(x.shape[:2])}, true at tokens."
+            )
+        mask = mask.bool()
+        x = x.masked_fill(~mask[..., None], 0)
+        # A graph cannot look whether all rows start at the left, and moves them all.
+        if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+            return self.attend(x, mask)
+        first = mask.to(torch.uint8).argmax(1)
+        left = turn(mask, first)
+        return turn(self.attend(turn(x, first), left), -first)
+
+    def attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The same for rows that start at the left."""
+        given = (x if linear is None else linear(x) for linear in (self.query, self.key, self.value))
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 1, 3) for y in given)  # (A, B, L, d)
+        relative = None
+        if self.relative is not None:
+            projection = {"shared": self.key, "separate": self.position, "none": None}[self.relative]
+            weight = None if projection is None else projection.weight
+            relative = Relative(self.content_bias, self.position_bias, weight)
+        implementation = self.implementation
+        if implementation == "auto":
+            implementation = faster(self.pattern, x.shape[1])
+        attention = block_sparse_attention if implementation == "block" else dense_attention
+        y = attention(q, k, v, mask, self.pattern, relative, self.scale)
+        return self.output(y.permute(1, 2, 0, 3).flatten(2)).masked_fill(~mask[..., None], 0)
+
+
+def turn(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """(B, L, ...), first (B,) -> each row turned so that position `first` becomes its first."""
+    index = (torch.arange(x.shape[1], device=x.device) + first[:, None]) % x.shape[1]
+    return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand_as(x))
+
+
+def faster(pattern: SparsePattern, length: int) -> str:
+    """The implementation to take: blocks where their keys are few beside the text's."""
+    if pattern.use_top_k:
+        return "dense"
+    if pattern.sparse:
+        keys = 3 * BLOCK
+    else:
+        keys = length
+    return "block" if length > PAYS_FROM * keys else "dense"

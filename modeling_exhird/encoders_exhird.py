@@ -1,0 +1,181 @@
+"""What reads a document's words: recurrent, convolutional or sparse-attention encoders, or a pretrained one.
+
+Letters: B documents, L words of the longest one, S sub-words, E embedding size, d hidden size.
+
+Every encoder is called as (embedded words (B, L, E), mask (B, L)) and gives the memory (B, L, d), 0 at padding, and the state
+that the phrase decoder starts from (B, d), or None where it has none of its own.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from .attention_exhird import SparsePattern, SparseRelativeAttention, sinusoids
+
+
+class RecurrentEncoder(nn.Module):
+    """A GRU or LSTM that reads both ways, d / 2 each; its last states start the phrase decoder (Chen et al. 2020)."""
+
+    def __init__(self, config):
+        super().__init__()
+        kind = nn.GRU if config.encoder_type == "bigru" else nn.LSTM
+        self.rnn = kind(
+            config.word_size,
+            config.hidden_size // 2,
+            config.num_hidden_layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=config.dropout if config.num_hidden_layers > 1 else 0.0,
+        )
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = mask.sum(1)
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # padding on the left goes to the right
+        given = x.gather(1, order[..., None].expand_as(x))
+        packed = pack_padded_sequence(given, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+        states, last = self.rnn(packed)
+        memory = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0]
+        memory = torch.zeros_like(memory).scatter(1, order[..., None].expand_as(memory), memory)
+        last = last[0] if isinstance(last, tuple) else last  # of an LSTM h, not c
+        return memory * mask[..., None], torch.cat([last[-2], last[-1]], -1)
+
+
+class ConvolutionalEncoder(nn.Module):
+    """Gated convolutions over three words, x <- (x + GLU(conv(x))) sqrt(1/2), as in OpenNMT (Gehring et al. 2017)."""
+
+    def __init__(self, config):
+        super().__init__()
+        d = config.hidden_size
+        self.project = nn.Linear(config.word_size, d)
+        self.layers = nn.ModuleList(nn.Conv1d(d, 2 * d, 3, padding=1) for _ in range(config.num_hidden_layers))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
+        real = mask[:, None].to(x.dtype)  # (B, 1, L)
+        h = self.project(x).transpose(1, 2) * real  # (B, d, L)
+        for layer in self.layers:
+            h = (h + F.glu(layer(self.dropout(h)), 1)) * 0.5**0.5 * real
+        return h.transpose(1, 2), None
+
+
+class TransformerLayer(nn.Module):
+    """x <- x + attention(norm(x));  x <- x + W_2 relu(W_1 norm(x))"""
+
+    def __init__(self, config):
+        super().__init__()
+        d = config.hidden_size
+        pattern = SparsePattern(
+            lead=config.lead_size,
+            window=config.window_size,
+            top_k=config.attention_top_k,
+            use_lead=config.use_lead,
+            use_window=config.use_window,
+            use_top_k=config.use_top_k,
+            segment=config.segment_length,
+        )
+        self.attention = SparseRelativeAttention(
+            d,
+            config.num_attention_heads,
+            pattern,
+            relative=config.relative_attention,
+            scale=config.scale_attention,
+            implementation=config.attention_implementation,
+        )
+        self.attention_norm = nn.LayerNorm(d, eps=1e-6)
+        self.up = nn.Linear(d, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, d)
+        self.feed_forward_norm = nn.LayerNorm(d, eps=1e-6)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.dropout(self.down(self.dropout(self.up(self.feed_forward_norm(x)).relu())))
+
+
+class TransformerEncoder(nn.Module):
+    """Layers of sparse, relative attention (Xu et al. 2021), normalised before each part and at the end as in OpenNMT."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gradient_checkpointing = False
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if self.config.relative_attention is None:
+            x = x * x.shape[-1] ** 0.5 + self.positions(mask).to(x.dtype)
+        x = self.dropout(x)
+        for layer in self.layers:
+            if self.gradient_checkpointing and self.training:
+                x = torch.utils.checkpoint.checkpoint(layer, x, mask, use_reentrant=False)
+            else:
+                x = layer(x, mask)
+        return self.norm(x) * mask[..., None], None
+
+    def positions(self, mask: torch.Tensor) -> torch.Tensor:
+        """(B, L) -> sinusoids (B, L, d), counted from each document's first word."""
+        place = (mask.cumsum(1) - 1).clamp(min=0)
+        if self.config.restart_positions and self.config.segment_length:
+            place = place % self.config.segment_length
+        return sinusoids(torch.arange(mask.shape[1], device=mask.device), self.config.hidden_size)[place]
+
+
+def pool_pieces(states: torch.Tensor, words: torch.Tensor, length: int) -> torch.Tensor:
+    """Sub-words' states (B, S, d) and the word that each belongs to (B, S), -1 for none -> their means (B, length, d)."""
+    index = torch.where(words < 0, length, words)[..., None]  # what is of no word goes into a place that is cut off
+    sums = states.new_zeros(len(states), length + 1, states.shape[-1])
+    sums = sums.scatter_add(1, index.expand_as(states), states)[:, :length]
+    counts = states.new_zeros(len(states), length + 1, 1).scatter_add(1, index, torch.ones_like(states[..., :1]))
+    return sums / counts[:, :length].clamp(min=1)
+
+
+class PieceEncoder(nn.Module):
+    """A pretrained encoder's states of sub-words, averaged over each word, in the decoder's size. Not in the papers.
+
+    A word without sub-words, such as the mark after a title, has the vector `nothing`.
+    """
+
+    def __init__(self, config, backbone: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+        self.project = nn.Linear(config.text_config.hidden_size, config.hidden_size)
+        self.nothing = nn.Parameter(torch.empty(config.text_config.hidden_size))
+
+    def forward(self, mask, pieces, piece_mask, words) -> tuple[torch.Tensor, None]:
+        """mask (B, L) of words; sub-words' ids, mask and words (B, S) -> memory (B, L, d)."""
+        states = self.backbone(pieces, attention_mask=piece_mask, return_dict=True).last_hidden_state
+        length = mask.shape[1]
+        pooled = pool_pieces(states, words, length)
+        found = torch.zeros(*mask.shape[:1], length + 1, device=mask.device, dtype=torch.bool)
+        found = found.scatter(1, torch.where(words < 0, length, words), True)[:, :length]
+        pooled = torch.where(found[..., None], pooled, self.nothing.to(pooled.dtype))
+        return self.project(pooled) * mask[..., None], None
+
+
+ENCODERS = {
+    "bigru": RecurrentEncoder,
+    "bilstm": RecurrentEncoder,
+    "cnn": ConvolutionalEncoder,
+    "transformer": TransformerEncoder,
+}
+
+
+class PhraseStart(nn.Module):
+    """Where the phrase decoder begins: the encoder's own last state, tanh(W mean(memory) + b), or zeros."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.kind = config.starts_from
+        self.project = nn.Linear(config.hidden_size, config.hidden_size) if self.kind == "mean" else None
+
+    def forward(self, memory: torch.Tensor, mask: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+        """memory (B, L, d), mask (B, L), last (B, d) -> (B, d)."""
+        if self.kind == "last":
+            return last
+        if self.kind == "zeros":
+            return memory.new_zeros(len(memory), memory.shape[-1])
+        mean = memory.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)  # memory is 0 at padding
+        return self.project(mean).tanh()
