@@ -36,9 +36,10 @@ SHARED = {
 }
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, "logging_steps": 50}
 
-BOTH_WAYS = {"reader": "hypernet", "bidirectional": True, "hidden_size": 256}
+ONE_WAY = {"reader": "hypernet", "meta_dropout": 0.3}
+BOTH_WAYS = ONE_WAY | {"bidirectional": True, "hidden_size": 256}
 READERS = {
-    "hypernet": {"reader": "hypernet"},
+    "hypernet": ONE_WAY,
     "hypernet, both ways": BOTH_WAYS,
     "bilstm": {"reader": "bilstm"},
     "title-guided": {"reader": "title_guided"},
@@ -53,7 +54,14 @@ TASKS = {
         ("hypernet, both ways", "bilstm", "hypernet", "title-guided"),
         {"train_files": "train", "validation_files": "validation", "test_files": "test"},
         "keyphrases/inspec",
-        {"max_length": 256, "num_train_epochs": 10, "show": 0, "early_stopping_patience": 3, **EVERY_EPOCH},
+        {
+            "max_length": 256,
+            "num_train_epochs": 7,
+            "head_dropout": 0.3,
+            "show": 0,
+            "early_stopping_patience": 0,
+            **EVERY_EPOCH,
+        },
         (0, 1, 2),
     ),
     "ag_news": (

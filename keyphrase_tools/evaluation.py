@@ -83,30 +83,45 @@ class ExtractionMetrics:
         self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
 
     def __call__(self, prediction) -> dict[str, float]:
-        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k, and of spans if asked for."""
-        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k, and of spans if asked for.
+
+        Where predictions are a pair of logits and paths (windows, S), label ids of a model that decodes and -1 where no word
+        begins, the paths decide wherever no threshold does, as in the pipeline.
+        """
+        given = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+        logits, paths = given[0], given[1] if len(given) > 1 and given[1].ndim == 2 else None
         said = WordProbabilities([len(words) for words in self._words])
         if prediction.label_ids is not None:
             self._check_order(prediction.label_ids)
-        for window, row in zip(self._windows, logits, strict=True):
+        for number, (window, row) in enumerate(zip(self._windows, logits, strict=True)):
             row = row[: len(window.word_starts)].astype(np.float64)
             row = np.exp(row - row.max(-1, keepdims=True))
             row /= row.sum(-1, keepdims=True)
             three = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
-            said.add(window, three)
+            tags = None
+            if paths is not None:
+                path = paths[number][: len(row)]
+                tags = np.where(path < 0, 0, self._tag_of_label[path])
+            said.add(window, three, tags)
         documents = [
-            (text, words, said.document(number))
+            (text, words, said.document(number), said.tags(number))
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
         ]
         tried = []
         for threshold in self._thresholds:
-            phrases = [rank_phrases(*document, threshold) for document in documents]
+            phrases = [
+                rank_phrases(text, words, p, threshold, tags if threshold is None else None)
+                for text, words, p, tags in documents
+            ]
             scores = score_phrases(phrases, self._gold, **self._scoring)
             tried.append(scores if threshold is None else {**scores, "threshold": threshold})
         best = max(tried, key=lambda scores: scores[f"f1@{self._scoring['k'][-1]}"])
         if self._gold_tags is None:
             return best
-        chosen = [word_tags(probabilities, best.get("threshold")) for _, _, probabilities in documents]
+        threshold = best.get("threshold")
+        chosen = [
+            word_tags(p, threshold) if tags is None or threshold is not None else tags for _, _, p, tags in documents
+        ]
         return best | {f"span_{name}": score for name, score in span_scores(chosen, self._gold_tags).items()}
 
     def _check_order(self, label_ids: np.ndarray) -> None:

@@ -16,8 +16,7 @@ from torch import nn
 
 RELATIVE = ("shared", "separate", "none", None)
 IMPLEMENTATIONS = ("auto", "dense", "block")
-BLOCK = 64  # fewest queries of a block: smaller ones spend more on each product than they save
-PAYS_FROM = 2  # texts that are longer than so many times a block's keys are read faster by blocks
+BLOCK = 64  # fewest queries of a block: with 32 to 64 it is fastest on a CPU
 
 
 def lead_mask(length: int, g: int, device=None) -> torch.Tensor:
@@ -56,14 +55,14 @@ class SparsePattern:
     """Which tokens see each other: lead or neighbour or top-k, and in the same segment   (Eq. 8)
 
     The numbers are ours: the paper does not state its own. With all switches off every token sees its whole segment.
-    Where a pattern leaves a token nobody to see, as lead tokens alone do in later segments, attention gives it 0.
+    Where a pattern leaves a token nobody to see, as lead tokens alone do in later segments, the token reads 0.
 
     Args:
         lead: g; the first g tokens see all and are seen by all.
         window: w; a token sees floor(w / 2) neighbours on either side, and itself.
-        top_k: k; keys by their score, for each head and query, chosen among all that it could see.
+        top_k: k; keys by their scores, for each head and query, chosen among all keys of the segment.
         use_lead, use_window, use_top_k: alpha, beta, gamma.
-        segment: N; nobody sees beyond their N tokens. `None` for a whole text.
+        segment: N; no token sees beyond its N tokens. `None` for a whole text.
     """
 
     lead: int = 10
@@ -77,29 +76,30 @@ class SparsePattern:
     def __post_init__(self):
         for name in ("lead", "window", "top_k"):
             if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is negative: it counts tokens. "
-                    f"Use 0 or more, or SparsePattern(use_{name}=False) to go without."
-                )
-        for name in ("lead", "top_k"):
-            alone = name == "top_k" or not (self.use_window or self.use_top_k)
-            if getattr(self, f"use_{name}") and alone and getattr(self, name) == 0:
-                raise ValueError(
-                    f"{name}=0 with use_{name}=True lets no token see any other. "
-                    f"Use SparsePattern({name}=1) or more, or use_{name}=False."
-                )
+                raise ValueError(f"{name}={getattr(self, name)} is negative: it counts tokens. Use {name}=0 or more.")
+        if self.use_top_k and self.top_k == 0:
+            raise ValueError("top_k=0 chooses no key for any token. Use top_k=1 or more, or use_top_k=False.")
+        if self.use_lead and self.lead == 0 and not (self.use_window or self.use_top_k):
+            raise ValueError(
+                "lead=0 without a window or top-k lets no token see any. Use lead=1 or more, or use_lead=False."
+            )
         if self.segment is not None and self.segment < 1:
             raise ValueError(
-                f"segment={self.segment} is no length: a token is in a segment with itself at least. "
-                "Use SparsePattern(segment=1) or more, or segment=None for a whole text."
+                f"segment={self.segment} has no room for a token. "
+                "Use segment=1 or more, or segment=None for a text without segments."
             )
 
     @property
     def sparse(self) -> bool:
         return self.use_lead or self.use_window or self.use_top_k
 
+    def sees_segments(self, length: int) -> bool:
+        """Whether a token of a text of that length sees its whole segment in any case."""
+        N = min(self.segment or length, length)
+        return not self.sparse or (self.use_window and self.window // 2 >= N - 1)
+
     def mask(self, length: int, device=None) -> torch.Tensor:
-        """(L, L): who sees whom, without top-k and segments."""
+        """(L, L): who sees whom by lead and window; top-k and segments come on top."""
         seen = torch.full((length, length), not self.sparse, device=device)
         if self.use_lead:
             seen = seen | lead_mask(length, self.lead, device)
@@ -126,33 +126,24 @@ def sinusoids(positions: torch.Tensor, width: int, dtype=torch.float32) -> torch
 
 
 class Relative(NamedTuple):
-    """What Eq. 9 adds to plain attention: u (A, d), v (A, d) and what projects R, (H, H), or `None` for R as it is."""
+    """What Eq. 9 adds to plain attention: u (A, d), v (A, d) and W, which projects R, or `None` for R as it is."""
 
     content_bias: torch.Tensor
     position_bias: torch.Tensor
-    weight: torch.Tensor | None
-
-    def table(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Offsets (...) -> R (..., H), or (..., d) where nothing projects it."""
-        width = self.position_bias.shape[1] if self.weight is None else self.weight.shape[1]
-        return sinusoids(offsets, width, self.position_bias.dtype)
+    project: nn.Module | None
 
     def rows(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Offsets (...) -> r (A, ..., d)."""
-        R = self.table(offsets)
-        if self.weight is None:
-            return R.expand(len(self.position_bias), *R.shape)
-        return F.linear(R, self.weight).unflatten(-1, self.position_bias.shape).movedim(-2, 0)
+        """Offsets (...) -> r = R W (A, ..., d)."""
+        A, d = self.position_bias.shape
+        if self.project is None:
+            R = sinusoids(offsets, d, self.position_bias.dtype)
+            return R.expand(A, *R.shape)
+        R = sinusoids(offsets, A * d, self.position_bias.dtype)
+        return self.project(R).unflatten(-1, (A, d)).movedim(-2, 0)
 
     def scores(self, q: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """q (A, ..., d), offsets (m) -> q r^T (A, ..., m)."""
-        flat = q.flatten(1, -2)
-        if self.weight is not None and flat.shape[1] < flat.shape[2]:  # fewer products than to project R
-            W = self.weight.unflatten(0, self.position_bias.shape)  # (A, d, H)
-            scores = flat @ W @ self.table(offsets).mT
-        else:
-            scores = flat @ self.rows(offsets).mT
-        return scores.unflatten(1, q.shape[1:-1])
+        return (q.flatten(1, -2) @ self.rows(offsets).mT).unflatten(1, q.shape[1:-1])
 
 
 def queries(q: torch.Tensor, relative: Relative | None, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -229,9 +220,9 @@ def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Rela
     q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 where a token sees nobody, anything outside the mask.
     """
     refuse_top_k(pattern)
-    L, N = q.shape[2], pattern.segment or q.shape[2]
-    if not pattern.sparse or (pattern.use_window and pattern.window // 2 >= N - 1):
-        return segment_attention(q, k, v, mask, min(N, L), relative, scale)
+    L = q.shape[2]
+    if pattern.sees_segments(L):
+        return segment_attention(q, k, v, mask, min(pattern.segment or L, L), relative, scale)
     g = min(pattern.lead, L) if pattern.use_lead else 0
     y = near_attention(q, k, v, mask, g, pattern, relative, scale)
     if not g:
@@ -267,48 +258,64 @@ def segment_attention(q, k, v, mask, N: int, relative: Relative | None, scale: f
     return y.unflatten(1, (B, -1)).flatten(2, 3)[:, :, :L]
 
 
+def block_keys(x: torch.Tensor, C: int, g: int, r: int | None) -> torch.Tensor:
+    """Keys or values (A, B, L, d) -> those that each block meets (A, D, B, K, d): the lead, and unless r is `None` the
+    block itself with r more on either side, 0 beyond the ends.
+    """
+    lead = x[:, None, :, :g]
+    x = blocks(x, C, 2).transpose(1, 2)
+    parts = [lead.expand(-1, x.shape[1], -1, -1, -1)]
+    if r is not None:
+        before = F.pad(x[:, :-1, :, C - r :], (0, 0) * 3 + (1, 0))
+        after = F.pad(x[:, 1:, :, :r], (0, 0) * 3 + (0, 1))
+        parts += [before, x, after]
+    return torch.cat(parts, 3)
+
+
 def near_attention(q, k, v, mask, g: int, pattern: SparsePattern, relative: Relative | None, scale: float):
     """Each query with its window and the g lead keys; what it gives for the lead queries is not the pattern's."""
-    B, L = mask.shape
-    r = min(pattern.window // 2, L - 1) if pattern.use_window else 0
-    C = max(BLOCK, r)
+    (B, L), device = mask.shape, q.device
+    r = min(pattern.window // 2, L - 1) if pattern.use_window else None
+    C = max(BLOCK, r or 0)
     to_keys, to_offsets = queries(blocks(q, C, 2).transpose(1, 2).contiguous(), relative, scale)  # (A, D, B, C, d)
     D = to_keys.shape[1]
-    start = torch.arange(0, D * C, C, device=q.device)[:, None]  # (D, 1)
 
-    def gather(x):
-        """(A, B, L, d) -> (A, D, B, K, d): for each block the lead, and its neighbourhood, 0 beyond the ends."""
-        parts = [x[:, None, :, :g].expand(-1, D, -1, -1, -1)]
-        if pattern.use_window:
-            x = blocks(x, C, 2).transpose(1, 2)
-            before = F.pad(x[:, :-1, :, C - r :], (0, 0) * 3 + (1, 0))
-            after = F.pad(x[:, 1:, :, :r], (0, 0) * 3 + (0, 1))
-            parts += [before, x, after]
-        return torch.cat(parts, 3)
-
-    parts = [torch.arange(g, device=q.device).expand(D, g)]
-    if pattern.use_window:
-        parts.append(torch.arange(-r, C + r, device=q.device) + start)
-    i, j = torch.arange(C, device=q.device) + start, torch.cat(parts, 1)  # (D, C), (D, K): positions
-    lead = torch.arange(j.shape[1], device=q.device) < g  # (K): a lead key within the window is not read again there
-    there = mask[:, j.clamp(0, L - 1)] & (lead | ((j >= g) & (j < L)))  # (B, D, K)
+    start = torch.arange(0, D * C, C, device=device)[:, None]
+    i = start + torch.arange(C, device=device)  # (D, C): where the queries stand
+    j = torch.arange(g, device=device).expand(D, -1)  # (D, K): and the keys
+    if r is not None:
+        j = torch.cat([j, start + torch.arange(-r, C + r, device=device)], 1)
+    lead = torch.arange(j.shape[1], device=device) < g
+    there = mask[:, j.clamp(0, L - 1)] & (lead | ((j >= g) & (j < L)))  # (B, D, K): no lead key a second time
     i, j = i[:, :, None], j[:, None]
-    seen = lead | ((i - j).abs() <= r)  # (D, C, K)
+    seen = lead | ((i - j).abs() <= (r or 0))  # (D, C, K)
     if pattern.segment is not None:
         seen = seen & (i // pattern.segment == j // pattern.segment)
     seen = seen[:, None] & there.transpose(0, 1)[:, :, None]  # (D, B, C, K)
 
-    scores = to_keys @ gather(k).mT
+    scores = to_keys @ block_keys(k, C, g, r).mT  # (A, D, B, C, K)
     if relative is not None:
         parts = []
-        if g:  # each block meets the lead at offsets of its own
-            rows = relative.rows(torch.arange(C - 1, -g - 1, -1, device=q.device) + start)  # (A, D, C + g, d)
+        if g:  # which each block meets at offsets of its own
+            rows = relative.rows(start + torch.arange(C - 1, -g - 1, -1, device=device))  # (A, D, C + g, d)
             parts.append(skew((to_offsets.flatten(2, 3) @ rows.mT).unflatten(2, (B, C))))
-        if pattern.use_window:
-            offsets = torch.arange(r, -r - 1, -1, device=q.device)
+        if r is not None:
+            offsets = torch.arange(r, -r - 1, -1, device=device)
             parts.append(band(relative.scores(to_offsets, offsets), C + 2 * r))
         scores += torch.cat(parts, -1)
-    return attend(scores, seen, gather(v)).transpose(1, 2).flatten(2, 3)[:, :, :L]
+    y = attend(scores, seen, block_keys(v, C, g, r))
+    return y.transpose(1, 2).flatten(2, 3)[:, :, :L]
+
+
+def faster(pattern: SparsePattern, length: int) -> str:
+    """The implementation to take, by times of a forward and a backward pass on a CPU."""
+    if pattern.use_top_k:
+        return "dense"
+    if pattern.sees_segments(length):
+        return "block" if length > 2 * (pattern.segment or length) else "dense"
+    reach = pattern.window // 2 if pattern.use_window else 0
+    keys = pattern.use_lead * pattern.lead + pattern.use_window * (max(BLOCK, reach) + 2 * reach)
+    return "block" if length > keys + 2 * BLOCK else "dense"
 
 
 class SparseRelativeAttention(nn.Module):
@@ -383,20 +390,19 @@ class SparseRelativeAttention(nn.Module):
         x = x.masked_fill(~mask[..., None], 0)
         # A graph cannot look whether all rows start at the left, and moves them all.
         if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
-            return self.attend(x, mask)
+            return self._attend(x, mask)
         first = mask.to(torch.uint8).argmax(1)
         left = turn(mask, first)
-        return turn(self.attend(turn(x, first), left), -first)
+        return turn(self._attend(turn(x, first), left), -first)
 
-    def attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The same for rows that start at the left."""
         given = (x if linear is None else linear(x) for linear in (self.query, self.key, self.value))
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 1, 3) for y in given)  # (A, B, L, d)
         relative = None
         if self.relative is not None:
-            projection = {"shared": self.key, "separate": self.position, "none": None}[self.relative]
-            weight = None if projection is None else projection.weight
-            relative = Relative(self.content_bias, self.position_bias, weight)
+            project = {"shared": self.key, "separate": self.position, "none": None}[self.relative]
+            relative = Relative(self.content_bias, self.position_bias, project)
         implementation = self.implementation
         if implementation == "auto":
             implementation = faster(self.pattern, x.shape[1])
@@ -409,14 +415,3 @@ def turn(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """(B, L, ...), first (B,) -> each row turned so that position `first` becomes its first."""
     index = (torch.arange(x.shape[1], device=x.device) + first[:, None]) % x.shape[1]
     return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand_as(x))
-
-
-def faster(pattern: SparsePattern, length: int) -> str:
-    """The implementation to take: blocks where their keys are few beside the text's."""
-    if pattern.use_top_k:
-        return "dense"
-    if pattern.sparse:
-        keys = 3 * BLOCK
-    else:
-        keys = length
-    return "block" if length > PAYS_FROM * keys else "dense"

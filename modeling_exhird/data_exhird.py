@@ -5,6 +5,7 @@ Letters: B documents, L source words, P rows of a target, T words of a row, S su
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from .tokenization_exhird import ExHirdTokenizer
@@ -56,7 +57,7 @@ class ExHirdCollator:
         length += -length % (self.pad_to_multiple_of or 1)
         table = torch.full((len(values), length), fill)
         for own, row in zip(values, table, strict=True):
-            (row[: len(own)] if side == "right" else row[length - len(own) :])[:] = torch.as_tensor(own)
+            (row[: len(own)] if side == "right" else row[length - len(own) :])[:] = numbers(own)
         return table
 
     def padded_pieces(self, rows: Sequence[Mapping], mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -78,5 +79,10 @@ def padded_targets(targets: Sequence[Sequence[Sequence[int]]]) -> torch.Tensor:
     table = torch.full((len(targets), max(map(len, targets)), longest), -100)
     for document, target in zip(table, targets, strict=True):
         for own, row in zip(target, document, strict=False):
-            row[: len(own)] = torch.as_tensor(own)
+            row[: len(own)] = numbers(own)
     return table
+
+
+def numbers(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Of a data set in any format; its arrays may not be written to, so that they are copied."""
+    return values if torch.is_tensor(values) else torch.from_numpy(np.array(values, dtype=np.int64))

@@ -31,11 +31,9 @@ class Limits:
         Args:
             firsts: each phrase before's first word, (n,) extended ids, -1 for none.
         """
-        banned = []
-        if step == 0:
-            banned = [self.end, self.stop] if phrase == 0 else [self.end]
-        else:
-            banned = [self.stop]
+        banned = [self.stop] if step else [self.end]
+        if step == phrase == 0:
+            banned = [self.end, self.stop]
         log_p[:, banned] = BANNED
         if step == 1 and self.window:
             for words in firsts if self.window < 0 else firsts[-self.window :]:

@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from .data_exhird import ExHirdCollator
-from .targets_exhird import find_phrase, stem
+from .targets_exhird import find_phrase, has_words, stem
 
 BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
 
@@ -92,7 +92,7 @@ class KeyphraseWriter:
         return self.model.generate_rows(**batch, **self.options)
 
     def phrases(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
-        """Rows of extended ids -> keyphrases, each once by its stems, without empty ones and those with `<unk>`."""
+        """Rows of extended ids -> keyphrases, each once by its stems, without those with `<unk>` and those of signs alone."""
         config, title, text = self.model.config, *document
         marks = {config.present_token_id, config.absent_token_id, config.title_end_token_id, config.bos_token_id}
         marks |= {config.pad_token_id, config.eos_token_id, config.end_phrase_token_id}
@@ -101,7 +101,7 @@ class KeyphraseWriter:
             kept = [i for i in row if i not in marks]
             words = self.tokenizer.surface(kept, source.oov_words)
             key = tuple(map(stem, words))
-            if not words or config.unk_token_id in kept or key in seen:
+            if not has_words(words) or config.unk_token_id in kept or key in seen:
                 continue
             seen.add(key)
             place = find_phrase(stems, words)

@@ -1,7 +1,7 @@
 """Keyphrases as rows of a target: present ones in the order of the text, then absent ones.
 
-A row is `<p_start>` or `<a_start>`, a phrase's words, `;`, and a last row is `</s>`. Words outside the vocabulary that stand
-in the source have their extended ids (see `Source`), so that they can be learnt by copying.
+A row is `<p_start>` or `<a_start>`, a phrase's words, `;`, and a last row is `</s>`. Words outside the vocabulary that
+stand in the source have their extended ids (see `Source`), so that they can be learnt by copying.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 The rule is the reference's text preparation, with CoreNLP's tokeniser replaced by rules. Letters are lower-cased, what
 stands in [...] and {...} is left out, words are runs of a-z 0-9 _, each of `, ( ) . ' < >` is a word, and all else parts
-words. Whatever begins with a digit is `<digit>`, and neighbours of that kind are one. `<digit>`, `<eot>`, `<p_start>` and
-`<a_start>` in a text stay whole, so that prepared data is read as it is; `<unk>` and the like are no special tokens there.
+words. Whatever begins with a digit is `<digit>`, and neighbours of that kind are one. `<digit>`, `<eot>`, `<p_start>`,
+`<a_start>` in a text stay whole, so that prepared data is read as it is; `<unk>` and the like are not special there.
 
 It departs where the letter of the reference would join words or lose letters:
 
@@ -45,7 +45,7 @@ _CLEAN = normalizers.Sequence(
         normalizers.Replace(Regex("[\u2018\u2019]"), "'"),
         _BRACKETS,
         _BRACKETS,  # twice: brackets in brackets
-        normalizers.Replace(Regex(r"[^\p{P}\p{S}\p{Z}\x09-\x0d\x20-\x7e\x85]+"), ""),
+        normalizers.Replace(Regex(r"[^\p{P}\p{S}\p{Z}\x09-\x0d\x20-\x7e\x{85}]+"), ""),
     ]
 )
 _NORMALIZER = normalizers.Sequence([_CLEAN, normalizers.Replace(Regex(_NUMBERS), DIGIT)])

@@ -26,6 +26,8 @@ class HypernetConfig(PreTrainedConfig):
         normalize_meta (`bool`, default `True`):
             Whether z passes a LayerNorm without weights. Not in the paper; without it z grows in training, and with it all
             weights that it writes, until gradients explode (benchmarks/LOG.md).
+        meta_dropout (`float`, default 0.0):
+            Dropout on z, so that a title's code is not learnt by heart. Not in the paper.
         base_weights (`bool`, default `False`):
             Whether what z writes is added to weights that all texts share. Not in the paper.
         hidden_size (`int`, default 512):
@@ -72,6 +74,7 @@ class HypernetConfig(PreTrainedConfig):
     meta_size: int = 16
     meta_hidden_size: int | None = 512
     normalize_meta: bool = True
+    meta_dropout: float | int = 0.0
     base_weights: bool = False
     hidden_size: int = 512
     bidirectional: bool = False
@@ -113,8 +116,9 @@ class HypernetConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={value}: it must be 1 or more.")
         if self.normalize_meta and self.meta_size == 1:
             raise ValueError("meta_size=1: normalize_meta would make it 0. Take 2 or more, or normalize_meta=False.")
-        if not 0 <= self.head_dropout < 1:
-            raise ValueError(f"head_dropout={self.head_dropout}: it is a share, from 0 to below 1.")
+        for name in ("head_dropout", "meta_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
         for name, known in (("readout", READOUTS), ("lstm_implementation", LSTM_IMPLEMENTATIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(

@@ -106,7 +106,7 @@ class HypernetModel(HypernetPreTrainedModel):
 
     def read(self, u, u_lengths, v, v_lengths) -> tuple[torch.Tensor, torch.Tensor]:
         """H^u (B, U, d), H^v (B, L, d), left-aligned, and their lengths (B,) -> H^S (B, L, D), z (B, N_z)."""
-        z = self.meta_encoder(u, u_lengths)
+        z = F.dropout(self.meta_encoder(u, u_lengths), self.config.meta_dropout, self.training)
         return self.reader(v, v_lengths, z, self.config.lstm_implementation).to(z.dtype), z
 
     @can_return_tuple
@@ -234,14 +234,7 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
             "backbone_states": backbone_states,
         }
         scores, outputs = self._scores(**reading, **kwargs)
-        loss = None
-        taking_part = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
-        if labels is not None:
-            labelled = outputs.main_mask & (labels != -100)
-            check_labels(labels, labelled, self.config.id2label)
-            total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-            loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
-            taking_part = labelled if word_start_mask is None else taking_part
+        loss, taking_part = self._loss(scores, outputs.main_mask, word_start_mask, labels, num_items_in_batch)
         logits = scores if self.training else self._log_marginals(scores, taking_part)
         return HypernetTokenClassifierOutput(
             loss=loss,
@@ -252,17 +245,23 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         )
 
     @torch.no_grad()
-    def decode(self, word_start_mask: torch.Tensor | None = None, return_outputs: bool = False, **inputs):
+    def decode(
+        self,
+        word_start_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        return_outputs: bool = False,
+        **inputs,
+    ):
         """The likeliest labels together (Viterbi), where `forward`'s logits are those of each token alone.
 
         Args:
-            word_start_mask and the inputs: as in `forward`.
+            word_start_mask, labels and the inputs: as in `forward`; labels are only read for the output's loss.
             return_outputs: whether `forward`'s output in eval mode is wanted too; the text is read once.
 
         Returns: label ids (B, S), -1 at tokens that take no part; or the pair of them and the output.
         """
         scores, outputs = self._scores(**inputs)
-        mask = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
+        loss, mask = self._loss(scores, outputs.main_mask, word_start_mask, labels, None)
         allowed = None
         if self.config.constrained_decoding:
             allowed = tuple(x.to(scores.device) for x in allowed_steps(self.config.id2label))
@@ -270,7 +269,18 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         if not return_outputs:
             return tags
         logits = self._log_marginals(scores, mask)
-        return tags, HypernetTokenClassifierOutput(logits=logits, meta_embedding=outputs.meta_embedding)
+        return tags, HypernetTokenClassifierOutput(loss=loss, logits=logits, meta_embedding=outputs.meta_embedding)
+
+    def _loss(self, scores, main_mask, word_start_mask, labels, num_items_in_batch):
+        """-> the loss, None without labels, and the tokens that take part (B, S)."""
+        taking_part = main_mask if word_start_mask is None else main_mask & word_start_mask.bool()
+        if labels is None:
+            return None, taking_part
+        labelled = main_mask & (labels != -100)
+        check_labels(labels, labelled, self.config.id2label)
+        total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+        loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
+        return loss, labelled if word_start_mask is None else taking_part
 
     def _scores(self, **inputs) -> tuple[torch.Tensor, HypernetModelOutput]:
         """-> the score of each label at each token, (B, S, C), and what the hypernetwork gave."""

@@ -33,6 +33,7 @@ class ModelArguments:
     hidden_size: int = field(default=512, metadata={"help": "of the layer that reads the text"})
     bidirectional: bool = field(default=False, metadata={"help": "read the text from its end as well"})
     normalize_meta: bool = field(default=True, metadata={"help": "LayerNorm on the title's vector"})
+    meta_dropout: float = field(default=0.0, metadata={"help": "on the title's vector"})
     base_weights: bool = field(default=False, metadata={"help": "add weights that all texts share"})
     head_dropout: float = field(default=0.1, metadata={"help": "on the text's states"})
 
@@ -61,6 +62,15 @@ class TwoRatesTrainer(Trainer):
                 group["params"] = [p for p in group["params"] if id(p) not in of_backbone]
                 optimizer.add_param_group({**group, "params": theirs, "lr": self.backbone_lr})
         return optimizer
+
+
+class PathTrainer(TwoRatesTrainer):
+    """Evaluates by the likeliest paths, as the pipeline extracts: predictions are logits and paths."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        inputs = self._prepare_inputs(inputs)
+        paths, outputs = self.accelerator.unwrap_model(model).decode(**inputs, return_outputs=True)
+        return outputs.loss, None if prediction_loss_only else (outputs.logits, paths), inputs.get("labels")
 
 
 def find_backbone(name: str) -> str:

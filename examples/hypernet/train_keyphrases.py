@@ -14,7 +14,7 @@ from pathlib import Path
 
 from datasets import Dataset, load_dataset
 from settings import last_checkpoint, parse_arguments, told
-from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
+from systems import ModelArguments, PathTrainer, build, find_backbone, open_tokenizer
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.decoding import tag_spans
@@ -105,7 +105,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     training_args.load_best_model_at_end = True
     training_args.metric_for_best_model = "eval_span_f1"
     training_args.greater_is_better = True
-    trainer = TwoRatesTrainer(
+    trainer = PathTrainer(
         model=model,
         args=training_args,
         train_dataset=rows["train"],

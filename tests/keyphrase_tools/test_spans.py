@@ -111,3 +111,19 @@ def test_the_spans_are_those_of_the_threshold_that_is_reported(tiny_tokenizer):
     assert scores["threshold"] == 0.3 and scores["span_f1"] == 1
     strict = ExtractionMetrics(text, keyphrases, tiny_tokenizer, ID2LABEL, thresholds=(0.9,), spans=True)
     assert strict(EvalPrediction(logits, None))["span_recall"] == 0.5
+
+
+def test_paths_decide_where_no_threshold_does(tiny_tokenizer):
+    """Logits say O everywhere, and the paths beside them the gold labels: a CRF's likeliest path."""
+    metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(None,), spans=True)
+    gold = [tag(split_words(text), k) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
+    silent = logits_for(metrics, [[0] * len(tags) for tags in gold])
+    paths = np.full(silent.shape[:2], -1)
+    for row, window in zip(paths, metrics._windows, strict=True):
+        for place, word in enumerate(window.word_starts):
+            row[place] = gold[window.document][word] if word >= 0 else -1
+    assert metrics(EvalPrediction(silent, None))["span_f1"] == 0
+    scores = metrics(EvalPrediction((silent, paths), None))
+    assert scores["span_f1"] == 1 and scores["recall@10"] == 1
+    by_threshold = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(0.5,), spans=True)
+    assert by_threshold(EvalPrediction((silent, paths), None))["span_f1"] == 0

@@ -176,8 +176,8 @@ def test_halves_of_surrogate_pairs_are_no_characters():
 @pytest.mark.parametrize("unit", ["Graph naïve 12 [3] ", "[", "1.1", "<", "[a{", "a[b]", "1 ", "aaaaaaaaaa"])
 def test_long_texts_take_time_in_proportion(unit):
     before = time.perf_counter()
-    split(unit * 100_000)
-    assert time.perf_counter() - before < 8  # under one on a free core; a square would be minutes
+    split(unit * 50_000)
+    assert time.perf_counter() - before < 8  # half a second on a free core; a square would be minutes
 
 
 def test_a_vocabulary_of_texts_has_the_most_frequent_words():
@@ -252,43 +252,12 @@ def test_without_a_title_there_is_no_mark(title, tokenizer):
 
 def test_pieces_know_their_words(with_pieces, tiny_tokenizer):
     title, text = "Graph cut", "The naïve graph-cuts [12] 1,000"
-    assert with_pieces.read_source(text, title).words == [
-        "graph",
-        "cut",
-        "<eot>",
-        "the",
-        "naive",
-        "graph",
-        "cuts",
-        "<digit>",
-    ]
+    words = with_pieces.read_source(text, title).words
+    assert " ".join(words) == "graph cut <eot> the naive graph cuts <digit>"
     read = with_pieces.read_pieces(text, title)
-    tokens = [
-        "[CLS]",
-        "graph",
-        "cut",
-        "[SEP]",
-        "the",
-        "n",
-        "##a",
-        "##i",
-        "##v",
-        "##e",
-        "graph",
-        "-",
-        "cuts",
-        "[",
-        "1",
-        "##2",
-        "]",
-        "1",
-        ",",
-        "0",
-        "##0",
-        "##0",
-        "[SEP]",
-    ]
-    assert tiny_tokenizer.convert_ids_to_tokens(read["piece_ids"]) == tokens
+    tokens = tiny_tokenizer.convert_ids_to_tokens(read["piece_ids"])
+    expected = "[CLS] graph cut [SEP] the n ##a ##i ##v ##e graph - cuts [ 1 ##2 ] 1 , 0 ##0 ##0 [SEP]"
+    assert " ".join(tokens) == expected
     assert read["piece_mask"] == [1] * len(tokens)
     expected = [-1, 0, 1, -1, 3, 4, 4, 4, 4, 4, 5, -1, 6, -1, -1, -1, -1, 7, 7, 7, 7, 7, -1]
     assert read["piece_words"] == expected

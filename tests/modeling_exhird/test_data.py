@@ -1,0 +1,116 @@
+"""Rows as batches."""
+
+import pytest
+import torch
+from datasets import Dataset
+
+from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
+from modeling_exhird.data_exhird import ExHirdCollator
+from modeling_exhird.targets_exhird import encode
+from modeling_exhird.tokenization_exhird import MARKS, ExHirdTokenizer
+
+BATCH = {
+    "title": ["Graph cuts", None, None],
+    "text": ["The deep zeta network", "neural omega", "graph"],
+    "keyphrases": [["neural model", "zeta networks", "graph cuts"], "omega;deep", "graph"],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ExHirdTokenizer.from_words([*MARKS, "graph", "cuts", "neural", "network", "deep", "model", "the"])
+
+
+def rows_of(tokenizer, **options):
+    rows = encode(BATCH, tokenizer, **options)
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+def test_batches_are_padded_on_the_right(tokenizer):
+    V = len(tokenizer)
+    batch = ExHirdCollator(tokenizer)([{**row, "id": "a", "weight": 1.0} for row in rows_of(tokenizer)])
+    assert list(batch) == ["input_ids", "attention_mask", "copy_ids", "labels"]
+    assert all(x.dtype == torch.int64 for x in batch.values())
+    assert batch["input_ids"].tolist() == [[9, 10, 8, 15, 13, 0, 12], [11, 0, 1, 1, 1, 1, 1], [9, *[1] * 6]]
+    assert batch["attention_mask"].tolist() == [[1] * 7, [1, 1, 0, 0, 0, 0, 0], [1, *[0] * 6]]
+    assert batch["copy_ids"].tolist() == [[9, 10, 8, 15, 13, V, 12], [11, V, 1, 1, 1, 1, 1], [9, *[1] * 6]]
+    end, nothing = [3, -100, -100, -100], [-100] * 4
+    assert batch["labels"].tolist() == [
+        [[5, 9, 10, 4], [5, V, 0, 4], [6, 11, 14, 4], end],
+        [[5, V, 4, -100], [6, 13, 4, -100], end, nothing],
+        [[5, 9, 4, -100], end, nothing, nothing],
+    ]
+
+
+def test_sources_are_padded_on_the_tokenizers_side_and_labels_on_the_right(tokenizer):
+    rows = rows_of(tokenizer)
+    left = ExHirdTokenizer.from_words(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), padding_side="left")
+    batch, right = ExHirdCollator(left)(rows), ExHirdCollator(tokenizer)(rows)
+    assert batch["input_ids"][1].tolist() == [1, 1, 1, 1, 1, 11, 0]
+    assert batch["attention_mask"][2].tolist() == [0] * 6 + [1]
+    assert batch["copy_ids"][1].tolist() == [1, 1, 1, 1, 1, 11, len(tokenizer)]
+    assert torch.equal(batch["labels"], right["labels"])
+
+
+def test_lengths_may_be_multiples(tokenizer):
+    batch = ExHirdCollator(tokenizer, pad_to_multiple_of=8)(rows_of(tokenizer))
+    assert [batch[name].shape for name in ("input_ids", "attention_mask", "copy_ids")] == [(3, 8)] * 3
+    assert batch["labels"].shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pieces_point_at_their_words_in_the_padded_row(side, tokenizer, tiny_tokenizer):
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    both = ExHirdTokenizer.from_words(words, padding_side=side, pieces=tiny_tokenizer)
+    rows = rows_of(both)
+    batch = ExHirdCollator(both)(rows)
+    assert batch["piece_ids"].shape == batch["piece_mask"].shape == batch["piece_words"].shape
+    for b, row in enumerate(rows):
+        n = len(row["piece_ids"])
+        assert batch["piece_ids"][b, :n].tolist() == row["piece_ids"]
+        assert (batch["piece_ids"][b, n:] == tiny_tokenizer.pad_token_id).all()
+        assert batch["piece_mask"][b].tolist() == [1] * n + [0] * (len(batch["piece_mask"][b]) - n)
+        assert (batch["piece_words"][b, n:] == -1).all()
+        for word, column in zip(row["piece_words"], batch["piece_words"][b, :n].tolist(), strict=True):
+            assert (column == -1) == (word == -1)
+            if word >= 0:
+                assert batch["copy_ids"][b, column] == row["copy_ids"][word]
+
+
+def test_rows_to_predict_have_no_labels(tokenizer):
+    rows = rows_of(tokenizer, keyphrases_column=None)
+    assert list(ExHirdCollator(tokenizer)(rows)) == ["input_ids", "attention_mask", "copy_ids"]
+    assert "labels" not in ExHirdCollator(tokenizer)([{**row, "labels": None} for row in rows])
+    source = tokenizer.read_source("graph zeta")
+    batch = ExHirdCollator(tokenizer)([source._asdict()])
+    assert batch["copy_ids"].tolist() == [[9, len(tokenizer)]]
+
+
+@pytest.mark.parametrize("kind", [None, "torch", "numpy"])
+def test_rows_of_a_data_set_in_any_format_make_the_same_batch(kind, tokenizer):
+    rows = rows_of(tokenizer)
+    dataset = Dataset.from_list(rows).with_format(kind)
+    batch = ExHirdCollator(tokenizer)([dataset[i] for i in range(3)])
+    for name, x in ExHirdCollator(tokenizer)(rows).items():
+        assert torch.equal(batch[name], x)
+
+
+def test_rows_that_are_none_are_told(tokenizer):
+    with pytest.raises(
+        ValueError, match="Row 0 of the batch has no input_ids and copy_ids; it has 'text'. Make rows with"
+    ):
+        ExHirdCollator(tokenizer)([{"text": "graph"}])
+    with pytest.raises(ValueError, match="Row 1 of the batch has no words. Leave out empty rows"):
+        ExHirdCollator(tokenizer)([tokenizer.read_source(text)._asdict() for text in ("graph", "")])
+
+
+def test_a_model_learns_from_a_batch_and_padding_changes_nothing(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"encoder_type": "bigru", "num_hidden_layers": 1, "hidden_size": 8, "embedding_size": 4}
+    model = ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer, **sizes))
+    rows = rows_of(tokenizer)
+    together = model(**ExHirdCollator(tokenizer)(rows)).loss
+    alone = sum(model(**ExHirdCollator(tokenizer, pad_to_multiple_of=4)([row])).loss for row in rows) / len(rows)
+    torch.testing.assert_close(together, alone)
+    together.backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
