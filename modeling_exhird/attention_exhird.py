@@ -229,7 +229,8 @@ def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Rela
         return y
     seen = mask[:, None]
     if pattern.segment is not None:
-        seen = seen & segment_mask(L, pattern.segment, q.device)[:g]
+        segment = torch.arange(L, device=q.device) // pattern.segment
+        seen = seen & (segment[:g, None] == segment)
     lead = attend(first_scores(q[:, :, :g], k, relative, scale), seen, v)
     return torch.cat([lead, y[:, :, g:]], 2)
 

@@ -14,9 +14,9 @@ from .tokenization_exhird import ExHirdTokenizer
 class ExHirdCollator:
     """Rows of `encode` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, P, T), -100 where padded.
 
-    Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, S). Sources are padded on
-    the tokenizer's padding side, `piece_words` then counting from the padded row's beginning, sub-words on the second
-    tokenizer's side, and labels on the right. Rows to predict have no labels. All other columns are left out.
+    Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, S). Sources are padded
+    on the tokenizer's padding side, `piece_words` then counting from the padded row's beginning, sub-words on the
+    second tokenizer's side, and labels on the right. Rows to predict have no labels. All other columns are left out.
 
     Args:
         tokenizer: the model's.

@@ -57,7 +57,7 @@ def has_words(words: Iterable[str]) -> bool:
 
 
 def find_phrase(stems: Sequence[str], phrase: Sequence[str]) -> int | None:
-    """Where the words of a phrase, once stemmed, first stand in a row among a source's stems; `<eot>` matches nothing."""
+    """Where a phrase's words, once stemmed, first stand in a row among a source's stems; `<eot>` matches nothing."""
     wanted, start = [stem(word) for word in phrase], 0
     if not wanted or TITLE_END in wanted:
         return None
@@ -149,21 +149,21 @@ def encode(
     max_words: int | None = 6,
     max_phrases: int | None = None,
 ) -> dict[str, list]:
-    """Documents -> rows for training. Those whose text has no words, and those without a keyphrase that could be learnt,
-    are left out; how many, and how many keyphrases, is in the log.
+    """Documents -> rows for training. Those whose text has no words, and those without a keyphrase that could be
+    learnt, are left out; how many, and how many keyphrases, is in the log.
 
     ```python
     >>> dataset.map(encode, batched=True, fn_kwargs={"tokenizer": tokenizer}, remove_columns=dataset.column_names)
     ```
 
     Args:
-        batch: columns of texts, of lists of keyphrases (or `;`-joined strings) and, where there is one, of titles. A text
-            may also be a list of words.
+        batch: columns of texts, of lists of keyphrases (or `;`-joined strings) and, where there is one, of titles. A
+            text may also be a list of words.
         keyphrases_column: `None` for documents without, to predict them; their rows have no labels.
         max_source: words of title and text, `<eot>` included. `None` for no limit.
         max_target: words of all keyphrases, with each one's start and `;`. `None` for no limit.
-        on_long: documents beyond these are left out (`"drop"`), cut (`"truncate"`: the source's end, then the last whole
-            phrases), read in full (`"keep"`), or refused (`"error"`).
+        on_long: documents beyond these are left out (`"drop"`), cut (`"truncate"`: the source's end, then the last
+            whole phrases), read in full (`"keep"`), or refused (`"error"`).
         max_words: longer keyphrases are left out. `None` for no limit.
         max_phrases: of a document, present ones first. `None` for no limit.
 
@@ -171,8 +171,8 @@ def encode(
         `input_ids`, `copy_ids`, `labels` (a document's rows) and, with a second tokenizer, what `read_pieces` gives.
 
     Raises:
-        ValueError: for a missing column (the ones that are there are named), an unknown `on_long`, or a document that is
-            too long where that is an error.
+        ValueError: for a missing column (the ones that are there are named), an unknown `on_long`, or a document
+            that is too long where that is an error.
     """
     if on_long not in ON_LONG:
         raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
@@ -226,8 +226,8 @@ def encode_document(
         counts["long"] += 1
         if limits.on_long == "error":
             raise ValueError(
-                f"Document {counts['documents'] - 1} of the batch has {length:,} words and {target:,} target words, and "
-                f"max_source={max_source}, max_target={max_target}. Raise them, or use on_long='truncate' or 'drop'."
+                f"Document {counts['documents'] - 1} of the batch has {length:,} words and {target:,} target words; "
+                f"max_source={max_source}, max_target={max_target}. Raise them, or pass on_long='truncate' or 'drop'."
             )
         if limits.on_long == "drop":
             return None

@@ -1,16 +1,17 @@
 """ExHiRD's words: one rule for sources and keyphrases, the vocabulary, and words outside it that can be copied.
 
 The rule is the reference's text preparation, with CoreNLP's tokeniser replaced by rules. Letters are lower-cased, what
-stands in [...] and {...} is left out, words are runs of a-z 0-9 _, each of `, ( ) . ' < >` is a word, and all else parts
-words. Whatever begins with a digit is `<digit>`, and neighbours of that kind are one. `<digit>`, `<eot>`, `<p_start>`,
-`<a_start>` in a text stay whole, so that prepared data is read as it is; `<unk>` and the like are not special there.
+stands in [...] and {...} is left out, words are runs of a-z 0-9 _, each of `, ( ) . ' < >` is a word, and all else
+parts words. Whatever begins with a digit is `<digit>`, and neighbours of that kind are one. `<digit>`, `<eot>`,
+`<p_start>`, `<a_start>` in a text stay whole, so that prepared data is read as it is; `<unk>` and the like are not
+special there.
 
 It departs where the letter of the reference would join words or lose letters:
 
 - Line ends, tabs, brackets and signs outside ASCII (dashes, quotes) part words; the reference deletes them, so that
   "graph\\ncuts" would be "graphcuts".
-- Accents are taken off and ligatures resolved ("naïve" is "naive"), where the reference deletes the letter. Letters that
-  are not Latin even so, such as Greek ones, are deleted as there, and so are control characters.
+- Accents are taken off and ligatures resolved ("naïve" is "naive"), where the reference deletes the letter. Letters
+  that are not Latin even so, such as Greek ones, are deleted as there, and so are control characters.
 """
 
 import copy
@@ -109,8 +110,8 @@ class ExHirdTokenizer(PreTrainedTokenizerFast):
             without = f" has no {', '.join(missing)}" if missing else ""
             order = f" does not begin with {', '.join(SPECIAL)}" if misplaced else ""
             raise ValueError(
-                f"The vocabulary{without}{' and' if without and order else ''}{order}: targets are made of these words. "
-                "Use ExHirdTokenizer.from_texts, or add them to your words."
+                f"The vocabulary{without}{' and' if without and order else ''}{order}: targets are made of these words."
+                " Use ExHirdTokenizer.from_texts, or add them to your words."
             )
 
     @classmethod
@@ -145,7 +146,7 @@ class ExHirdTokenizer(PreTrainedTokenizerFast):
         repeated = [word for word, n in Counter(words).items() if n > 1]
         if repeated:
             raise ValueError(
-                f"{repeated[0]!r} would have two ids. List each word once, and {', '.join(SPECIAL)} first or not at all."
+                f"{repeated[0]!r} would have two ids. List each word once, and {', '.join(SPECIAL)} first or not."
             )
         return cls({word: i for i, word in enumerate(words)}, **kwargs)
 

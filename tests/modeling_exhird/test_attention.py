@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_exhird import attention_exhird
 from modeling_exhird.attention_exhird import (
     RELATIVE,
     SparsePattern,
     SparseRelativeAttention,
+    faster,
     lead_mask,
     segment_mask,
     sinusoids,
@@ -188,7 +190,8 @@ def test_both_formulations_are_eq_9_in_values_and_all_gradients(pattern, relativ
     x, mask = batch(8, [(0, 0), (2, 1)])
     layer = make(pattern, relative)
     expected = results(layer, x, mask, loop)
-    for layer.implementation in ("dense",) if layer.pattern.use_top_k else ("dense", "block"):
+    for implementation in ("dense",) if layer.pattern.use_top_k else ("dense", "block"):
+        layer.implementation = implementation
         for a, b in zip(results(layer, x, mask), expected, strict=True):
             assert_close(a, b, rtol=1e-10, atol=1e-10)
 
@@ -199,3 +202,279 @@ def test_the_query_is_offset_from_the_key_and_not_the_key_from_the_query(relativ
     y = layer(x, mask)
     assert_close(y, loop(layer, x, mask), rtol=1e-10, atol=1e-10)
     assert (y - loop(layer, x, mask, sign=-1)).abs().amax() > 1e-2
+
+
+def test_the_four_terms_are_scaled_together_or_not_at_all():
+    x, mask = batch(6, [(0, 1)])
+    for scale, expected in ((True, 0.5), (False, 1.0)):
+        layer = make({"lead": 1, "window": 2, **NO_TOP_K}, scale=scale)
+        assert layer.scale == expected
+        assert_close(layer(x, mask), loop(layer, x, mask), rtol=1e-10, atol=1e-10)
+
+
+# Blocks
+
+LENGTHS = [1, 2, 3, 5, 8, 13, 21]
+SPARSE = [
+    {"lead": 2, "window": 4},
+    {"lead": 3, "window": 7},
+    {"lead": 0, "window": 0},
+    {"lead": 6, "window": 30},  # blocks of 15
+    {"lead": 40, "window": 2},
+    {"lead": 2, "use_window": False},
+    {"lead": 11, "use_window": False, "segment": 4},
+    {"use_lead": False, "window": 1},
+    {"use_lead": False, "window": 6, "segment": 5},
+    {"use_lead": False, "window": 6, "segment": 4},  # the window holds the segment
+    {"lead": 2, "window": 4, "segment": 6},
+    {"lead": 7, "window": 5, "segment": 3},
+    {"use_lead": False, "use_window": False, "segment": 1},
+    {"use_lead": False, "use_window": False, "segment": 6},
+    {"use_lead": False, "use_window": False},
+]
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("pattern", SPARSE, ids=str)
+def test_blocks_equal_all_pairs_in_values_and_all_gradients(pattern, relative):
+    for length in LENGTHS:
+        n = length - 1
+        padding = [(0, 0), (0, n), (n, 0), (length // 3, length // 4), (0, length)]
+        for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+            x, mask = batch(length, padding[: 5 if dtype == torch.float64 else 1], dtype)
+            layer = make({**NO_TOP_K, **pattern}, relative, dtype=dtype)
+            slow = results(layer, x, mask)
+            layer.implementation = "block"
+            for a, b in zip(results(layer, x, mask), slow, strict=True):
+                assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "block"])
+def test_another_pattern_gives_another_answer(implementation):
+    x, mask = batch(13, [(0, 0)])
+    answers = [
+        make({**NO_TOP_K, "lead": 2, "window": 4, **change}, implementation=implementation)(x, mask)
+        for change in (
+            {},
+            {"window": 5},
+            {"window": 6},
+            {"lead": 3},
+            {"use_lead": False},
+            {"use_window": False},
+            {"segment": 7},
+            {"segment": 6},
+            FULL,
+        )
+    ]
+    assert torch.equal(answers[0], answers[1])  # floor(4 / 2) = floor(5 / 2)
+    for number, a in enumerate(answers[1:]):
+        for b in answers[number + 2 :]:
+            assert (a - b).abs().amax() > 1e-3
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest number of elements that any operation gave."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        y = function(*args, **(kwargs or {}))
+        for tensor in y if isinstance(y, tuple | list) else [y]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return y
+
+
+@pytest.mark.parametrize(
+    "pattern", [{"lead": 2, "window": 6}, {"lead": 2, "window": 6, "segment": 9}, {**FULL, "segment": 16}], ids=str
+)
+def test_blocks_need_memory_that_grows_with_the_length_alone(pattern):
+    def largest(implementation, length):
+        x, mask = batch(length, [(0, 0)], torch.float32)
+        with LargestTensor() as watched:
+            results(make({**NO_TOP_K, **pattern}, implementation=implementation, dtype=torch.float32), x, mask)
+        return watched.elements
+
+    sizes = [largest("block", length) for length in (256, 512, 1024)]
+    assert sizes[2] < 2.1 * sizes[1] and sizes[1] < 2.1 * sizes[0] < 2.1 * 256 * HEADS * 40
+    assert largest("dense", 512) > 3.9 * largest("dense", 256)
+
+
+def test_auto_takes_blocks_where_they_pay(monkeypatch):
+    monkeypatch.setattr(attention_exhird, "BLOCK", 64)
+    sparse, segments = SparsePattern(**NO_TOP_K), SparsePattern(**FULL, segment=50)
+    assert [faster(sparse, length) for length in (100, 200, 300, 8192)] == ["dense", "dense", "block", "block"]
+    assert [faster(segments, length) for length in (50, 100, 101)] == ["dense", "dense", "block"]
+    assert faster(SparsePattern(), 8192) == faster(SparsePattern(**FULL), 8192) == "dense"
+    assert faster(SparsePattern(window=1000, **NO_TOP_K), 1000) == "dense"
+    called = []
+    for name in ("dense_attention", "block_sparse_attention"):
+        monkeypatch.setattr(attention_exhird, name, lambda q, *_, name=name: called.append(name) or q)
+    for length in (40, 400):
+        make({**NO_TOP_K}, implementation="auto")(*batch(length, [(0, 0)]))
+    assert called == ["dense_attention", "block_sparse_attention"]
+
+
+# Padding
+
+BOTH = [({"lead": 2, "window": 4, "segment": 7, **NO_TOP_K}, "block"), ({"lead": 2, "window": 3, "top_k": 2}, "dense")]
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -1e38])
+@pytest.mark.parametrize("pattern, implementation", BOTH)
+def test_what_stands_at_pads_changes_nothing(pattern, implementation, garbage):
+    layer = make(pattern, implementation=implementation)
+    x, mask = batch(9, [(0, 0), (0, 4), (5, 1), (0, 9)])
+    spoiled = x.detach().masked_fill(~mask[..., None], garbage).requires_grad_()
+    for clean, found in zip(results(layer, x, mask), results(layer, spoiled, mask), strict=True):
+        assert torch.equal(clean, found) and clean.isfinite().all()
+    y, gradient, *_ = results(layer, x, mask)
+    for each in (y, gradient):
+        assert (each[~mask] == 0).all() and (each[mask] != 0).all()
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("pattern, implementation", BOTH)
+def test_a_row_is_the_same_alone_and_in_company_and_wherever_its_pads_stand(pattern, implementation, relative):
+    layer = make(pattern, relative, implementation, torch.float32)
+    x, mask = batch(13, [(0, 0), (0, 5), (7, 0), (3, 2), (12, 0)], torch.float32)
+    together = layer(x, mask)
+    for row, inside, y in zip(x, mask, together, strict=True):
+        n = int(inside.sum())
+        alone = layer(row[None, inside], torch.ones(1, n, dtype=torch.long))
+        assert_close(y[inside], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_that_sees_nobody_reads_0():
+    """Lead tokens alone, and segments: those after the lead's segment."""
+    for implementation in ("dense", "block"):
+        layer = make({"lead": 2, "use_window": False, "segment": 4, **NO_TOP_K}, implementation=implementation)
+        y = layer(*batch(10, [(0, 0)]))
+        assert_close(y[0, 4:], layer.output.bias.expand(6, -1))
+        assert (y[0, :4] - layer.output.bias).abs().amin() > 1e-6
+
+
+# Top-k
+
+
+def test_no_gradient_passes_through_the_choice():
+    scores = torch.randn(3, 6, 6, requires_grad=True)
+    assert not top_k_mask(scores, 2, torch.ones(6, dtype=torch.bool)).requires_grad
+    layer = make({**FULL, "use_top_k": True, "top_k": 2})
+    x, mask = batch(5, [(0, 0), (1, 1)])
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x, mask), (x, *layer.parameters()))  # the choice is constant
+
+
+def test_top_k_goes_by_the_scores_with_their_relative_terms():
+    x, mask = batch(8, [(0, 0)])
+    top = {**FULL, "use_top_k": True, "top_k": 1}
+    layer = make(top)
+    near = layer(x, mask)
+    with torch.no_grad():
+        layer.position_bias.mul_(-9)
+    assert (near - layer(x, mask)).abs().amax(-1).gt(1e-3).any()  # one key each, by v alone another one
+    # k as large as the text is no choice
+    assert torch.equal(make({**top, "top_k": 99})(x, mask), make(FULL)(x, mask))
+
+
+# Precision, checkpoints, graphs
+
+
+@pytest.mark.parametrize("pattern, implementation", BOTH[:1] + [(FULL, "dense")])
+def test_low_precision_is_nearby(pattern, implementation):
+    layer = make(pattern, implementation=implementation, dtype=torch.float32)
+    x, mask = batch(13, [(0, 0), (3, 2)], torch.float32)
+    exact = layer(x, mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(layer(x, mask).float(), exact, rtol=0.1, atol=0.1)
+    low, *gradients = results(layer.bfloat16(), x.detach().bfloat16().requires_grad_(), mask)
+    assert low.dtype == torch.bfloat16 and all(g.isfinite().all() for g in gradients)
+    assert_close(low.float(), exact, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "block"])
+def test_the_softmax_is_taken_in_float32(implementation, monkeypatch):
+    kinds, softmax = [], torch.Tensor.softmax
+    monkeypatch.setattr(
+        torch.Tensor, "softmax", lambda x, dim, dtype: kinds.append((x.dtype, dtype)) or softmax(x, dim, dtype=dtype)
+    )
+    for dtype in (torch.bfloat16, torch.float64):
+        make({"lead": 1, "window": 2, **NO_TOP_K}, implementation=implementation, dtype=dtype)(
+            *batch(9, [(0, 0)], dtype)
+        )
+    assert set(kinds) == {(torch.bfloat16, torch.float32), (torch.float64, torch.float64)}
+
+
+def test_checkpoints_hold_projections_and_biases_alone():
+    both = {f"{name}.{part}" for name in ("query", "value", "output") for part in ("weight", "bias")}
+    biases = {"content_bias", "position_bias"}
+    expected = {
+        "shared": both | biases | {"key.weight"},
+        "separate": both | biases | {"key.weight", "key.bias", "position.weight"},
+        "none": both | biases,
+        None: both | {"key.weight", "key.bias"},
+    }
+    for relative, names in expected.items():
+        layer = make(FULL, relative)
+        layer(*batch(5, [(0, 0)]))
+        assert set(layer.state_dict()) == names
+    assert layer.content_bias is None and make(FULL).content_bias.shape == (HEADS, D)
+
+
+def test_a_compiled_layer_equals_the_eager_one():
+    layer = make({"lead": 2, "window": 3, "top_k": 2})
+    x, mask = batch(9, [(0, 0), (2, 1)])
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for a, b in zip(results(layer, x, mask), results(compiled, x, mask), strict=True):
+        assert_close(a, b)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        ({"lead": -1}, r"lead=-1 is negative: it counts tokens. Use lead=0 or more"),
+        ({"window": -2}, r"window=-2 is negative"),
+        ({"top_k": -3}, r"top_k=-3 is negative"),
+        ({"top_k": 0}, r"top_k=0 chooses no key for any token. Use top_k=1 or more, or use_top_k=False"),
+        ({"lead": 0, "use_window": False, **NO_TOP_K}, r"lead=0 without a window or top-k .* Use lead=1 or more"),
+        ({"segment": 0}, r"segment=0 has no room for a token. Use segment=1 or more, or segment=None"),
+    ],
+)
+def test_patterns_that_mean_nothing_are_refused(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        SparsePattern(**pattern)
+
+
+def test_switched_off_numbers_may_be_0():
+    SparsePattern(lead=0, window=0, top_k=0, use_lead=False, use_top_k=False)
+    SparsePattern(lead=0)
+
+
+@pytest.mark.parametrize(
+    "sizes, options, message",
+    [
+        ((10, 3), {}, r"hidden_size=10 is not divisible by num_heads=3.*Use .* hidden_size=192"),
+        ((10, 0), {}, r"hidden_size=10 is not divisible by num_heads=0"),
+        ((9, 3), {}, r"width=9 is odd: .*of 10 or another even number"),
+        ((9, 3), {"relative": "none"}, r"width=3 is odd"),
+        ((8, 2), {"relative": "xl"}, r"relative='xl' is unknown. Use one of 'shared', 'separate', 'none', None"),
+        ((8, 2), {"implementation": "flex"}, r"implementation='flex' is unknown. Use one of 'auto', 'dense', 'block'"),
+        ((8, 2), {"implementation": "block"}, r"'block' cannot choose top_k=10 keys.*use_top_k=False"),
+    ],
+)
+def test_layers_that_cannot_be_built_are_refused(sizes, options, message):
+    with pytest.raises(ValueError, match=message):
+        SparseRelativeAttention(*sizes, SparsePattern(), **options)
+
+
+def test_odd_heads_need_no_sinusoids_of_their_own():
+    SparseRelativeAttention(6, 2, SparsePattern())
+    SparseRelativeAttention(9, 3, SparsePattern(), relative=None)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"mask of shape \(1, 4\) does not fit x of shape \(1, 5, 8\)"):
+        make(FULL)(torch.zeros(1, 5, H), torch.ones(1, 4))

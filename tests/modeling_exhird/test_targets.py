@@ -247,7 +247,7 @@ def test_long_documents_may_be_cut_kept_or_refused(tokenizer, said):
     assert len(encode(LONG, tokenizer, max_source=3, max_target=9, on_long="keep")["labels"][2]) == 5
     assert said == []
     with pytest.raises(
-        ValueError, match="Document 1 of the batch has 4 words and 6 target words, and max_source=3, max_t"
+        ValueError, match="Document 1 of the batch has 4 words and 6 target words; max_source=3, max_target=9"
     ):
         encode(LONG, tokenizer, max_source=3, max_target=9, on_long="error")
     capped = encode(LONG, tokenizer, max_source=None, max_target=9, max_phrases=2)
