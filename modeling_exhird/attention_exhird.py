@@ -276,7 +276,7 @@ def block_keys(x: torch.Tensor, C: int, g: int, r: int | None) -> torch.Tensor:
 def near_attention(q, k, v, mask, g: int, pattern: SparsePattern, relative: Relative | None, scale: float):
     """Each query with its window and the g lead keys; what it gives for the lead queries is not the pattern's."""
     (B, L), device = mask.shape, q.device
-    r = min(pattern.window // 2, L - 1) if pattern.use_window else None
+    r = pattern.window // 2 if pattern.use_window else None
     C = max(BLOCK, r or 0)
     to_keys, to_offsets = queries(blocks(q, C, 2).transpose(1, 2).contiguous(), relative, scale)  # (A, D, B, C, d)
     D = to_keys.shape[1]

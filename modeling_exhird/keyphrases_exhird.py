@@ -42,6 +42,7 @@ class KeyphraseWriter:
         tokenizer,
         num_keyphrases: int | None = None,
         batch_size: int = 8,
+        raw: bool = False,
         **generate_kwargs,
     ):
         for name, value in (("batch_size", batch_size), ("num_keyphrases", num_keyphrases)):
@@ -53,7 +54,8 @@ class KeyphraseWriter:
                 "checkpoint. Open both from the same folder."
             )
         self.model, self.tokenizer, self.collate = model, tokenizer, ExHirdCollator(tokenizer)
-        self.num_keyphrases, self.batch_size, self.options = num_keyphrases, batch_size, generate_kwargs
+        self.num_keyphrases, self.batch_size, self.raw = num_keyphrases, batch_size, raw
+        self.options = generate_kwargs
 
     def stream(self, documents: Iterable) -> Iterator[list[dict]]:
         """Documents -> their keyphrases, in order, some batches at a time."""
@@ -76,6 +78,8 @@ class KeyphraseWriter:
                 rows = self.generate([documents[i] for i in batch], [sources[i] for i in batch])
                 for i, ids, log_probs in zip(batch, rows.ids.tolist(), rows.log_probs.tolist(), strict=True):
                     found[i] = self.phrases(ids, log_probs, sources[i], documents[i])
+                    if self.raw:
+                        found[i] = [words for _, words in self.spoken(ids, sources[i])]
         finally:
             for module in training:
                 module.training = True
@@ -91,17 +95,21 @@ class KeyphraseWriter:
         batch = {name: x.to(self.model.device) for name, x in self.collate(rows).items()}
         return self.model.generate_rows(**batch, **self.options)
 
-    def phrases(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
-        """Rows of extended ids -> keyphrases, each once by its stems, without those with `<unk>` and those of signs alone."""
-        config, title, text = self.model.config, *document
+    def spoken(self, ids: list[list[int]], source) -> list[tuple[int, list[str]]]:
+        """Rows of extended ids -> the number and the words of each phrase, without marks; empty phrases left out."""
+        config = self.model.config
         marks = {config.present_token_id, config.absent_token_id, config.title_end_token_id, config.bos_token_id}
         marks |= {config.pad_token_id, config.eos_token_id, config.end_phrase_token_id}
+        rows = [[i for i in row if i not in marks] for row in ids]
+        return [(number, self.tokenizer.surface(row, source.oov_words)) for number, row in enumerate(rows) if row]
+
+    def phrases(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
+        """Rows of extended ids -> keyphrases, each once by its stems, without those with `<unk>` and those of signs alone."""
+        title, text = document
         stems, seen, found = [stem(word) for word in source.words], set(), []
-        for row, log_p in zip(ids, log_probs, strict=True):
-            kept = [i for i in row if i not in marks]
-            words = self.tokenizer.surface(kept, source.oov_words)
-            key = tuple(map(stem, words))
-            if not has_words(words) or config.unk_token_id in kept or key in seen:
+        for number, words in self.spoken(ids, source):
+            key, log_p = tuple(map(stem, words)), log_probs[number]
+            if not has_words(words) or self.tokenizer.unk_token in words or key in seen:
                 continue
             seen.add(key)
             place = find_phrase(stems, words)

@@ -214,7 +214,7 @@ def test_the_four_terms_are_scaled_together_or_not_at_all():
 
 # Blocks
 
-LENGTHS = [1, 2, 3, 5, 8, 13, 21]
+LENGTHS = [1, 2, 5, 8, 19]
 SPARSE = [
     {"lead": 2, "window": 4},
     {"lead": 3, "window": 7},
@@ -241,7 +241,7 @@ def test_blocks_equal_all_pairs_in_values_and_all_gradients(pattern, relative):
         n = length - 1
         padding = [(0, 0), (0, n), (n, 0), (length // 3, length // 4), (0, length)]
         for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
-            x, mask = batch(length, padding[: 5 if dtype == torch.float64 else 1], dtype)
+            x, mask = batch(length, padding, dtype)
             layer = make({**NO_TOP_K, **pattern}, relative, dtype=dtype)
             slow = results(layer, x, mask)
             layer.implementation = "block"
@@ -424,7 +424,7 @@ def test_checkpoints_hold_projections_and_biases_alone():
 def test_a_compiled_layer_equals_the_eager_one():
     layer = make({"lead": 2, "window": 3, "top_k": 2})
     x, mask = batch(9, [(0, 0), (2, 1)])
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
     for a, b in zip(results(layer, x, mask), results(compiled, x, mask), strict=True):
         assert_close(a, b)
 

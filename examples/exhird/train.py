@@ -1,0 +1,136 @@
+"""Trains a keyphrase generator on what prepare.py made, with the stock Trainer and the reference's plateau rule.
+
+    python examples/exhird/train.py examples/exhird/bigru_paper.yml --data runs/kp20k --output_dir runs/bigru
+    python examples/exhird/train.py examples/exhird/warm_cpu.yml --data runs/kp20k-minilm --output_dir runs/warm
+
+A YAML file gives arguments; those on the command line win. Start the same command again after an interruption: training
+goes on from the last checkpoint. The output folder holds the best model by validation loss, its code and its pipeline.
+"""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+import yaml
+from datasets import load_from_disk
+from prepare import find_backbone
+from settings import last_checkpoint, parse_arguments, told
+from transformers import Trainer, TrainingArguments, pipeline, set_seed
+
+from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
+from modeling_exhird.schedule_exhird import PlateauSchedule, StopAfterRises
+
+
+@dataclass
+class ModelArguments:
+    encoder_type: str = field(default="transformer", metadata={"help": "bigru, bilstm, cnn, transformer or pretrained"})
+    backbone: str = field(default="minilm", metadata={"help": "Hub id or folder, of encoder_type pretrained"})
+    backbone_lr: float = field(default=1e-4, metadata={"help": "learning rate of a pretrained encoder"})
+    freeze_backbone: bool = field(default=False, metadata={"help": "leave a pretrained encoder as it is"})
+    hidden_size: int = field(default=300, metadata={"help": "of memory and decoder"})
+    embedding_size: int | None = field(default=None, metadata={"help": "of words; 100, or a Transformer's hidden size"})
+    num_hidden_layers: int = field(default=4, metadata={"help": "of the encoder"})
+    num_attention_heads: int = field(default=6, metadata={"help": "of a Transformer"})
+    intermediate_size: int = field(default=2048, metadata={"help": "of a Transformer"})
+    relative_attention: str = field(default="shared", metadata={"help": "shared, separate, none; off for absolute"})
+    use_lead: bool = field(default=True, metadata={"help": "the lead mask"})
+    use_window: bool = field(default=True, metadata={"help": "the neighbour mask"})
+    use_top_k: bool = field(default=True, metadata={"help": "the top-k mask"})
+    lead_size: int = field(default=10, metadata={"help": "g"})
+    window_size: int = field(default=50, metadata={"help": "w"})
+    attention_top_k: int = field(default=10, metadata={"help": "k"})
+    segment_length: int | None = field(default=None, metadata={"help": "attention stays within segments"})
+    dropout: float = field(default=0.0, metadata={"help": "in the encoder"})
+    exclusion_window: int = field(default=1, metadata={"help": "phrases that none begins like; -1 all, 0 off"})
+    exclusive_loss_window: int = field(default=4, metadata={"help": "of the exclusive loss"})
+    exclusive_loss_coef: float = field(default=0.0, metadata={"help": "weight of the exclusive loss; 1 for ExHiRD-s"})
+
+
+@dataclass
+class DataArguments:
+    data: str = field(metadata={"help": "folder that prepare.py made"})
+    max_train_rows: int | None = field(default=None, metadata={"help": "documents to learn from, the first ones"})
+    rises: int = field(default=3, metadata={"help": "evaluations in a row that grow worse before training ends"})
+    plateau: bool = field(default=True, metadata={"help": "the reference's rule; otherwise lr_scheduler_type"})
+    ablation: str | None = field(default=None, metadata={"help": "name in ablations.yml: goes over all else"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+
+def build(args: ModelArguments, tokenizer: ExHirdTokenizer) -> ExHirdForKeyphraseGeneration:
+    options = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in ("backbone", "backbone_lr")}
+    options["relative_attention"] = None if args.relative_attention == "off" else args.relative_attention
+    if args.encoder_type == "pretrained":
+        return ExHirdForKeyphraseGeneration.from_backbone(find_backbone(args.backbone), tokenizer, **options)
+    return ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer, **options))
+
+
+def ablate(name: str, *arguments):
+    """Sets what ablations.yml says under a name.
+
+    Raises:
+        ValueError: for an unknown name; the known ones are listed.
+    """
+    known = yaml.safe_load((Path(__file__).parent / "ablations.yml").read_text(encoding="utf-8"))
+    if name not in known:
+        raise ValueError(f"--ablation {name!r} is not in ablations.yml: {', '.join(known)}.")
+    for field_name, value in known[name].items():
+        for holder in arguments:
+            if hasattr(holder, field_name):
+                setattr(holder, field_name, value)
+
+
+def make_optimizer(model, rate: float, backbone_rate: float) -> torch.optim.Optimizer:
+    """The reference's Adam; a pretrained encoder has a rate of its own."""
+    of_backbone = set(getattr(model.encoder.reader, "backbone", torch.nn.Module()).parameters())
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in of_backbone]}]
+    tuned = [p for p in of_backbone if p.requires_grad]
+    if tuned:
+        groups.append({"params": tuned, "lr": backbone_rate})
+    return torch.optim.Adam(groups, lr=rate, eps=1e-9)
+
+
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> Trainer:
+    """Everything before training, and so every error that the caller can mend."""
+    if data_args.ablation:
+        ablate(data_args.ablation, model_args, training_args)
+    folder = Path(data_args.data)
+    if not (folder / "tokenizer").is_dir():
+        raise ValueError(f"--data {data_args.data!r} holds no 'tokenizer'. Make it with examples/exhird/prepare.py.")
+    tokenizer = ExHirdTokenizer.from_pretrained(folder / "tokenizer")
+    rows = {split: load_from_disk(str(folder / split)) for split in ("train", "validation")}
+    rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
+    set_seed(training_args.seed)
+    model = build(model_args, tokenizer)
+    training_args.load_best_model_at_end = True
+    training_args.metric_for_best_model = "eval_loss"
+    training_args.greater_is_better = False
+    training_args.prediction_loss_only = True
+    optimizer, schedule = None, None
+    if data_args.plateau:
+        optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
+        schedule = PlateauSchedule(optimizer)
+    return Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        data_collator=ExHirdCollator(tokenizer),
+        processing_class=tokenizer,
+        optimizers=(optimizer, schedule),
+        callbacks=[StopAfterRises(data_args.rises)] if data_args.rises else [],
+    )
+
+
+def main():
+    model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
+    trainer = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    output = training_args.output_dir
+    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
+    generate.save_pretrained(output)
+    print(f"validation loss a document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
+    print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
+
+
+if __name__ == "__main__":
+    main()
