@@ -1,0 +1,219 @@
+"""How fast are decoding, training and sparse attention of ExHiRD against plain versions of the same?
+
+    python benchmarks/exhird_speed.py                  # all, about half an hour on two cores
+    python benchmarks/exhird_speed.py --only attention
+
+Decoding: documents a second, 32 documents of 180 words, 20 phrases of 6 steps, a vocabulary of 50,004 words; plain reads one
+document after the other, attends by two softmaxes whose product it rescales, and projects the source at each step. Training:
+16 documents of 180 words, 8 phrases; plain goes through phrases and steps with the whole distribution over words at each.
+Attention: a layer of 512, 8 heads, g 10, w 50, one document; the peak of a process of its own, above what it held before.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from functools import partial
+
+import torch
+from common import interleaved, write
+
+from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
+from modeling_exhird.attention_exhird import SparsePattern, SparseRelativeAttention
+from modeling_exhird.decoder_exhird import gru
+from modeling_exhird.words_exhird import TINY
+
+WORDS, DOCUMENTS, TRAINED, PHRASES = 180, 32, 16, 8
+LENGTHS = (128, 512, 2048, 8192)
+VOCABULARY = 50_004
+
+
+def make(documents: int, **options):
+    """A model and a batch of random documents, the last words of which the vocabulary lacks."""
+    torch.manual_seed(0)
+    model = ExHirdForKeyphraseGeneration(ExHirdConfig(vocab_size=VOCABULARY, **options)).eval()
+    ids = torch.randint(8, VOCABULARY, (documents, WORDS))
+    copies = torch.cat([ids[:, :-4], VOCABULARY + torch.arange(4).expand(documents, 4)], 1)
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": copies}
+
+
+def plain_step(model, word, s, a, h, memory, copy_ids, extra):
+    """A step from the formulas: two softmaxes, their product rescaled, the distribution over all words."""
+    decoder = model.decoder
+    s = gru(decoder.word_input(model.embed(word)) + decoder.word_feedback(a), decoder.word_state(s), s)
+    of_phrase = (memory @ decoder.phrase_attention.weight @ h[..., None]).squeeze(-1).softmax(-1)
+    of_word = (memory @ decoder.word_attention.weight @ s[..., None]).squeeze(-1).softmax(-1)
+    alpha = of_phrase * of_word
+    alpha = alpha / alpha.sum(-1, keepdim=True)
+    a = decoder.output(torch.cat([(alpha[..., None] * memory).sum(1), s], 1)).tanh()
+    return s, a, model.mixture.probabilities(a, alpha, copy_ids, extra)
+
+
+@torch.no_grad()
+def plain_decode(model, batch, phrases: int, steps: int):
+    """One document after the other, one phrase after the other, one word after the other; no phrase ends early."""
+    out = []
+    for row in range(len(batch["input_ids"])):
+        one = {name: x[row : row + 1] for name, x in batch.items()}
+        encoded = model.encoder(one["input_ids"], one["attention_mask"])
+        memory, h = encoded.last_hidden_state, encoded.phrase_start
+        a = torch.zeros_like(h)
+        for _ in range(phrases):
+            h = model.decoder.next_phrase(a, h)
+            s, a = h, torch.zeros_like(h)
+            word = torch.tensor([model.config.bos_token_id])
+            for _ in range(steps):
+                s, a, p = plain_step(model, word, s, a, h, memory, one["copy_ids"], 4)
+                word = p.argmax(1)
+                out.append(word)
+    return torch.cat(out)
+
+
+def plain_loss(model, batch, labels):
+    """Phrases and steps in loops over the whole batch, the distribution over all words at each step."""
+    encoded = model.encoder(batch["input_ids"], batch["attention_mask"])
+    memory, h = encoded.last_hidden_state, encoded.phrase_start
+    ended, loss = torch.zeros_like(h), 0.0
+    for i in range(labels.shape[1]):
+        h = model.decoder.next_phrase(ended, h)
+        s, a = h, torch.zeros_like(h)
+        word = labels.new_full((len(labels),), model.config.bos_token_id)
+        for j in range(labels.shape[2]):
+            s, a, p = plain_step(model, word, s, a, h, memory, batch["copy_ids"], 4)
+            gold = labels[:, i, j]
+            said = (p.gather(1, gold.clamp(min=0)[:, None]).squeeze(1) + TINY).log()
+            loss = loss - torch.where(gold == -100, 0.0, said).sum()
+            ended = torch.where(((gold == 4) | (gold == 3))[:, None], a, ended)
+            word = gold.clamp(min=0)
+    return loss / len(labels)
+
+
+def time_decoding(rounds: int) -> list[dict]:
+    results = []
+    for kind, layers in (("bigru", 2), ("transformer", 4)):
+        model, batch = make(DOCUMENTS, encoder_type=kind, num_hidden_layers=layers)
+        config = model.config
+        with torch.no_grad():  # nobody stops early: all phrases of all documents are written
+            model.mixture.vocabulary.bias[[config.eos_token_id, config.end_phrase_token_id]] = -1e4
+        assert torch.equal(
+            model.generate_rows(**batch, exclusion_window=0).ids.flatten(), plain_decode(model, batch, 20, 6)
+        ), "not the same words"
+        calls = {
+            "ours": lambda m=model, b=batch: m.generate_rows(**b),
+            "plain": lambda m=model, b=batch: plain_decode(m, b, 20, 6),
+        }
+        times = interleaved(calls, rounds)
+        rate = {name: 1e3 * DOCUMENTS / entry["median_ms"] for name, entry in times.items()}
+        results.append({"what": "decoding", "encoder": kind, "times": times, "documents_per_second": rate})
+        results[-1]["ratio"] = rate["ours"] / rate["plain"]
+        print(
+            f"decoding, {kind}: {rate['ours']:.2f} documents/s, plain {rate['plain']:.2f}: {results[-1]['ratio']:.1f}x",
+            flush=True,
+        )
+    return results
+
+
+def train_step(model, loss):
+    model.zero_grad()
+    loss().backward()
+
+
+def time_training(rounds: int) -> list[dict]:
+    results = []
+    for kind, layers in (("bigru", 2), ("transformer", 4)):
+        model, batch = make(TRAINED, encoder_type=kind, num_hidden_layers=layers)
+        model.train()
+        words = torch.randint(8, VOCABULARY, (TRAINED, PHRASES, 2))
+        labels = torch.full((TRAINED, PHRASES + 1, 4), -100)
+        labels[:, :-1] = torch.cat([torch.full_like(words[..., :1], 5), words, torch.full_like(words[..., :1], 4)], 2)
+        labels[:, -1, 0] = 3
+
+        losses = {
+            "ours": lambda m=model, b=batch, y=labels: m(**b, labels=y).loss,
+            "plain": lambda m=model, b=batch, y=labels: plain_loss(m, b, y),
+        }
+        torch.testing.assert_close(losses["ours"](), losses["plain"](), rtol=1e-4, atol=1e-3)
+        times = interleaved({name: partial(train_step, model, loss) for name, loss in losses.items()}, rounds)
+        ratio = times["plain"]["median_ms"] / times["ours"]["median_ms"]
+        results.append({"what": "training", "encoder": kind, "times": times, "ratio": ratio})
+        print(f"training step, {kind}: {times['ours']['median_ms']:.0f} ms, {ratio:.1f}x as fast as plain", flush=True)
+    return results
+
+
+def make_layer(length: int, implementation: str):
+    torch.manual_seed(0)
+    pattern = SparsePattern(lead=10, window=50, use_lead=True, use_window=True, use_top_k=False)
+    layer = SparseRelativeAttention(512, 8, pattern, relative="shared", implementation=implementation)
+    for p in layer.parameters():
+        torch.nn.init.uniform_(p, -0.1, 0.1)
+    x = torch.randn(1, length, 512, requires_grad=True)
+    return layer, x, torch.ones(1, length, dtype=torch.bool)
+
+
+def attention_step(layer, x, mask, train: bool):
+    with torch.set_grad_enabled(train):
+        y = layer(x, mask)
+        if train:
+            y.square().mean().backward()
+
+
+def peak(length: int, implementation: str, train: bool) -> float:
+    """MiB above what was held before, in a process of its own."""
+    given = make_layer(length, implementation)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    attention_step(*given, train)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def measure_attention(rounds: int) -> list[dict]:
+    results = []
+    for length in LENGTHS:
+        for train in (False, True):
+            layers = {name: make_layer(length, name) for name in ("dense", "block")}
+            calls = {name: lambda given=given, t=train: attention_step(*given, t) for name, given in layers.items()}
+            times = interleaved(calls, rounds)
+            del layers
+            memory = {}
+            for name in ("dense", "block"):
+                command = [sys.executable, __file__, "--peak", str(length), name, str(int(train))]
+                memory[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            row = {
+                "what": "attention",
+                "way": "forward and backward" if train else "forward",
+                "length": length,
+                "times": times,
+                "peak_MiB": memory,
+                "faster": times["dense"]["median_ms"] / times["block"]["median_ms"],
+                "smaller": memory["dense"] / max(memory["block"], 1e-3),
+            }
+            results.append(row)
+            print(
+                f"attention, {length} words, {row['way']}: dense {times['dense']['median_ms']:.0f} ms {memory['dense']:.0f} MiB, "
+                f"block {times['block']['median_ms']:.0f} ms {memory['block']:.0f} MiB: {row['faster']:.1f}x, {row['smaller']:.1f}x",
+                flush=True,
+            )
+    return results
+
+
+MEASURES = {"decoding": time_decoding, "training": time_training, "attention": measure_attention}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=tuple(MEASURES))
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peak:
+        length, name, train = args.peak
+        print(json.dumps(peak(int(length), name, bool(int(train)))))
+        return
+    results = [row for name in MEASURES if args.only in (None, name) for row in MEASURES[name](args.rounds)]
+    if args.only is None:
+        settings = {"words": WORDS, "documents": DOCUMENTS, "trained": TRAINED, "vocabulary": VOCABULARY}
+        write("exhird_speed", results, rounds=args.rounds, **settings)
+
+
+if __name__ == "__main__":
+    main()
