@@ -54,6 +54,8 @@ class HypernetPreTrainedModel(PreTrainedModel):
             for name, weight in module.named_parameters():
                 if name.startswith("base_"):
                     init.uniform_(weight, -(N_h**-0.5), N_h**-0.5)  # as PyTorch's LSTM
+                elif module.base_bias is not None:
+                    init.zeros_(weight)  # a new model is one LSTM for all texts
                 else:
                     init.normal_(weight, mean=0.0, std=(N_z * N_h) ** -0.5)
         elif isinstance(module, LinearChainCrf):

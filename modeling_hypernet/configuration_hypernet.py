@@ -29,7 +29,8 @@ class HypernetConfig(PreTrainedConfig):
         meta_dropout (`float`, default 0.0):
             Dropout on z, so that a title's code is not learnt by heart. Not in the paper.
         base_weights (`bool`, default `False`):
-            Whether what z writes is added to weights that all texts share. Not in the paper.
+            Whether what z writes is added to weights that all texts share; what it writes is 0 then in a new model. Not in
+            the paper.
         hidden_size (`int`, default 512):
             Hidden size N_h of the LSTM that reads the main text.
         bidirectional (`bool`, default `False`):
