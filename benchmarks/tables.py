@@ -39,6 +39,7 @@ TASKS = {
 READERS = {
     "hypernet": "hypernetwork",
     "hypernet, both ways": "hypernetwork, both ways",
+    "hypernet, shared weights": "both ways, shared weights",
     "bilstm": "BiLSTM",
     "title-guided": "title-guided",
     "plain": "the states as they are",
