@@ -7,7 +7,7 @@ on validation rows with the first seed: the hypernetwork as in the paper (one wa
 that all texts share, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen and fine-tuned, by the scripts of
 examples/hypernet.
 
-A run that lies in the work folder, and a row that stands in results/hypernet_quality.json, is not made again.
+A run that lies in the work folder or stands in results/hypernet_quality.json is not made again.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
 from threading import Lock
 
 from common import RESULTS, commit, write
@@ -118,8 +117,8 @@ BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 
 
-def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> dict:
-    """One training -> its results.json."""
+def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> tuple[dict, float]:
+    """One training -> its results.json, and the seconds it took."""
     script, _, files, _, arguments, _ = TASKS[task]
     folder = (
         Path(options.work).resolve() / task / f"{way}-{reader.replace(', ', '-').replace(' ', '-')}-{rate:g}-{seed}"
@@ -139,10 +138,11 @@ def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> di
             done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             raise RuntimeError(f"{script} failed: see {folder / 'log.txt'}")
-        print(f"{task} {folder.name}: {time.perf_counter() - start:.0f} s", flush=True)
+        (folder / "seconds.txt").write_text(str(time.perf_counter() - start))
         for checkpoint in [*folder.glob("checkpoint-*"), *folder.glob("*.safetensors")]:
             shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
-    return json.loads((folder / "results.json").read_text())
+    taken = folder / "seconds.txt"
+    return json.loads((folder / "results.json").read_text()), float(taken.read_text()) if taken.exists() else 0.0
 
 
 def hold_out(options) -> None:
@@ -181,21 +181,38 @@ def test_scores(results: dict) -> dict[str, float]:
     return {name: test[name] for name in ("exact", "f1", "HasAns_f1", "NoAns_f1") if name in test}
 
 
-def measure(options, task: str, way: str, reader: str) -> dict:
-    """The rate by the first seed, then all seeds at it."""
-    seeds = TASKS[task][-1]
-    first = {rate: run(options, task, way, reader, rate, seeds[0]) for rate in RATES}
-    rate = max(first, key=lambda r: validation_score(first[r]))
-    scores = [test_scores(run(options, task, way, reader, rate, seed)) for seed in seeds]
-    means = {name: mean(s[name] for s in scores) for name in scores[0]}
-    spread = {name: stdev([s[name] for s in scores]) if len(scores) > 1 else None for name in scores[0]}
-    row = {"task": task, "way": way, "reader": reader, "rate": rate, "means": means, "spread": spread, "seeds": scores}
-    row |= {"commit": commit()}
-    row["validation"] = {f"{r:g}": validation_score(results) for r, results in first.items()}
-    print(
-        f"{task}, {way}, {reader}, rate {rate:g}: " + "   ".join(f"{k} {v:.1f}" for k, v in means.items()), flush=True
-    )
-    return row
+class Record:
+    """The runs in results/NAME.json: one row each, so that nothing is lost on interruption, nor made again elsewhere."""
+
+    def __init__(self, options):
+        self.options, self.lock = options, Lock()
+
+    def rows(self) -> list[dict]:
+        path = RESULTS / f"{self.options.name}.json"
+        return json.loads(path.read_text())["results"] if path.exists() else []
+
+    def get(self, **place) -> dict:
+        """The row of a run; made where there is none."""
+        found = [row for row in self.rows() if all(row[name] == value for name, value in place.items())]
+        if found:
+            return found[0]
+        results, seconds = run(self.options, **place)
+        scores = {"validation": validation_score(results), "test": test_scores(results)}
+        row = {**place, **scores, "seconds": seconds, "commit": commit()}
+        said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"].items())
+        print(f"{', '.join(map(str, place.values()))}: {said}   ({seconds:.0f} s)", flush=True)
+        with self.lock:  # read again: the same script may run for other tasks
+            write(self.options.name, [*self.rows(), row], rates=RATES, backbone_rate=BACKBONE_RATE)
+        return row
+
+    def measure(self, place: tuple[str, str, str]):
+        """All rates with the first seed, then the other seeds at the best."""
+        task, way, reader = place
+        seeds = TASKS[task][-1]
+        first = [self.get(task=task, way=way, reader=reader, rate=rate, seed=seeds[0]) for rate in RATES]
+        rate = max(first, key=lambda row: row["validation"])["rate"]
+        for seed in seeds[1:]:
+            self.get(task=task, way=way, reader=reader, rate=rate, seed=seed)
 
 
 def main():
@@ -209,22 +226,9 @@ def main():
     parser.add_argument("--name", default="hypernet_quality", help="of the file in results/")
     options = parser.parse_args()
     hold_out(options)
-    path, lock = RESULTS / f"{options.name}.json", Lock()
-
-    def rows_so_far() -> list[dict]:
-        return json.loads(path.read_text())["results"] if path.exists() else []
-
-    known = {(row["task"], row["way"], row["reader"]) for row in rows_so_far()}
-
-    def one(place: tuple[str, str, str]):
-        row = measure(options, *place)
-        with lock:  # read again: the same script may run for other tasks
-            write(options.name, [*rows_so_far(), row], rates=RATES, backbone_rate=BACKBONE_RATE)
-
     places = [(task, way, reader) for task in options.tasks for way in options.ways for reader in TASKS[task][1]]
-    places = [place for place in places if place[2] in options.readers and place not in known]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one, places))
+        list(pool.map(Record(options).measure, [place for place in places if place[2] in options.readers]))
 
 
 if __name__ == "__main__":
