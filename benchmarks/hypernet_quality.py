@@ -117,8 +117,8 @@ BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 
 
-def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> tuple[dict, float]:
-    """One training -> its results.json, and the seconds it took."""
+def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> dict:
+    """One training -> its results.json."""
     script, _, files, _, arguments, _ = TASKS[task]
     folder = (
         Path(options.work).resolve() / task / f"{way}-{reader.replace(', ', '-').replace(' ', '-')}-{rate:g}-{seed}"
@@ -138,11 +138,10 @@ def run(options, task: str, way: str, reader: str, rate: float, seed: int) -> tu
             done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             raise RuntimeError(f"{script} failed: see {folder / 'log.txt'}")
-        (folder / "seconds.txt").write_text(str(time.perf_counter() - start))
+        print(f"{task} {folder.name}: {time.perf_counter() - start:.0f} s", flush=True)
         for checkpoint in [*folder.glob("checkpoint-*"), *folder.glob("*.safetensors")]:
             shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
-    taken = folder / "seconds.txt"
-    return json.loads((folder / "results.json").read_text()), float(taken.read_text()) if taken.exists() else 0.0
+    return json.loads((folder / "results.json").read_text())
 
 
 def hold_out(options) -> None:
@@ -196,11 +195,11 @@ class Record:
         found = [row for row in self.rows() if all(row[name] == value for name, value in place.items())]
         if found:
             return found[0]
-        results, seconds = run(self.options, **place)
+        results = run(self.options, **place)
         scores = {"validation": validation_score(results), "test": test_scores(results)}
-        row = {**place, **scores, "seconds": seconds, "commit": commit()}
+        row = {**place, **scores, "commit": commit()}
         said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"].items())
-        print(f"{', '.join(map(str, place.values()))}: {said}   ({seconds:.0f} s)", flush=True)
+        print(f"{', '.join(map(str, place.values()))}: {said}", flush=True)
         with self.lock:  # read again: the same script may run for other tasks
             write(self.options.name, [*self.rows(), row], rates=RATES, backbone_rate=BACKBONE_RATE)
         return row
