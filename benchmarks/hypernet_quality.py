@@ -2,7 +2,7 @@
 
     python benchmarks/hypernet_quality.py --data PATH --work FOLDER       # PATH/keyphrases, classification, qa
 
-Each reader has the same encoder, head, rows and epochs, states of the same size (512) and, of two, the rate that does best
+Each reader has the same encoder, head, rows and epochs, states of the same size (512) and, of three, the rate that does best
 on validation rows with the first seed: the hypernetwork as in the paper (one way), reading both ways, and both ways with weights
 that all texts share, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen and fine-tuned, by the scripts of
 examples/hypernet.
@@ -112,7 +112,7 @@ TASKS = {
     ),
 }
 WAYS = {"frozen": {"freeze_backbone": True, "cache_states": True}, "fine-tuned": {"freeze_backbone": False}}
-RATES = (1e-3, 2e-3)
+RATES = (1e-3, 2e-3, 4e-3)
 BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 
