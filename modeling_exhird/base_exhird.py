@@ -1,6 +1,8 @@
 """What both classes of ExHiRD have: initialisation, saving and loading."""
 
+import difflib
 import os
+from dataclasses import fields
 
 from safetensors import SafetensorError
 from torch import nn
@@ -11,6 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from .attention_exhird import SparseRelativeAttention
 from .configuration_exhird import ExHirdConfig
 from .encoders_exhird import PieceEncoder
+
+LOADING_OPTIONS = ("attn_implementation", "cache_dir", "force_download", "local_files_only", "proxies", "revision")
+LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
 
 
 class ExHirdPreTrainedModel(PreTrainedModel):
@@ -35,6 +40,12 @@ class ExHirdPreTrainedModel(PreTrainedModel):
         ):
             for weight in module.parameters(recurse=False):
                 init.uniform_(weight, -self.config.init_range, self.config.init_range)
+
+    def initialize_weights(self):
+        super().initialize_weights()
+        if self.config.encoder_type == "pretrained" and self.config.freeze_backbone:
+            # here, since loading makes new parameters, which would be trained
+            self.base_model.reader.backbone.requires_grad_(False)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -69,6 +80,20 @@ def auto_encoder(config):
     if config.is_encoder_decoder:
         raise ValueError(f"{config.model_type!r} is an encoder with a decoder, and an encoder alone is wanted.")
     return AutoModel
+
+
+def check_options(options: dict):
+    """Names options that no configuration has.
+
+    Raises:
+        ValueError: for the first of them.
+    """
+    known = {f.name for f in fields(ExHirdConfig)} - {"text_config"}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of ExHirdConfig."
+            raise ValueError(f"from_backbone() got {name!r}, which is no option of a keyphrase generator. {hint}")
 
 
 def build_backbone(config) -> PreTrainedModel:

@@ -158,9 +158,15 @@ class ExHirdConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(map(repr, known))}."
                 )
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_phrases"):
-            if getattr(self, name) < 1:
+        counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_phrases")
+        for name in (*counts, "embedding_size", "segment_length"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more.")
+        for name in ("lead_size", "window_size", "attention_top_k", "init_range", "exclusive_loss_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: it must be 0 or more.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout}: it is a share, from 0 up to 1.")
         if self.max_phrase_length < 3:
             raise ValueError(
                 f"max_phrase_length={self.max_phrase_length} leaves no room: a phrase of one word has a start and an end too. "
@@ -187,6 +193,11 @@ class ExHirdConfig(PreTrainedConfig):
                 raise ValueError(
                     f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "
                     "one. Leave embedding_size out."
+                )
+            if self.attention_implementation == "block" and self.use_top_k:
+                raise ValueError(
+                    "attention_implementation='block' never makes the scores of all pairs, which the top-k mask needs. "
+                    "Use 'auto' or 'dense', or use_top_k=False."
                 )
 
     @classmethod

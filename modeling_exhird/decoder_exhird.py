@@ -102,6 +102,9 @@ class HierarchicalDecoder(nn.Module):
         missing = ~((labels == end_ids[0]) | (labels == end_ids[1])).any(2)
         ends = torch.where(missing, (labels != -100).sum(2).clamp(min=1) - 1, ends)[order]
 
+        if not any(going):  # nobody says anything
+            return start.new_zeros(*labels.shape, start.shape[1]), start.new_zeros(*labels.shape, memory.bias.shape[1])
+
         memory = memory.take(order)
         # unbound: a slice's gradient would be as large as all words together, at every step
         read = [phrase.unbind(1) for phrase in self.word_input(embedded)[order].unbind(1)]

@@ -6,15 +6,29 @@ Every encoder is called as (embedded words (B, L, E), mask (B, L)) and gives the
 that the phrase decoder starts from (B, d), or None where it has none of its own.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from .attention_exhird import SparsePattern, SparseRelativeAttention, sinusoids
 
 
-class RecurrentEncoder(nn.Module):
+class LayeredEncoder(nn.Module):
+    """An encoder whose layers may be computed anew in the backward pass instead of being kept."""
+
+    gradient_checkpointing = False
+
+    def run(self, layer: Callable, *given):
+        if self.gradient_checkpointing and self.training:
+            return checkpoint(layer, *given, use_reentrant=False)
+        return layer(*given)
+
+
+class RecurrentEncoder(LayeredEncoder):
     """A GRU or LSTM that reads both ways, d / 2 each; its last states start the phrase decoder (Chen et al. 2020)."""
 
     def __init__(self, config):
@@ -34,14 +48,14 @@ class RecurrentEncoder(nn.Module):
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # padding on the left goes to the right
         given = x.gather(1, order[..., None].expand_as(x))
         packed = pack_padded_sequence(given, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        states, last = self.rnn(packed)
+        states, last = self.run(self.rnn, packed)
         memory = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0]
         memory = torch.zeros_like(memory).scatter(1, order[..., None].expand_as(memory), memory)
         last = last[0] if isinstance(last, tuple) else last  # of an LSTM h, not c
         return memory * mask[..., None], torch.cat([last[-2], last[-1]], -1)
 
 
-class ConvolutionalEncoder(nn.Module):
+class ConvolutionalEncoder(LayeredEncoder):
     """Gated convolutions over three words, x <- (x + GLU(conv(x))) sqrt(1/2), as in OpenNMT (Gehring et al. 2017)."""
 
     def __init__(self, config):
@@ -55,8 +69,11 @@ class ConvolutionalEncoder(nn.Module):
         real = mask[:, None].to(x.dtype)  # (B, 1, L)
         h = self.project(x).transpose(1, 2) * real  # (B, d, L)
         for layer in self.layers:
-            h = (h + F.glu(layer(self.dropout(h)), 1)) * 0.5**0.5 * real
+            h = (h + self.run(self.gated, layer, h)) * 0.5**0.5 * real
         return h.transpose(1, 2), None
+
+    def gated(self, layer: nn.Module, h: torch.Tensor) -> torch.Tensor:
+        return F.glu(layer(self.dropout(h)), 1)
 
 
 class TransformerLayer(nn.Module):
@@ -93,7 +110,7 @@ class TransformerLayer(nn.Module):
         return x + self.dropout(self.down(self.dropout(self.up(self.feed_forward_norm(x)).relu())))
 
 
-class TransformerEncoder(nn.Module):
+class TransformerEncoder(LayeredEncoder):
     """Layers of sparse, relative attention (Xu et al. 2021), normalised before each part and at the end as in OpenNMT."""
 
     def __init__(self, config):
@@ -102,17 +119,13 @@ class TransformerEncoder(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=1e-6)
         self.dropout = nn.Dropout(config.dropout)
-        self.gradient_checkpointing = False
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
         if self.config.relative_attention is None:
             x = x * x.shape[-1] ** 0.5 + self.positions(mask).to(x.dtype)
         x = self.dropout(x)
         for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
-                x = torch.utils.checkpoint.checkpoint(layer, x, mask, use_reentrant=False)
-            else:
-                x = layer(x, mask)
+            x = self.run(layer, x, mask)
         return self.norm(x) * mask[..., None], None
 
     def positions(self, mask: torch.Tensor) -> torch.Tensor:
@@ -140,12 +153,28 @@ class PieceEncoder(nn.Module):
 
     def __init__(self, config, backbone: nn.Module):
         super().__init__()
-        self.backbone = backbone
+        self.config, self.backbone = config, backbone
+        # what a model asks the modules right below it for, to save and load what stands under them (T5 ties embeddings)
+        self.all_tied_weights_keys = {
+            f"backbone.{k}": f"backbone.{v}" for k, v in backbone.all_tied_weights_keys.items()
+        }
+        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules"):
+            setattr(self, name, getattr(backbone, name))
         self.project = nn.Linear(config.text_config.hidden_size, config.hidden_size)
         self.nothing = nn.Parameter(torch.empty(config.text_config.hidden_size))
 
+    def train(self, mode: bool = True):
+        """As in PyTorch; a frozen backbone stays in eval mode, without dropout."""
+        super().train(mode)
+        if self.config.freeze_backbone:
+            self.backbone.eval()
+        return self
+
     def forward(self, mask, pieces, piece_mask, words) -> tuple[torch.Tensor, None]:
         """mask (B, L) of words; sub-words' ids, mask and words (B, S) -> memory (B, L, d)."""
+        if piece_mask is not None:  # padding on the left goes to the right: the backbone's positions count from there
+            order = (piece_mask == 0).to(torch.uint8).argsort(dim=1, stable=True)
+            pieces, piece_mask, words = (x.gather(1, order) for x in (pieces, piece_mask, words))
         states = self.backbone(pieces, attention_mask=piece_mask, return_dict=True).last_hidden_state
         length = mask.shape[1]
         pooled = pool_pieces(states, words, length)

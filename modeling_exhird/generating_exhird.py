@@ -19,10 +19,18 @@ class Limits:
         config: with the special words' ids.
         max_phrases, max_length: I and J at most.
         window: K_D, 0 for no exclusion and -1 for all phrases before.
+        beams: hypotheses of each phrase, the likeliest of which is kept.
+
+    Raises:
+        ValueError: for a number out of range.
     """
 
-    def __init__(self, config, max_phrases: int, max_length: int, window: int):
-        self.max_phrases, self.max_length, self.window = max_phrases, max_length, window
+    def __init__(self, config, max_phrases: int, max_length: int, window: int, beams: int = 1):
+        given = (("max_phrases", max_phrases, 1), ("max_phrase_length", max_length, 3), ("num_beams", beams, 1))
+        for name, value, least in (*given, ("exclusion_window", window, -1)):
+            if value < least:
+                raise ValueError(f"{name}={value}: it must be {least} or more.")
+        self.max_phrases, self.max_length, self.window, self.beams = max_phrases, max_length, window, beams
         self.end, self.stop, self.pad = config.end_phrase_token_id, config.eos_token_id, config.pad_token_id
 
     def apply(self, log_p: torch.Tensor, phrase: int, step: int, firsts: list[torch.Tensor]) -> torch.Tensor:
@@ -34,7 +42,7 @@ class Limits:
         banned = [self.stop] if step else [self.end]
         if step == phrase == 0:
             banned = [self.end, self.stop]
-        log_p[:, banned] = BANNED
+        log_p[:, [self.pad, *banned]] = BANNED  # padding can be copied where a document has nothing else
         if step == 1 and self.window:
             for words in firsts if self.window < 0 else firsts[-self.window :]:
                 said = (words >= 0).nonzero().squeeze(1)
@@ -43,16 +51,13 @@ class Limits:
 
 
 @torch.no_grad()
-def generate_rows(
-    model, memory: Memory, start: torch.Tensor, extra: int, limits: Limits, beams: int = 1
-) -> GeneratedRows:
+def generate_rows(model, memory: Memory, start: torch.Tensor, extra: int, limits: Limits) -> GeneratedRows:
     """All phrases of a batch of documents; documents that are done leave it.
 
     Args:
-        model: with `decoder`, `mixture` and `embed_words`.
+        model: with `decoder`, `mixture` and `read_words`.
         memory, start: memory and h_0 of B documents.
         extra: O.
-        beams: hypotheses of each phrase, the likeliest of which is kept.
     """
     B = len(start)
     rows, scores = [], []
@@ -61,8 +66,8 @@ def generate_rows(
     firsts: list[torch.Tensor] = []
     for phrase in range(limits.max_phrases):
         h = model.decoder.next_phrase(ended, h)
-        write = write_phrase if beams == 1 else write_phrase_by_beams
-        ids, log_p, ended = write(model, memory, h, extra, limits, phrase, firsts, beams)
+        write = write_phrase if limits.beams == 1 else write_phrase_by_beams
+        ids, log_p, ended = write(model, memory, h, extra, limits, phrase, firsts)
         rows.append(ids.new_full((B, limits.max_length), limits.pad).index_copy(0, alive, ids))
         scores.append(log_p.new_zeros(B).index_copy(0, alive, log_p))
         on = (ids[:, 0] != limits.stop).nonzero().squeeze(1)
@@ -78,7 +83,7 @@ def generate_rows(
     return GeneratedRows(torch.stack(rows, 1), torch.stack(scores, 1))
 
 
-def write_phrase(model, memory: Memory, h, extra: int, limits: Limits, phrase: int, firsts, beams: int = 1):
+def write_phrase(model, memory: Memory, h, extra: int, limits: Limits, phrase: int, firsts):
     """One phrase of every document, the likeliest word at each step.
 
     Returns: ids (n, J), their log-probability (n,), the vector that ended the phrase (n, d).
@@ -102,9 +107,9 @@ def write_phrase(model, memory: Memory, h, extra: int, limits: Limits, phrase: i
     return ids, total, ended
 
 
-def write_phrase_by_beams(model, memory: Memory, h, extra: int, limits: Limits, phrase: int, firsts, beams: int):
+def write_phrase_by_beams(model, memory: Memory, h, extra: int, limits: Limits, phrase: int, firsts):
     """As `write_phrase`, the likeliest of several hypotheses by its mean log-probability a word. Not in the papers."""
-    n, K = len(h), beams
+    n, K = len(h), limits.beams
     wide = torch.arange(n, device=h.device).repeat_interleave(K)
     memory, h = memory.take(wide), h[wide]
     firsts = [words[wide] for words in firsts]

@@ -89,8 +89,8 @@ class KeyphraseWriter:
         rows = [{"input_ids": source.input_ids, "copy_ids": source.copy_ids} for source in sources]
         if self.tokenizer.pieces is not None:
             rows = [
-                {**row, **self.tokenizer.read_pieces(text, title)}
-                for row, (title, text) in zip(rows, documents, strict=True)
+                {**row, **self.tokenizer.read_pieces(text, title, source=source)}
+                for row, source, (title, text) in zip(rows, sources, documents, strict=True)
             ]
         batch = {name: x.to(self.model.device) for name, x in self.collate(rows).items()}
         return self.model.generate_rows(**batch, **self.options)

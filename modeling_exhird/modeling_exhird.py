@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import can_return_tuple
 
-from .base_exhird import ExHirdPreTrainedModel, auto_encoder, build_backbone
+from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone, check_options
 from .configuration_exhird import ExHirdConfig
 from .decoder_exhird import HierarchicalDecoder, Memory
 from .encoders_exhird import ENCODERS, PhraseStart, PieceEncoder
@@ -30,8 +30,6 @@ class ExHirdEncoder(ExHirdPreTrainedModel):
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
         if config.encoder_type == "pretrained":
             self.reader = PieceEncoder(config, build_backbone(config.text_config))
-            if config.freeze_backbone:
-                self.reader.backbone.requires_grad_(False)
         else:
             self.reader = ENCODERS[config.encoder_type](config)
         self.start = PhraseStart(config)
@@ -103,14 +101,21 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens.
             tokenizer: an `ExHirdTokenizer` with `pieces`, the encoder's own tokenizer.
             dtype: of all weights.
-            options: fields of `ExHirdConfig`.
+            options: fields of `ExHirdConfig`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
+                `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`, `proxies`,
+                `code_revision`.
 
         Raises:
             OSError: when there is no such encoder.
+            ValueError: for an option that no configuration has, or a value out of range.
         """
+        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
+        check_options(options)
         try:
-            encoder_config = AutoConfig.from_pretrained(name_or_path)
-            backbone = auto_encoder(encoder_config).from_pretrained(name_or_path, dtype=dtype)
+            encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
+            if encoder_config.model_type == cls.config_class.model_type:
+                raise ValueError(f"It is a keyphrase generator already: open it with {cls.__name__}.from_pretrained().")
+            backbone = auto_encoder(encoder_config).from_pretrained(name_or_path, dtype=dtype, **loading)
         except (OSError, ValueError) as error:
             raise OSError(
                 f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
@@ -142,7 +147,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
 
     def memorise(self, input_ids, attention_mask, copy_ids, **pieces) -> tuple[Memory, torch.Tensor]:
         """-> what the decoder reads, and h_0."""
-        encoded = self.encoder(input_ids, attention_mask, **pieces)
+        encoded = self.encoder(input_ids, attention_mask, **pieces, return_dict=True)
         states = encoded.last_hidden_state
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
@@ -237,15 +242,18 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
             input_ids to piece_words: as in `forward`.
             max_phrases, max_phrase_length, exclusion_window: by default the configuration's.
             num_beams: 1 takes the likeliest word at each step, more keep so many beginnings of each phrase.
+
+        Raises:
+            ValueError: for a number out of range.
         """
         config = self.config
         given = (max_phrases, max_phrase_length, exclusion_window)
         set_ = (config.max_phrases, config.max_phrase_length, config.exclusion_window)
-        limits = Limits(config, *(b if a is None else a for a, b in zip(given, set_, strict=True)))
+        limits = Limits(config, *(b if a is None else a for a, b in zip(given, set_, strict=True)), num_beams)
         pieces = {"piece_ids": piece_ids, "piece_mask": piece_mask, "piece_words": piece_words}
         memory, start = self.memorise(input_ids, attention_mask, copy_ids, **pieces)
         extra = max(0, int(memory.copy_ids.max()) + 1 - config.vocab_size)
-        return generate_rows(self, memory, start, extra, limits, num_beams)
+        return generate_rows(self, memory, start, extra, limits)
 
     def generate_keyphrases(
         self,

@@ -29,19 +29,8 @@ DOCUMENTS = {
 }
 # Small masks, so that there are words which a word does not see; weights large enough that documents differ visibly.
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "max_phrases": 5, "max_phrase_length": 5, "init_range": 0.5}
-OF_A_KIND = {
-    "transformer": {
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "lead_size": 1,
-        "window_size": 3,
-        "attention_top_k": 2,
-    },
-    "bigru": {"embedding_size": 8},
-    "bilstm": {"embedding_size": 8},
-    "cnn": {"embedding_size": 8},
-    "pretrained": {"embedding_size": 8},
-}
+MASKS = {"lead_size": 1, "window_size": 3, "attention_top_k": 2}
+OF_A_KIND = {"transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS}}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -64,8 +53,9 @@ def tiny_exhird(tokenizer_for, backbone_config):
         torch.manual_seed(0)
         if kind == "pretrained":
             options = {"text_config": backbone_config("bert"), **options}
-        options = {"encoder_type": kind, **SIZES, **OF_A_KIND[kind], **options}
-        return ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer_for(kind), **options)).eval()
+        own = OF_A_KIND.get(kind, {"embedding_size": 8})
+        config = ExHirdConfig.for_tokenizer(tokenizer_for(kind), encoder_type=kind, **{**SIZES, **own, **options})
+        return ExHirdForKeyphraseGeneration(config).eval()
 
     return make
 
