@@ -1,6 +1,6 @@
 """How fast is the LSTM with generated weights, how much memory does it take, and what do kept backbone states save?
 
-    python benchmarks/hypernet_speed.py                      # the layer and its memory, about 15 minutes on two cores
+    python benchmarks/hypernet_speed.py                      # the layer and its memory, about 20 minutes on two cores
     python benchmarks/hypernet_speed.py --data PATH --only epoch   # PATH/keyphrases/inspec/train.jsonl, with MiniLM-L6
 
 Layer: the formulas text by text and step by step (loop), PyTorch's kernel once for each text (by_text), all texts at each
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import interleaved, write
+from common import RESULTS, commit, interleaved, write
 
 from modeling_hypernet.lstm_hypernet import GATES, READERS, GeneratedLstm, LstmWeights
 
@@ -113,11 +113,11 @@ def peak(name: str, input_size: int, longest: int, train: bool) -> dict:
     if name != "written":
         del layer
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    one_way(call, leaves, train, "cpu")()
+    one_way(call, leaves, bool(train), "cpu")()
     return {"MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
 
 
-def measure_memory() -> list[dict]:
+def measure_memory(args) -> list[dict]:
     results = []
     for input_size in INPUTS:
         for name in ("by_text", "by_step", "written", "stock"):
@@ -213,15 +213,19 @@ def main():
         name, *numbers = args.peak
         print(json.dumps(peak(name, *map(int, numbers))))
         return
-    results = []
-    if args.only in (None, "layer"):
-        results += time_layer(args)
-    if args.only in (None, "memory") and args.device == "cpu":
-        results += measure_memory()
-    if args.only in (None, "epoch") and args.data:
-        results += time_epoch(args)
-    if args.only is None:
-        write("hypernet_speed", results, device=args.device, rounds=args.rounds, texts=TEXTS, meta=META, hidden=HIDDEN)
+    parts = {"epoch": time_epoch, "memory": measure_memory, "layer": time_layer}
+    for part, measure in parts.items():
+        if args.only in (None, part) and (part != "epoch" or args.data) and (part != "memory" or args.device == "cpu"):
+            keep(part, measure(args), args)
+
+
+def keep(part: str, rows: list[dict], args):
+    """Writes a part's rows in place of its older ones; each row says at which commit."""
+    path, sizes = RESULTS / "hypernet_speed.json", {"texts": TEXTS, "meta": META, "hidden": HIDDEN}
+    older = json.loads(path.read_text())["results"] if path.exists() else []
+    rows = [row | {"commit": commit()} for row in rows]
+    kept = [row for row in older if row["what"] != part]
+    write("hypernet_speed", kept + rows, device=args.device, rounds=args.rounds, **sizes)
 
 
 if __name__ == "__main__":

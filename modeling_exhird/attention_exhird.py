@@ -17,18 +17,20 @@ from torch import nn
 RELATIVE = ("shared", "separate", "none", None)
 IMPLEMENTATIONS = ("auto", "dense", "block")
 BLOCK = 64  # fewest queries of a block: with 32 to 64 it is fastest on a CPU
+PAIRS = 1 << 25  # so many scores are held at once, of heads, texts and pairs together
+ALL = slice(None)
 
 
-def lead_mask(length: int, g: int, device=None) -> torch.Tensor:
-    """(L, L): true where i or j is among the first g tokens   (Eq. 5)"""
+def lead_mask(length: int, g: int, device=None, rows: slice = ALL) -> torch.Tensor:
+    """(L, L), or those rows of it: true where i or j is among the first g tokens   (Eq. 5)"""
     lead = torch.arange(length, device=device) < g
-    return lead[:, None] | lead
+    return lead[rows, None] | lead
 
 
-def window_mask(length: int, w: int, device=None) -> torch.Tensor:
-    """(L, L): true where |i - j| <= floor(w / 2)   (Eq. 6)"""
+def window_mask(length: int, w: int, device=None, rows: slice = ALL) -> torch.Tensor:
+    """(L, L), or those rows of it: true where |i - j| <= floor(w / 2)   (Eq. 6)"""
     place = torch.arange(length, device=device)
-    return (place[:, None] - place).abs() <= w // 2
+    return (place[rows, None] - place).abs() <= w // 2
 
 
 def top_k_mask(scores: torch.Tensor, k: int, mask: torch.Tensor) -> torch.Tensor:
@@ -44,10 +46,10 @@ def top_k_mask(scores: torch.Tensor, k: int, mask: torch.Tensor) -> torch.Tensor
     return (above | (level & (level.cumsum(-1, dtype=torch.int32) <= room))) & mask
 
 
-def segment_mask(length: int, N: int, device=None) -> torch.Tensor:
-    """(L, L): true where i and j stand in the same N tokens   (Eq. 1-3)"""
+def segment_mask(length: int, N: int, device=None, rows: slice = ALL) -> torch.Tensor:
+    """(L, L), or those rows of it: true where i and j stand in the same N tokens   (Eq. 1-3)"""
     segment = torch.arange(length, device=device) // N
-    return segment[:, None] == segment
+    return segment[rows, None] == segment
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,13 @@ class SparsePattern:
         N = min(self.segment or length, length)
         return not self.sparse or (self.use_window and self.window // 2 >= N - 1)
 
-    def mask(self, length: int, device=None) -> torch.Tensor:
-        """(L, L): who sees whom by lead and window; top-k and segments come on top."""
-        seen = torch.full((length, length), not self.sparse, device=device)
+    def mask(self, length: int, device=None, rows: slice = ALL) -> torch.Tensor:
+        """(L, L), or those rows of it: who sees whom by lead and window; top-k and segments come on top."""
+        seen = torch.full((1, length), not self.sparse, device=device).expand(len(range(length)[rows]), -1)
         if self.use_lead:
-            seen = seen | lead_mask(length, self.lead, device)
+            seen = seen | lead_mask(length, self.lead, device, rows)
         if self.use_window:
-            seen = seen | window_mask(length, self.window, device)
+            seen = seen | window_mask(length, self.window, device, rows)
         return seen
 
 
@@ -141,9 +143,15 @@ class Relative(NamedTuple):
         R = sinusoids(offsets, A * d, self.position_bias.dtype)
         return self.project(R).unflatten(-1, (A, d)).movedim(-2, 0)
 
-    def scores(self, q: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """q (A, ..., d), offsets (m) -> q r^T (A, ..., m)."""
-        return (q.flatten(1, -2) @ self.rows(offsets).mT).unflatten(1, q.shape[1:-1])
+
+def rows_below(relative: Relative | None, first: int, count: int, device) -> torch.Tensor | None:
+    """r (A, count, d) of the offsets first, first - 1, ..."""
+    return None if relative is None else relative.rows(torch.arange(first, first - count, -1, device=device))
+
+
+def offset_scores(q: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """q (A, ..., d), r (A, m, d) -> q r^T (A, ..., m)."""
+    return (q.flatten(1, -2) @ r.mT).unflatten(1, q.shape[1:-1])
 
 
 def queries(q: torch.Tensor, relative: Relative | None, scale: float) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -182,33 +190,42 @@ def attend(scores: torch.Tensor, seen: torch.Tensor, v: torch.Tensor) -> torch.T
     return (weights.to(v.dtype) @ v).masked_fill(~seen.any(-1, keepdim=True), 0)
 
 
-def first_scores(q, k, relative: Relative | None, scale: float) -> torch.Tensor:
-    """q (A, B, n, d) of the first n tokens, k (A, B, L, d) of all -> scores (A, B, n, L)   (Eq. 9)
+def row_scores(q, k, relative: Relative | None, scale: float, r: torch.Tensor | None) -> torch.Tensor:
+    """q (A, B, n, d) of n tokens, k (A, B, L, d) of all -> scores (A, B, n, L)   (Eq. 9)
 
     A_ij = scale (q_i k_j^T + q_i r_{i-j}^T + u k_j^T + v r_{i-j}^T),  r = R W
+
+    r (A, n + L, d) has the last one's offset from the first key, and all below, to the first one's from beyond the last.
     """
-    n, L = q.shape[2], k.shape[2]
     to_keys, to_offsets = queries(q, relative, scale)
     scores = to_keys @ k.mT
-    if relative is not None:
-        scores += skew(relative.scores(to_offsets, torch.arange(n - 1, -L - 1, -1, device=q.device)))
+    if r is not None:
+        scores += skew(offset_scores(to_offsets, r))
     return scores
 
 
 def dense_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
     """The formulas with all pairs of tokens: what every faster formulation must equal.
 
+    Long texts' queries take turns, so that time grows with L^2, and without gradients memory does not.
+
     q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 where a token sees nobody, anything outside the mask.
     """
-    L, device = q.shape[2], q.device
-    scores = first_scores(q, k, relative, scale)
-    allowed = mask[:, None]  # (B, 1, L)
-    if pattern.segment is not None:
-        allowed = allowed & segment_mask(L, pattern.segment, device)
-    seen = pattern.mask(L, device)
-    if pattern.use_top_k:
-        seen = seen | top_k_mask(scores, pattern.top_k, allowed)
-    return attend(scores, seen & allowed, v)
+    (A, B, L, _), device = q.shape, q.device
+    r = rows_below(relative, L - 1, 2 * L, device)
+    n, found = max(1, PAIRS // max(1, A * B * L)), []
+    for start in range(0, L, n):
+        end = min(start + n, L)
+        rows = slice(start, end)
+        scores = row_scores(q[:, :, rows], k, relative, scale, None if r is None else r[:, L - end : 2 * L - start])
+        allowed = mask[:, None]  # (B, 1, L)
+        if pattern.segment is not None:
+            allowed = allowed & segment_mask(L, pattern.segment, device, rows)
+        seen = pattern.mask(L, device, rows)
+        if pattern.use_top_k:
+            seen = seen | top_k_mask(scores, pattern.top_k, allowed)
+        found.append(attend(scores, seen & allowed, v))
+    return torch.cat(found, 2)
 
 
 def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
@@ -231,7 +248,8 @@ def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Rela
     if pattern.segment is not None:
         segment = torch.arange(L, device=q.device) // pattern.segment
         seen = seen & (segment[:g, None] == segment)
-    lead = attend(first_scores(q[:, :, :g], k, relative, scale), seen, v)
+    r = rows_below(relative, g - 1, g + L, q.device)
+    lead = attend(row_scores(q[:, :, :g], k, relative, scale, r), seen, v)
     return torch.cat([lead, y[:, :, g:]], 2)
 
 
@@ -254,7 +272,7 @@ def segment_attention(q, k, v, mask, N: int, relative: Relative | None, scale: f
     """Each segment as a text of its own: offsets within it are the same."""
     B, L = mask.shape
     q, k, v = (blocks(x, N, 2).flatten(1, 2) for x in (q, k, v))  # (A, B D, N, d)
-    scores = first_scores(q, k, relative, scale)
+    scores = row_scores(q, k, relative, scale, rows_below(relative, N - 1, 2 * N, q.device))
     y = attend(scores, blocks(mask, N, 1).flatten(0, 1)[:, None], v)
     return y.unflatten(1, (B, -1)).flatten(2, 3)[:, :, :L]
 
@@ -302,7 +320,7 @@ def near_attention(q, k, v, mask, g: int, pattern: SparsePattern, relative: Rela
             parts.append(skew((to_offsets.flatten(2, 3) @ rows.mT).unflatten(2, (B, C))))
         if r is not None:
             offsets = torch.arange(r, -r - 1, -1, device=device)
-            parts.append(band(relative.scores(to_offsets, offsets), C + 2 * r))
+            parts.append(band(offset_scores(to_offsets, relative.rows(offsets)), C + 2 * r))
         scores += torch.cat(parts, -1)
     y = attend(scores, seen, block_keys(v, C, g, r))
     return y.transpose(1, 2).flatten(2, 3)[:, :, :L]

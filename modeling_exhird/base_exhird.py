@@ -1,8 +1,6 @@
 """What both classes of ExHiRD have: initialisation, saving and loading."""
 
-import difflib
 import os
-from dataclasses import fields
 
 from safetensors import SafetensorError
 from torch import nn
@@ -14,6 +12,17 @@ from .attention_exhird import SparseRelativeAttention
 from .configuration_exhird import ExHirdConfig
 from .encoders_exhird import PieceEncoder
 
+LORA_TARGETS = (
+    ("query", "value"),
+    ("query_proj", "value_proj"),
+    ("q_proj", "v_proj"),
+    ("q_lin", "v_lin"),
+    ("q", "v"),
+    ("Wqkv",),
+    ("in_proj",),
+    ("query_key_value",),
+    ("qkv_proj",),
+)
 LOADING_OPTIONS = ("attn_implementation", "cache_dir", "force_download", "local_files_only", "proxies", "revision")
 LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
 
@@ -72,6 +81,66 @@ class ExHirdPreTrainedModel(PreTrainedModel):
         finally:
             self.config.custom_pipelines = promised
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs):
+        """The vocabulary stays as it is: words outside it are read as `<unk>`, and copied where they stand in the source.
+
+        Raises:
+            ValueError: for another size.
+        """
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"A vocabulary of {self.config.vocab_size:,} words cannot become one of {new_num_tokens:,}: ids beyond it "
+                "are words to copy. Words that it lacks are copied from the source; for others make a tokenizer with "
+                "ExHirdTokenizer.from_texts, and train a model for it."
+            )
+        return self.get_input_embeddings()
+
+    def lora_config(self, **overrides):
+        """A peft `LoraConfig` that fits this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and
+        value projections, and everything else trained and saved whole.
+
+        Args:
+            overrides: any field of `LoraConfig`; what you pass replaces what stands here.
+
+        Raises:
+            ImportError: without peft.
+            ValueError: for an encoder that is not a pretrained one, or is frozen, and for one whose projections have names
+                not known here; then pass `target_modules`.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
+        config = self.config
+        if config.encoder_type != "pretrained" or config.freeze_backbone:
+            what = f"of encoder_type={config.encoder_type!r} has none"
+            if config.encoder_type == "pretrained":
+                what = "is frozen"
+            raise ValueError(
+                f"Adapters stand in a pretrained encoder, and this model's {what}. Train all its weights, or start with "
+                "ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
+            )
+        reader = self.base_model.reader
+        whole = ["encoder.embeddings", "reader.project", "reader.nothing", "encoder.start", "decoder", "mixture"]
+        if not any(True for _ in self.base_model.start.parameters()):
+            whole.remove("encoder.start")
+        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
+        if "target_modules" not in overrides:
+            options["target_modules"] = find_lora_targets(reader.backbone)
+        return LoraConfig(**{**options, **overrides})
+
+
+def find_lora_targets(backbone: nn.Module) -> list[str]:
+    """Names of the query and value projections (`Wqkv` and the like where query, key and value are one matrix)."""
+    names = {name.rsplit(".", 1)[-1] for name, module in backbone.named_modules() if hasattr(module, "weight")}
+    for targets in LORA_TARGETS:
+        if names.issuperset(targets):
+            return list(targets)
+    raise ValueError(
+        f"No query and value projections were found in {type(backbone).__name__}. "
+        "Name them: model.lora_config(target_modules=[...])."
+    )
+
 
 def auto_encoder(config):
     """The auto class that builds an encoder of this configuration, T5's without its decoder."""
@@ -80,20 +149,6 @@ def auto_encoder(config):
     if config.is_encoder_decoder:
         raise ValueError(f"{config.model_type!r} is an encoder with a decoder, and an encoder alone is wanted.")
     return AutoModel
-
-
-def check_options(options: dict):
-    """Names options that no configuration has.
-
-    Raises:
-        ValueError: for the first of them.
-    """
-    known = {f.name for f in fields(ExHirdConfig)} - {"text_config"}
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of ExHirdConfig."
-            raise ValueError(f"from_backbone() got {name!r}, which is no option of a keyphrase generator. {hint}")
 
 
 def build_backbone(config) -> PreTrainedModel:

@@ -1,5 +1,8 @@
 """Configuration of ExHiRD: how a document is read, how phrases are generated, what is excluded."""
 
+import difflib
+from dataclasses import fields
+
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
@@ -127,7 +130,12 @@ class ExHirdConfig(PreTrainedConfig):
 
     @classmethod
     def for_tokenizer(cls, tokenizer, **options) -> "ExHirdConfig":
-        """A configuration with the tokenizer's vocabulary."""
+        """A configuration with the tokenizer's vocabulary.
+
+        Raises:
+            ValueError: for an option that no configuration has, or a value out of range.
+        """
+        check_options(options, "ExHirdConfig.for_tokenizer()")
         ids = {name: getattr(tokenizer, name) for name in (*TOKENS, "unk_token_id", "pad_token_id")}
         ids |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
         return cls(vocab_size=len(tokenizer), **{**ids, **options})
@@ -209,6 +217,20 @@ class ExHirdConfig(PreTrainedConfig):
                 "ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
             )
         return super().from_dict(config_dict, **kwargs)
+
+
+def check_options(options: dict, where: str):
+    """Names options that no configuration has.
+
+    Raises:
+        ValueError: for the first of them.
+    """
+    known = {f.name for f in fields(ExHirdConfig)}
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of ExHirdConfig."
+            raise ValueError(f"{where} got {name!r}, which is no option of a keyphrase generator. {hint}")
 
 
 ExHirdConfig.register_for_auto_class()

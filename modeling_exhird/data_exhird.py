@@ -1,6 +1,6 @@
 """Rows of `encode` as batches.
 
-Letters: B documents, L source words, P rows of a target, T words of a row, S sub-words of a second tokenizer.
+Letters: B documents, L source words, P rows of a target, T words of a row, N windows of S sub-words of a second tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,13 @@ import torch
 
 from .tokenization_exhird import ExHirdTokenizer
 
+WIDTH = 8  # fewest words of a label row: the Trainer joins batches, and these have one width then
+
 
 class ExHirdCollator:
     """Rows of `encode` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, P, T), -100 where padded.
 
-    Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, S). Sources are padded
+    Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, N, S). Sources are padded
     on the tokenizer's padding side, `piece_words` then counting from the padded row's beginning, sub-words on the
     second tokenizer's side, and labels on the right. Rows to predict have no labels. All other columns are left out.
 
@@ -60,22 +62,29 @@ class ExHirdCollator:
             (row[: len(own)] if side == "right" else row[length - len(own) :])[:] = numbers(own)
         return table
 
+    def padded_windows(self, values: Sequence[Sequence[Sequence[int]]], fill: int, side: str) -> torch.Tensor:
+        """Each document's windows -> (B, N, S); a window that a document lacks is all padding."""
+        count = max(map(len, values))
+        windows = [window for own in values for window in [*own, *([[]] * (count - len(own)))]]
+        return self.padded(windows, fill, side).unflatten(0, (len(values), count))
+
     def padded_pieces(self, rows: Sequence[Mapping], mask: torch.Tensor) -> dict[str, torch.Tensor]:
         pieces = self.tokenizer.pieces
         side = "right" if pieces is None else pieces.padding_side
         pad = None if pieces is None else pieces.pad_token_id
-        words = self.padded([row["piece_words"] for row in rows], -1, side)
-        before = mask.argmax(1, keepdim=True)  # padding on the left
+        words = self.padded_windows([row["piece_words"] for row in rows], -1, side)
+        before = mask.argmax(1)[:, None, None]  # padding on the left
         return {
-            "piece_ids": self.padded([row["piece_ids"] for row in rows], 0 if pad is None else pad, side),
-            "piece_mask": self.padded([row["piece_mask"] for row in rows], 0, side),
+            "piece_ids": self.padded_windows([row["piece_ids"] for row in rows], 0 if pad is None else pad, side),
+            "piece_mask": self.padded_windows([row["piece_mask"] for row in rows], 0, side),
             "piece_words": torch.where(words < 0, words, words + before),
         }
 
 
 def padded_targets(targets: Sequence[Sequence[Sequence[int]]]) -> torch.Tensor:
-    """Each document's rows of labels -> (B, P, T), padded with -100."""
+    """Each document's rows of labels -> (B, P, T), padded with -100; T is 8 for rows of `encode` with its own limits."""
     longest = max((len(row) for target in targets for row in target), default=0)
+    longest = max(longest, WIDTH)
     table = torch.full((len(targets), max(map(len, targets)), longest), -100)
     for document, target in zip(table, targets, strict=True):
         for own, row in zip(target, document, strict=False):

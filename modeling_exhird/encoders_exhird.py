@@ -1,6 +1,6 @@
 """What reads a document's words: recurrent, convolutional or sparse-attention encoders, or a pretrained one.
 
-Letters: B documents, L words of the longest one, S sub-words, E embedding size, d hidden size.
+Letters: B documents, L words of the longest one, N windows of S sub-words, E embedding size, d hidden size.
 
 Every encoder is called as (embedded words (B, L, E), mask (B, L)) and gives the memory (B, L, d), 0 at padding, and the state
 that the phrase decoder starts from (B, d), or None where it has none of its own.
@@ -161,7 +161,7 @@ class PieceEncoder(nn.Module):
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules"):
             setattr(self, name, getattr(backbone, name))
         self.project = nn.Linear(config.text_config.hidden_size, config.hidden_size)
-        self.nothing = nn.Parameter(torch.empty(config.text_config.hidden_size))
+        self.nothing = nn.Embedding(1, config.text_config.hidden_size)  # a module, which peft can save
 
     def train(self, mode: bool = True):
         """As in PyTorch; a frozen backbone stays in eval mode, without dropout."""
@@ -171,17 +171,41 @@ class PieceEncoder(nn.Module):
         return self
 
     def forward(self, mask, pieces, piece_mask, words) -> tuple[torch.Tensor, None]:
-        """mask (B, L) of words; sub-words' ids, mask and words (B, S) -> memory (B, L, d)."""
-        if piece_mask is not None:  # padding on the left goes to the right: the backbone's positions count from there
-            order = (piece_mask == 0).to(torch.uint8).argsort(dim=1, stable=True)
-            pieces, piece_mask, words = (x.gather(1, order) for x in (pieces, piece_mask, words))
-        states = self.backbone(pieces, attention_mask=piece_mask, return_dict=True).last_hidden_state
-        length = mask.shape[1]
-        pooled = pool_pieces(states, words, length)
+        """mask (B, L) of words; sub-words' ids, mask and words (B, N, S) -> memory (B, L, d).
+
+        A word that stands in two windows has the mean of both.
+
+        Raises:
+            ValueError: for windows beyond the backbone's positions.
+        """
+        limit = getattr(self.backbone.config, "max_position_embeddings", None) or pieces.shape[-1]
+        if pieces.shape[-1] > limit:
+            raise ValueError(
+                f"A window has {pieces.shape[-1]:,} sub-words, and the encoder {limit:,} positions. Set "
+                f"tokenizer.pieces.model_max_length to {limit:,} or less: longer texts are then read in windows."
+            )
+        states = self.read_windows(pieces, piece_mask)
+        length, words = mask.shape[1], words.flatten(1)
+        pooled = pool_pieces(states.flatten(1, 2), words, length)
         found = torch.zeros(*mask.shape[:1], length + 1, device=mask.device, dtype=torch.bool)
         found = found.scatter(1, torch.where(words < 0, length, words), True)[:, :length]
-        pooled = torch.where(found[..., None], pooled, self.nothing.to(pooled.dtype))
+        pooled = torch.where(found[..., None], pooled, self.nothing.weight.to(pooled.dtype))
         return self.project(pooled) * mask[..., None], None
+
+    def read_windows(self, pieces, piece_mask) -> torch.Tensor:
+        """-> the backbone's states (B, N, S, d); windows of padding alone are not read."""
+        if piece_mask is None:
+            return self.states(pieces.flatten(0, 1), None).unflatten(0, pieces.shape[:2])
+        # padding on the left goes to the right: the backbone's positions count from there
+        order = (piece_mask == 0).to(torch.uint8).argsort(dim=2, stable=True)
+        there = piece_mask.any(2)
+        read = self.states(pieces.gather(2, order)[there], piece_mask.gather(2, order)[there])
+        states = read.new_zeros(*pieces.shape, read.shape[-1])
+        states[there] = read
+        return torch.zeros_like(states).scatter(2, order[..., None].expand_as(states), states)
+
+    def states(self, pieces, mask) -> torch.Tensor:
+        return self.backbone(pieces, attention_mask=mask, return_dict=True).last_hidden_state
 
 
 ENCODERS = {

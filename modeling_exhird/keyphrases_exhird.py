@@ -8,6 +8,7 @@ import torch
 
 from .data_exhird import ExHirdCollator
 from .targets_exhird import find_phrase, has_words, stem
+from .tokenization_exhird import DIGIT
 
 BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
 
@@ -104,7 +105,10 @@ class KeyphraseWriter:
         return [(number, self.tokenizer.surface(row, source.oov_words)) for number, row in enumerate(rows) if row]
 
     def phrases(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
-        """Rows of extended ids -> keyphrases, each once by its stems, without those with `<unk>` and those of signs alone."""
+        """Rows of extended ids -> keyphrases, each once by its stems.
+
+        Left out are those of signs alone, those with `<unk>`, and absent ones with `<digit>`, which stands for any number.
+        """
         title, text = document
         stems, seen, found = [stem(word) for word in source.words], set(), []
         for number, words in self.spoken(ids, source):
@@ -113,6 +117,8 @@ class KeyphraseWriter:
                 continue
             seen.add(key)
             place = find_phrase(stems, words)
+            if place is None and DIGIT in words:
+                continue
             phrase = {"keyphrase": " ".join(words), "present": place is not None, "score": math.exp(log_p)}
             phrase |= {"start": None, "end": None}
             if place is not None:

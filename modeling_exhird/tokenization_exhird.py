@@ -253,15 +253,15 @@ class ExHirdTokenizer(PreTrainedTokenizerFast):
 
     def read_pieces(
         self, text: str, title: str | None = None, max_length: int | None = None, *, source: Source | None = None
-    ) -> dict[str, list[int]]:
-        """A document in sub-words of the second tokenizer, as `piece_ids`, `piece_mask` and `piece_words`.
+    ) -> dict[str, list[list[int]]]:
+        """A document in sub-words of the second tokenizer, as `piece_ids`, `piece_mask` and `piece_words`, a row a window.
 
         `piece_words` has for each the place in `read_source(text, title).words` of the word that it stands in, -1 for a
         special token or what is in no word. Title and text are a pair; `<eot>` has no sub-word.
 
         Args:
-            max_length: sub-words, by default `pieces.model_max_length`; the text is cut behind, and words that are cut
-                have no sub-words.
+            max_length: sub-words of a window, by default `pieces.model_max_length`. A longer text is read in windows
+                that share an eighth, each after the title, or after none where the title fills half of a window.
             source: of `read_source`, where it is at hand.
         """
         if self.pieces is None:
@@ -270,19 +270,29 @@ class ExHirdTokenizer(PreTrainedTokenizerFast):
             )
         source = source or self.read_source(text, title)
         fields = [field for field in ("title", "text") if any(p and p[0] == field for p in source.places)] or ["text"]
-        pair = [readable(title if field == "title" else text) for field in fields]
+        written = {"title": readable(title), "text": readable(text)}
         limit = max_length or self.pieces.model_max_length
-        cut: bool | str = limit < UNLIMITED
-        if cut and len(pair) == 2:
-            title_pieces = len(self.pieces(pair[0], add_special_tokens=False, verbose=False)["input_ids"])
-            if title_pieces + self.pieces.num_special_tokens_to_add(pair=True) < limit:
-                cut = "only_second"
-        encoding = self.pieces(*pair, truncation=cut, max_length=limit if cut else None, verbose=False).encodings[0]
-        return {
-            "piece_ids": encoding.ids,
-            "piece_mask": [1] * len(encoding.ids),
-            "piece_words": words_of_pieces(encoding, fields, source.places),
-        }
+        together = [fields]
+        if len(fields) == 2 and limit < UNLIMITED:
+            of_title = len(self.pieces(written["title"], add_special_tokens=False, verbose=False)["input_ids"])
+            together = [fields] if of_title <= limit // 2 else [["title"], ["text"]]
+        found: dict[str, list[list[int]]] = {"piece_ids": [], "piece_mask": [], "piece_words": []}
+        for own in together:
+            for window in self.windows([written[field] for field in own], limit):
+                words = words_of_pieces(window, own, source.places)
+                if not found["piece_ids"] or max(words) >= 0:  # of a source that was cut, no more than its words
+                    found["piece_ids"].append(window.ids)
+                    found["piece_mask"].append([1] * len(window.ids))
+                    found["piece_words"].append(words)
+        return found
+
+    def windows(self, texts: list[str], limit: int) -> list:
+        """One text, or a title and a text that goes on in windows -> the second tokenizer's encodings."""
+        if limit >= UNLIMITED:
+            return self.pieces(*texts, verbose=False).encodings
+        cut = "only_first" if len(texts) == 1 else "only_second"
+        options = {"truncation": cut, "max_length": limit, "stride": limit // 8, "return_overflowing_tokens": True}
+        return self.pieces(*texts, verbose=False, **options).encodings
 
 
 def split(text: str) -> list[tuple[str, int, int]]:

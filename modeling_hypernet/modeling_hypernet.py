@@ -22,7 +22,7 @@ from .outputs_hypernet import (
     HypernetSequenceClassifierOutput,
     HypernetTokenClassifierOutput,
 )
-from .segments_hypernet import cut, find_segments
+from .segments_hypernet import check_positions, cut, find_segments, read_out
 
 IMPOSSIBLE = -1e4  # as a logarithm: finite in half precision too, and 0 as a probability
 
@@ -350,7 +350,9 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
             backbone_states=backbone_states,
             **kwargs,
         )
-        logits = self.classifier(self.dropout(read_out(outputs, self.config.readout)))
+        logits = self.classifier(
+            self.dropout(read_out(outputs.last_hidden_state, outputs.main_mask, self.config.readout))
+        )
         return HypernetSequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
             logits=logits,
@@ -444,31 +446,6 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
             meta_embedding=outputs.meta_embedding,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-        )
-
-
-def read_out(outputs: HypernetModelOutput, readout: str) -> torch.Tensor:
-    """H^S (B, S, D) -> (B, D): the state after the last token of the main text, or the mean; 0 for an empty text."""
-    states, mask = outputs.last_hidden_state, outputs.main_mask
-    if readout == "mean":
-        return states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)  # states are 0 elsewhere
-    place = torch.arange(mask.shape[1], device=mask.device)
-    last = (place * mask).argmax(1)
-    return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
-
-
-def check_positions(positions: torch.Tensor, allowed: torch.Tensor):
-    """positions (B,), allowed (B, S)."""
-    if torch.compiler.is_compiling():
-        return
-    S = allowed.shape[1]
-    inside = (positions >= 0) & (positions < S)
-    fits = inside & allowed.gather(1, positions.clamp(0, S - 1)[:, None]).squeeze(1)
-    if not fits.all():
-        row = int((~fits).int().argmax())
-        raise ValueError(
-            f"The answer of row {row} is at token {int(positions[row])}, which is neither in the text nor the first token. "
-            "Point to the first token where the answer is cut off or there is none."
         )
 
 

@@ -114,3 +114,30 @@ def cut(meta: torch.Tensor, main: torch.Tensor) -> tuple[LeftAligned, LeftAligne
             "tokenizer(titles, texts), or leave titles out where there are none."
         )
     return LeftAligned(meta, max(U, 1)), LeftAligned(main, max(L, 1))
+
+
+def read_out(states: torch.Tensor, mask: torch.Tensor, readout: str) -> torch.Tensor:
+    """H^S (B, S, D) -> (B, D): the state after the last token of the main text, or the mean; 0 for an empty text.
+
+    mask (B, S): the main text's tokens, outside which the states are 0.
+    """
+    if readout == "mean":
+        return states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    place = torch.arange(mask.shape[1], device=mask.device)
+    last = (place * mask).argmax(1)
+    return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+
+
+def check_positions(positions: torch.Tensor, allowed: torch.Tensor):
+    """positions (B,): where answers begin or end; allowed (B, S): the main text's tokens and the first one."""
+    if torch.compiler.is_compiling():
+        return
+    S = allowed.shape[1]
+    inside = (positions >= 0) & (positions < S)
+    fits = inside & allowed.gather(1, positions.clamp(0, S - 1)[:, None]).squeeze(1)
+    if not fits.all():
+        row = int((~fits).int().argmax())
+        raise ValueError(
+            f"The answer of row {row} is at token {int(positions[row])}, which is neither in the text nor the first token. "
+            "Point to the first token where the answer is cut off or there is none."
+        )

@@ -249,6 +249,18 @@ def test_blocks_equal_all_pairs_in_values_and_all_gradients(pattern, relative):
                 assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_queries_that_take_turns_change_nothing(pattern, relative, monkeypatch):
+    x, mask = batch(11, [(0, 0), (3, 2)])
+    layer = make(pattern, relative)
+    together = results(layer, x, mask)
+    for rows in (1, 4, 11):
+        monkeypatch.setattr(attention_exhird, "PAIRS", rows * HEADS * 2 * 11)
+        for a, b in zip(results(layer, x, mask), together, strict=True):
+            assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("implementation", ["dense", "block"])
 def test_another_pattern_gives_another_answer(implementation):
     x, mask = batch(13, [(0, 0)])

@@ -34,8 +34,9 @@ def test_batches_are_padded_on_the_right(tokenizer):
     assert batch["input_ids"].tolist() == [[9, 10, 8, 15, 13, 0, 12], [11, 0, 1, 1, 1, 1, 1], [9, *[1] * 6]]
     assert batch["attention_mask"].tolist() == [[1] * 7, [1, 1, 0, 0, 0, 0, 0], [1, *[0] * 6]]
     assert batch["copy_ids"].tolist() == [[9, 10, 8, 15, 13, V, 12], [11, V, 1, 1, 1, 1, 1], [9, *[1] * 6]]
+    assert batch["labels"].shape == (3, 4, 8) and (batch["labels"][..., 4:] == -100).all()
     end, nothing = [3, -100, -100, -100], [-100] * 4
-    assert batch["labels"].tolist() == [
+    assert batch["labels"][..., :4].tolist() == [
         [[5, 9, 10, 4], [5, V, 0, 4], [6, 11, 14, 4], end],
         [[5, V, 4, -100], [6, 13, 4, -100], end, nothing],
         [[5, 9, 4, -100], end, nothing, nothing],
@@ -55,7 +56,7 @@ def test_sources_are_padded_on_the_tokenizers_side_and_labels_on_the_right(token
 def test_lengths_may_be_multiples(tokenizer):
     batch = ExHirdCollator(tokenizer, pad_to_multiple_of=8)(rows_of(tokenizer))
     assert [batch[name].shape for name in ("input_ids", "attention_mask", "copy_ids")] == [(3, 8)] * 3
-    assert batch["labels"].shape == (3, 4, 4)
+    assert batch["labels"].shape == (3, 4, 8)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -66,12 +67,12 @@ def test_pieces_point_at_their_words_in_the_padded_row(side, tokenizer, tiny_tok
     batch = ExHirdCollator(both)(rows)
     assert batch["piece_ids"].shape == batch["piece_mask"].shape == batch["piece_words"].shape
     for b, row in enumerate(rows):
-        n = len(row["piece_ids"])
-        assert batch["piece_ids"][b, :n].tolist() == row["piece_ids"]
-        assert (batch["piece_ids"][b, n:] == tiny_tokenizer.pad_token_id).all()
-        assert batch["piece_mask"][b].tolist() == [1] * n + [0] * (len(batch["piece_mask"][b]) - n)
-        assert (batch["piece_words"][b, n:] == -1).all()
-        for word, column in zip(row["piece_words"], batch["piece_words"][b, :n].tolist(), strict=True):
+        n = len(row["piece_ids"][0])
+        assert batch["piece_ids"][b, 0, :n].tolist() == row["piece_ids"][0]
+        assert (batch["piece_ids"][b, 0, n:] == tiny_tokenizer.pad_token_id).all()
+        assert batch["piece_mask"][b].tolist() == [[1] * n + [0] * (batch["piece_mask"].shape[2] - n)]
+        assert (batch["piece_words"][b, 0, n:] == -1).all()
+        for word, column in zip(row["piece_words"][0], batch["piece_words"][b, 0, :n].tolist(), strict=True):
             assert (column == -1) == (word == -1)
             if word >= 0:
                 assert batch["copy_ids"][b, column] == row["copy_ids"][word]

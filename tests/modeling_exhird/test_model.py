@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForSeq2SeqLM, BartConfig, T5Config, T5ForConditionalGeneration
 
-from modeling_exhird import ExHirdConfig, ExHirdEncoder, ExHirdForKeyphraseGeneration
+from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdEncoder, ExHirdForKeyphraseGeneration, encode
 from modeling_exhird.decoder_exhird import HierarchicalDecoder, Memory, Step
 from modeling_exhird.words_exhird import exclusive_pairs
 
@@ -68,10 +68,10 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
     model = tiny_exhird(kind)
     batch = batch_for(kind, padding_side=side, pad_to_multiple_of=32)
     if kind == "pretrained" and side == "left":  # a second tokenizer that pads on the left too
-        padding = (batch["piece_mask"] == 0).sum(1).tolist()
+        padding = (batch["piece_mask"] == 0).sum(2).tolist()
         for name in ("piece_ids", "piece_words", "piece_mask"):
-            batch[name] = torch.stack([row.roll(n) for row, n in zip(batch[name], padding, strict=True)])
-        assert not batch["piece_mask"][1, 0]
+            batch[name] = torch.stack([row.roll(n[0], 1) for row, n in zip(batch[name], padding, strict=True)])
+        assert not batch["piece_mask"][1, 0, 0]
     with torch.no_grad():
         together = model(**batch)
         for b, length in enumerate(batch["attention_mask"].sum(1).tolist()):
@@ -300,7 +300,7 @@ def test_from_backbone_takes_over_the_weights(saved_encoder, tokenizer_for, batc
         if "pooler" not in name:
             assert torch.equal(backbone.state_dict()[name], p)
     batch = batch_for("pretrained")
-    given = {"input_ids": batch["piece_ids"], "attention_mask": batch["piece_mask"]}
+    given = {"input_ids": batch["piece_ids"][:, 0], "attention_mask": batch["piece_mask"][:, 0]}
     with torch.no_grad():  # its attention and its masks are at work
         assert torch.equal(backbone(**given).last_hidden_state, stock(**given).last_hidden_state)
     assert (model.config.hidden_size, model.config.max_phrases) == (8, 3)
@@ -354,7 +354,7 @@ def test_a_frozen_backbone_stays_as_it_is(saved_encoder, tokenizer_for, batch_fo
         one(**batch).loss.backward()
         touched = set(gradients(one))
         assert touched == {name for name, p in one.named_parameters() if p.requires_grad}
-        assert not any(".backbone." in name for name in touched) and "encoder.reader.nothing" in touched
+        assert not any(".backbone." in name for name in touched) and "encoder.reader.nothing.weight" in touched
         found.append(one(**batch).log_probs)
     assert torch.equal(*found)  # no dropout in what is as it is
     encoder = ExHirdEncoder.from_pretrained(tmp_path)
@@ -364,12 +364,24 @@ def test_a_frozen_backbone_stays_as_it_is(saved_encoder, tokenizer_for, batch_fo
     )
 
 
+def test_the_vocabulary_keeps_its_size(tiny_exhird):
+    model = tiny_exhird("bigru")
+    V = model.config.vocab_size
+    assert model.resize_token_embeddings(V) is model.get_input_embeddings() is model.resize_token_embeddings()
+    with pytest.raises(ValueError, match=f"A vocabulary of {V:,} words cannot become one of {V + 1:,}: ids beyond it"):
+        model.resize_token_embeddings(V + 1)
+
+
 def test_what_cannot_be_a_backbone_is_named(saved_encoder, tokenizer_for, tiny_exhird, batch_for, tmp_path):
     tokenizer, make = tokenizer_for("pretrained"), ExHirdForKeyphraseGeneration.from_backbone
     with pytest.raises(OSError, match="'nowhere/at-all' could not be opened as a backbone"):
         make("nowhere/at-all", tokenizer)
     with pytest.raises(ValueError, match="got 'hiden_size', which is no option .* Did you mean 'hidden_size'"):
         make(saved_encoder, tokenizer, hiden_size=3)
+    with pytest.raises(ValueError, match=r"for_tokenizer\(\) got 'hiden_size', .* Did you mean 'hidden_size'"):
+        ExHirdConfig.for_tokenizer(tokenizer, hiden_size=3)
+    with pytest.raises(ValueError, match="encoder_type and text_config are not yours to choose there"):
+        make(saved_encoder, tokenizer, encoder_type="bigru")
     tiny_exhird("bigru").save_pretrained(tmp_path / "exhird")
     with pytest.raises(OSError, match="It is a keyphrase generator already: open it with"):
         make(str(tmp_path / "exhird"), tokenizer)
@@ -484,16 +496,58 @@ def test_a_words_state_is_the_mean_of_its_sub_words(tiny_exhird, batch_for):
     reader, given = model.encoder.reader, {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
     with torch.no_grad():
         memory = model.encoder(**given).last_hidden_state
-        states = reader.backbone(batch["piece_ids"], attention_mask=batch["piece_mask"]).last_hidden_state
+        windows = {name: batch[name].squeeze(1) for name in ("piece_ids", "piece_mask", "piece_words")}
+        states = reader.backbone(windows["piece_ids"], attention_mask=windows["piece_mask"]).last_hidden_state
         without = []
         for b, length in enumerate(batch["attention_mask"].sum(1).tolist()):
             for l in range(length):
-                own = states[b, batch["piece_words"][b] == l]
+                own = states[b, windows["piece_words"][b] == l]
                 without += [] if len(own) else [(b, int(batch["input_ids"][b, l]))]
-                expected = reader.project(own.mean(0) if len(own) else reader.nothing)
+                expected = reader.project(own.mean(0) if len(own) else reader.nothing.weight[0])
                 assert_close(memory[b, l], expected, rtol=0, atol=1e-6)
     mark = model.config.title_end_token_id
     assert without == [(0, mark), (2, mark)]
+
+
+def test_what_no_window_holds_is_read_in_several(tiny_exhird, tokenizer_for, batch_for):
+    """Each after the title; a word of two windows has the mean of its states in both, and company changes nothing."""
+    tokenizer = tokenizer_for("pretrained")
+    collate, limit = ExHirdCollator(tokenizer), tokenizer.pieces.model_max_length
+    document = {"title": ["graph cuts"], "text": ["the graph of the network " * 40]}
+    long, short = (
+        encode(row, tokenizer, keyphrases_column=None, max_source=None)
+        for row in (document, {"title": ["graph"], "text": ["the network"]})
+    )
+    long, short = ({name: values[0] for name, values in row.items()} for row in (long, short))
+    model = tiny_exhird("pretrained").eval()
+    reader, batch = model.encoder.reader, collate([long, short])
+    N = len(long["piece_ids"])
+    assert N > 3 and batch["piece_ids"].shape == (2, N, limit)
+    assert not batch["piece_mask"][1, 1:].any()
+    with torch.no_grad():
+        memory = model.encoder(**batch).last_hidden_state
+        assert_close(memory[:1], model.encoder(**collate([long])).last_hidden_state, rtol=0, atol=1e-6)
+        alone = model.encoder(**collate([short])).last_hidden_state
+        assert_close(memory[1:, : alone.shape[1]], alone, rtol=0, atol=1e-6)
+        read = [reader.backbone(torch.tensor([ids])).last_hidden_state[0] for ids in long["piece_ids"]]
+    for word in range(len(long["input_ids"])):
+        own = [
+            state
+            for states, words in zip(read, long["piece_words"], strict=True)
+            for state, w in zip(states, words, strict=True)
+            if w == word
+        ]
+        expected = reader.project(torch.stack(own).mean(0) if own else reader.nothing.weight[0])
+        assert_close(memory[0, word], expected, rtol=0, atol=1e-5)
+
+
+def test_windows_beyond_the_encoders_positions_are_refused(tiny_exhird, batch_for):
+    model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
+    limit = model.config.text_config.max_position_embeddings
+    for name in ("piece_ids", "piece_mask", "piece_words"):
+        batch[name] = batch[name][..., :1].expand(-1, -1, limit + 1)
+    with pytest.raises(ValueError, match=f"has {limit + 1:,} sub-words, and the encoder {limit:,} positions. Set"):
+        model(**batch)
 
 
 def test_positions_begin_anew_in_each_segment_where_they_are_told_to(tiny_exhird):

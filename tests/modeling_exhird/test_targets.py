@@ -200,10 +200,10 @@ def test_documents_become_rows(tokenizer, said):
 def test_pieces_go_with_the_rows(tokenizer, tiny_tokenizer):
     rows = encode(BATCH, tokenizer.with_pieces(tiny_tokenizer))
     assert list(rows) == ["input_ids", "copy_ids", "labels", "piece_ids", "piece_mask", "piece_words"]
-    assert rows["piece_words"][0][:6] == [-1, 0, 1, -1, 3, 4]
+    assert rows["piece_words"][0][0][:6] == [-1, 0, 1, -1, 3, 4]
     cut = encode(BATCH, tokenizer.with_pieces(tiny_tokenizer), max_source=4, on_long="truncate")
     assert [len(ids) for ids in cut["input_ids"]] == [4, 2]
-    assert max(cut["piece_words"][0]) == 3  # no piece of a word that was cut
+    assert max(cut["piece_words"][0][0]) == 3  # no piece of a word that was cut
 
 
 def test_what_is_left_out_is_counted(tokenizer, said):

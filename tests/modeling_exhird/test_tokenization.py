@@ -255,25 +255,29 @@ def test_pieces_know_their_words(with_pieces, tiny_tokenizer):
     words = with_pieces.read_source(text, title).words
     assert " ".join(words) == "graph cut <eot> the naive graph cuts <digit>"
     read = with_pieces.read_pieces(text, title)
-    tokens = tiny_tokenizer.convert_ids_to_tokens(read["piece_ids"])
+    tokens = tiny_tokenizer.convert_ids_to_tokens(read["piece_ids"][0])
     expected = "[CLS] graph cut [SEP] the n ##a ##i ##v ##e graph - cuts [ 1 ##2 ] 1 , 0 ##0 ##0 [SEP]"
     assert " ".join(tokens) == expected
-    assert read["piece_mask"] == [1] * len(tokens)
+    assert read["piece_mask"] == [[1] * len(tokens)]
     expected = [-1, 0, 1, -1, 3, 4, 4, 4, 4, 4, 5, -1, 6, -1, -1, -1, -1, 7, 7, 7, 7, 7, -1]
-    assert read["piece_words"] == expected
+    assert read["piece_words"] == [expected]
     alone = with_pieces.read_pieces(text)
-    assert alone["piece_ids"] == [read["piece_ids"][0], *read["piece_ids"][4:]]
-    assert alone["piece_words"] == [-1, *(i if i < 0 else i - 3 for i in expected[4:])]
-    assert with_pieces.read_pieces("", title)["piece_words"] == [-1, 0, 1, -1]
-    assert with_pieces.read_pieces("", None)["piece_words"] == [-1, -1]
+    assert alone["piece_ids"] == [[read["piece_ids"][0][0], *read["piece_ids"][0][4:]]]
+    assert alone["piece_words"] == [[-1, *(i if i < 0 else i - 3 for i in expected[4:])]]
+    assert with_pieces.read_pieces("", title)["piece_words"] == [[-1, 0, 1, -1]]
+    assert with_pieces.read_pieces("", None)["piece_words"] == [[-1, -1]]
 
 
-def test_pieces_are_cut_in_the_text(with_pieces):
-    cut = with_pieces.read_pieces("the graph of the network", "graph cuts", max_length=7)
-    assert cut["piece_words"] == [-1, 0, 1, -1, 3, 4, -1]
-    assert len(with_pieces.read_pieces("the " * 100)["piece_ids"]) == 64  # the encoder's model_max_length
-    long_title = with_pieces.read_pieces("the graph", "graph " * 20, max_length=10)
-    assert len(long_title["piece_ids"]) == 10
+def test_long_texts_are_read_in_windows(with_pieces):
+    read = with_pieces.read_pieces("the graph of the network", "graph cuts", max_length=8)
+    assert read["piece_words"] == [[-1, 0, 1, -1, 3, 4, 5, -1], [-1, 0, 1, -1, 5, 6, 7, -1]]  # each after the title
+    long = with_pieces.read_pieces("the " * 100)
+    assert [len(ids) for ids in long["piece_ids"]] == [64, 48]  # the encoder's model_max_length; 8 are shared
+    assert long["piece_words"][1][1] == 54
+    both = with_pieces.read_pieces("the graph", "graph " * 20, max_length=10)  # too long a title for each window
+    assert both["piece_words"][-1] == [-1, 21, 22, -1]
+    assert {word for words in both["piece_words"][:-1] for word in words} == {-1, *range(20)}
+    assert max(map(len, both["piece_ids"])) == 10
 
 
 @pytest.fixture(scope="module")
@@ -299,8 +303,8 @@ def test_each_piece_belongs_to_the_first_word_that_it_overlaps(kind, tokenizer, 
         places = [(i, p[1], p[2]) for i, p in enumerate(both.read_source(text).places)]
         read = both.read_pieces(text, max_length=10_000)
         encoded = pieces(text, return_offsets_mapping=True)
-        assert read["piece_ids"] == encoded["input_ids"]
-        for (start, end), index in zip(encoded["offset_mapping"], read["piece_words"], strict=True):
+        assert read["piece_ids"] == [encoded["input_ids"]]
+        for (start, end), index in zip(encoded["offset_mapping"], read["piece_words"][0], strict=True):
             overlapping = [i for i, first, last in places if first < end and start < last and start < end]
             assert index == (overlapping or [-1])[0]
 

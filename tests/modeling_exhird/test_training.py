@@ -62,7 +62,8 @@ def test_the_stock_trainer_lowers_the_loss_until_the_model_says_what_it_was_taug
     }  # to the end: what is learnt is learnt by heart
     backbone = {"text_config": backbone_config("bert", **still)} if kind == "pretrained" else {}
     tokenizer, model = tokenizer_for(kind), tiny_exhird(kind, max_phrase_length=7, **backbone)
-    options = {"max_steps": 120, "learning_rate": 5e-3, "lr_scheduler_type": "constant"}
+    steps = 200 if kind == "pretrained" else 120
+    options = {"max_steps": steps, "learning_rate": 5e-3, "lr_scheduler_type": "constant"}
     trainer = make_trainer(model, rows[kind], tokenizer, tmp_path, **options)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -86,9 +87,8 @@ def perplexity(prediction):
 def test_evaluation_gives_log_probabilities_and_nothing_else(
     size, tiny_exhird, tokenizer_for, rows, batch_for, tmp_path
 ):
-    """Rows of labels are as wide as their batch needs: batches are kept apart."""
     model = tiny_exhird("bigru", exclusive_loss_coef=1.0)
-    options = {"per_device_eval_batch_size": size, "eval_do_concat_batches": False, "compute_metrics": perplexity}
+    options = {"per_device_eval_batch_size": size, "compute_metrics": perplexity}
     trainer = make_trainer(
         model, rows["bigru"], tokenizer_for("bigru"), tmp_path, eval_dataset=rows["bigru"], **options
     )
@@ -100,9 +100,9 @@ def test_evaluation_gives_log_probabilities_and_nothing_else(
     assert metrics["eval_loss"] == pytest.approx(total / 4, rel=1e-5)  # a mean over documents, whatever the batches
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(total / words), rel=1e-5)
     predicted = trainer.predict(rows["bigru"])
-    assert trainer.label_names == ["labels"] and len(predicted.predictions) == -(-8 // size)
-    for log_probs, labels in zip(predicted.predictions, predicted.label_ids, strict=True):
-        assert log_probs.shape == labels.shape and (log_probs[labels == -100] == 0).all()
+    assert trainer.label_names == ["labels"] and len(predicted.predictions) == 8
+    log_probs, labels = predicted.predictions, predicted.label_ids  # as wide as the Trainer made them, with -100
+    assert log_probs.shape == labels.shape and (log_probs[labels != -100] < 0).all()
     to_predict = [without_labels(row) for row in rows["bigru"]]
     assert trainer.predict(to_predict).label_ids is None
 
@@ -165,13 +165,13 @@ def test_gradient_accumulation_and_checkpointing_change_nothing(kind, tiny_exhir
 def test_lora_trains_and_saves_the_whole_generator(tiny_exhird, tokenizer_for, rows, batch_for, tmp_path):
     tiny_exhird("pretrained").save_pretrained(tmp_path / "base")
     base = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path / "base")
-    whole = ["encoder.embeddings", "reader.project", "start", "decoder", "mixture"]
-    lora = LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=whole)
-    model, batch = get_peft_model(base, lora), batch_for("pretrained")
+    model, batch = get_peft_model(base, base.lora_config(r=4)), batch_for("pretrained")
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    for part in ("lora_A", "lora_B", "embeddings", "reader.project", "start", "decoder", "mixture"):
+    for part in ("lora_A", "lora_B", "embeddings", "reader.project", "reader.nothing", "start", "decoder", "mixture"):
         assert any(part in name for name in trained), part
     assert not any("backbone" in name and "lora" not in name for name in trained)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert all("backbone" in name or "original_module" in name for name in frozen)
     options = {"save_strategy": "steps", "save_steps": 6}
     make_trainer(model, rows["pretrained"], tokenizer_for("pretrained"), tmp_path / "run", **options).train()
     model.eval()
@@ -189,6 +189,14 @@ def test_lora_trains_and_saves_the_whole_generator(tiny_exhird, tokenizer_for, r
         reloaded = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path / "merged")
         assert_close(reloaded(**batch).log_probs, expected, rtol=0, atol=1e-5)
         assert torch.equal(reloaded.generate_rows(**without_labels(batch)).ids, rows_.ids)
+
+
+def test_adapters_need_a_pretrained_encoder_that_is_trained(tiny_exhird):
+    with pytest.raises(ValueError, match="this model's of encoder_type='bigru' has none. Train all its weights"):
+        tiny_exhird("bigru").lora_config()
+    with pytest.raises(ValueError, match="this model's is frozen. .*freeze_backbone=False"):
+        tiny_exhird("pretrained", freeze_backbone=True).lora_config()
+    assert "encoder.start" not in tiny_exhird("pretrained", phrase_start="zeros").lora_config().modules_to_save
 
 
 TWO_PROCESSES = """
