@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import AutoPeftModel, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModel, PeftModel, get_peft_model
 from torch.testing import assert_close
 from transformers import Trainer, TrainerCallback, TrainingArguments, pipeline, set_seed
 
