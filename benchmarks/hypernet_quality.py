@@ -77,7 +77,7 @@ TASKS = {
         OTHERS,
         {"train_files": "train", "test_files": "test"},
         "classification/bbc_news",
-        {"max_length": 256, "num_train_epochs": 5, **EVERY_EPOCH},
+        {"max_length": 128, "num_train_epochs": 3, **EVERY_EPOCH},
         (0, 1, 2),
     ),
     "squad_v1": (
@@ -89,6 +89,7 @@ TASKS = {
             "max_length": 256,
             "stride": 64,
             "num_train_epochs": 2,
+            "max_train_rows": 3000,
             "max_test_rows": 1000,
             "save_strategy": "no",
             "show": 0,
@@ -104,6 +105,7 @@ TASKS = {
             "max_length": 256,
             "stride": 64,
             "num_train_epochs": 2,
+            "max_train_rows": 3000,
             "max_test_rows": 1000,
             "save_strategy": "no",
             "show": 0,
@@ -112,7 +114,7 @@ TASKS = {
     ),
 }
 WAYS = {"frozen": {"freeze_backbone": True, "cache_states": True}, "fine-tuned": {"freeze_backbone": False}}
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (2e-3, 4e-3, 8e-3)
 BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 

@@ -288,13 +288,14 @@ def hypernet_speed() -> str:
         lines.append(f"| {way} | {size} | {' | '.join(cells)} | {parts} |")
     lines += [
         "",
-        "| an epoch, frozen MiniLM-L6 | with the backbone | from kept states | |",
+        "| an epoch, frozen backbone | with the backbone | from kept states | |",
         "| --- | --- | --- | --- |",
     ]
     for row in of["epoch"]:
         seconds = [row["times"][name]["median_ms"] / 1e3 for name in ("backbone", "kept")]
+        size = f"{'2 x ' if row['bidirectional'] else ''}{row['hidden_size']}"
         lines.append(
-            f"| {row['windows']} pairs, N_h {row['hidden_size']}, N_z {row['meta_size']} | {seconds[0]:.1f} s | "
+            f"| {row['backbone']}, {row['windows']} pairs, N_h {size}, N_z {row['meta_size']} | {seconds[0]:.1f} s | "
             f"{seconds[1]:.1f} s | {row['ratio']:.2f}x |"
         )
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/hypernet_speed.py --data PATH`"])
