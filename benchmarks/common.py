@@ -1,5 +1,7 @@
 """What every benchmark shares: interleaved timing, and results that say where they come from."""
 
+import ctypes
+import gc
 import json
 import platform
 import statistics
@@ -64,3 +66,25 @@ def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) ->
         name: {"median_ms": 1e3 * statistics.median(times), "rounds_ms": [round(1e3 * t, 3) for t in times]}
         for name, times in seconds.items()
     }
+
+
+def peak_of(call: Callable[[], object], cuda: bool = False) -> float:
+    """MiB that a call needs at its peak beyond what lay there before."""
+    gc.collect()
+    if cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: tensors go back when they are freed, instead of being kept for later
+    libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+    before = resident("VmRSS")
+    call()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**10

@@ -11,13 +11,12 @@ Attention: a layer of 512, 8 heads, g 10, w 50, one document; the peak of a proc
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 from functools import partial
 
 import torch
-from common import interleaved, write
+from common import interleaved, peak_of, write
 
 from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
 from modeling_exhird.attention_exhird import SparsePattern, SparseRelativeAttention
@@ -161,9 +160,7 @@ def attention_step(layer, x, mask, train: bool):
 def peak(length: int, implementation: str, train: bool) -> float:
     """MiB above what was held before, in a process of its own."""
     given = make_layer(length, implementation)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    attention_step(*given, train)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_of(lambda: attention_step(*given, train))
 
 
 def measure_attention(rounds: int) -> list[dict]:

@@ -11,7 +11,6 @@ of one length, or of 0.3 to 1 times that. Memory: the peak of a process of its o
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import RESULTS, commit, interleaved, write
+from common import RESULTS, commit, interleaved, peak_of, write
 
 from modeling_hypernet.lstm_hypernet import GATES, READERS, GeneratedLstm, LstmWeights
 
@@ -112,9 +111,7 @@ def peak(name: str, input_size: int, longest: int, train: bool) -> dict:
     call, leaves = candidates_of(x, z, layer, weights, stock, lengths_of(longest, 1.0))[name]
     if name != "written":
         del layer
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    one_way(call, leaves, bool(train), "cpu")()
-    return {"MiB": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+    return {"MiB": peak_of(one_way(call, leaves, bool(train), "cpu"))}
 
 
 def measure_memory(args) -> list[dict]:

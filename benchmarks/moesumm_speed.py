@@ -12,13 +12,11 @@ for bit, and that all formulations agree, is checked first.
 """
 
 import argparse
-import ctypes
 import functools
 import gc
-from pathlib import Path
 
 import torch
-from common import interleaved, write
+from common import interleaved, peak_of, write
 from transformers import BartConfig, BartForConditionalGeneration
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
@@ -146,28 +144,6 @@ def train_by_two_passes(ours, batch: dict, wait):
     main = token_losses(ours(**plain(batch), main_expert_only=True).logits.flatten(0, 1), labels)
     ((full + margin_losses(full, main)).sum() / (labels != -100).sum()).backward()
     wait()
-
-
-def peak_of(call, cuda: bool) -> float:
-    """MiB that a call needs at its peak beyond what lay there before."""
-    gc.collect()
-    if cuda:
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: tensors go back when they are freed, instead of being kept for later
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
-    before = resident("VmRSS")
-    call()
-    return resident("VmHWM") - before
-
-
-def resident(field: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 2**10
 
 
 def measure_memory(args, results: list):
