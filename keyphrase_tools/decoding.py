@@ -102,12 +102,19 @@ def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) 
     return (begins + inside) / np.array([end - start for start, end in spans])
 
 
+def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
+    """Probabilities with their log-odds divided by a temperature: above 1 less sure, below 1 surer, in the same order."""
+    p = np.clip(p, 1e-7, 1 - 1e-7)
+    return 1 / (1 + np.exp(-np.log(p / (1 - p)) / temperature))
+
+
 def rank_phrases(
     text: str,
     words: Sequence[tuple[str, int, int]],
     probabilities: np.ndarray,
     threshold: float | None = None,
     tags: Sequence[int] | None = None,
+    temperature: float | None = None,
 ) -> list[dict]:
     """A document's word probabilities -> its keyphrases, best first.
 
@@ -118,6 +125,7 @@ def rank_phrases(
         threshold: as in `word_tags`.
         tags (W): 0 (O), 1 (B) or 2 (I) for each word, where something else than `word_tags` chose them, such as the best
             path of a CRF; the probabilities then only score, and there is nothing for a threshold to decide.
+        temperature: of the scores, see `tempered`; found by `calibration.fit_temperature`.
 
     Returns:
         A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
@@ -128,8 +136,10 @@ def rank_phrases(
     spans = [span for span in tag_spans(chosen) if is_phrase([word for word, _, _ in words[slice(*span)]])]
     if not spans:
         return []
-    grouped = {}
-    for (start, end), score in zip(spans, mention_scores(probabilities, spans), strict=True):
+    grouped, scores = {}, mention_scores(probabilities, spans)
+    if temperature is not None:
+        scores = tempered(scores, temperature)
+    for (start, end), score in zip(spans, scores, strict=True):
         stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]))
         mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
         grouped.setdefault(stems, []).append(mention)

@@ -1,10 +1,12 @@
 """How well a token classifier extracts keyphrases: F1@k and F1 of spans, from the Trainer's predictions or a pipeline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from .decoding import rank_phrases, tag_spans, word_tags
+from .documents import full_text, read_jsonl
 from .labels import label_windows, present, tag
 from .metrics import keyphrase_f1
 from .pipeline_keyphrase_extraction import read_labels
@@ -192,3 +194,38 @@ def evaluate_pipeline(
             texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
     gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
     return score_phrases(extract(documents, batch_size=batch_size), gold, k=k, **scoring)
+
+
+def score_files(predictions: str | Path, gold: str | Path, *, rules: str = "lexperts", **scoring) -> dict[str, float]:
+    """Precision, recall and F1 at each k of one file of keyphrases against another; both JSON Lines, in the same order.
+
+    Args:
+        predictions: rows with `keyphrases`, texts or `{"keyphrase", ...}`, best first; a row that could not be read (with
+            `error`) has none.
+        gold: rows with `text`, perhaps `title`, and `keyphrases`, of which those that stand in title or text count.
+        rules, scoring: as in `evaluate_pipeline`.
+
+    Raises:
+        ValueError: for files of different documents.
+    """
+    said, rows = read_jsonl(predictions), read_jsonl(gold, ("text", "keyphrases"))
+    if len(said) != len(rows):
+        raise ValueError(
+            f"{predictions} has {len(said):,} documents and {gold} {len(rows):,}. Score files of the same documents."
+        )
+    for number, (one, other) in enumerate(zip(said, rows, strict=True)):
+        if "id" in other and one.get("id") != other["id"]:
+            raise ValueError(
+                f"Document {number} is {one.get('id')!r} in {predictions} and {other['id']!r} in {gold}. Score files of the "
+                "same documents in the same order."
+            )
+        if "keyphrases" not in one and "error" not in one:
+            raise ValueError(
+                f"{predictions}, document {number}: there is no 'keyphrases'; it has {', '.join(map(repr, one))}."
+            )
+    phrases = [
+        [phrase if isinstance(phrase, Mapping) else {"keyphrase": phrase} for phrase in row.get("keyphrases", ())]
+        for row in said
+    ]
+    wanted = [present(split_words(full_text(row)), row["keyphrases"], rules=rules) for row in rows]
+    return score_phrases(phrases, wanted, **scoring)

@@ -50,7 +50,8 @@ class KeyphraseExtractionPipeline(Pipeline):
     Returns:
         For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`, where
         `text[start:end] == keyphrase`: the first of the `mentions` (`{"start", "end", "score"}`) whose stems are equal.
-        One such list for a document, a list of them for a list, an iterator for anything else.
+        A score is the words' mean probability of their labels, at the temperature `config.keyphrase_temperature` if the
+        model has one, which `calibration.calibrate` finds. One such list for a document, a list of them for a list, an iterator for anything else.
 
     Raises:
         TypeError: for a document of another type or with other keys; it is named by its number.
@@ -221,9 +222,11 @@ class KeyphraseExtractionPipeline(Pipeline):
     ) -> list[list[dict]]:
         """What the model said of each word -> each document's keyphrases, best first."""
         said, results = prepared["said"], []
+        temperature = getattr(self.model.config, "keyphrase_temperature", None)
         for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
             # tags were asked for only if no threshold decides
-            phrases = rank_phrases(text, words, said.document(number), self._threshold(threshold), said.tags(number))
+            p, tags = said.document(number), said.tags(number)
+            phrases = rank_phrases(text, words, p, self._threshold(threshold), tags, temperature)
             results.append([phrase for phrase in phrases if phrase["score"] >= min_score][:top_k])
         return results
 

@@ -40,6 +40,26 @@ TAG_NAMES = ("O", "B", "I")
 DOCUMENTS_AT_A_TIME = 64
 
 
+def load_spacy(name: str):
+    """A spaCy pipeline that is installed, or "blank:LANGUAGE".
+
+    Raises:
+        ImportError: without spaCy.
+        OSError: for a pipeline that is not installed.
+    """
+    try:
+        import spacy
+    except ImportError as error:
+        raise ImportError("Annotations need spaCy. Install it with: pip install lexperts[analysis]") from error
+    try:
+        return spacy.blank(name.removeprefix("blank:")) if name.startswith("blank:") else spacy.load(name)
+    except (OSError, ImportError) as error:
+        raise OSError(
+            f"spaCy cannot open {name!r}. Install it with `python -m spacy download {name}`, or use blank:en, with which "
+            "words, punctuation, stop words and labels are known."
+        ) from error
+
+
 def cramers_v(a: Sequence, b: Sequence) -> float:
     """Association of two categorical variables, 0 to 1, with Bergsma's (2013) correction of its bias.
 

@@ -1,9 +1,9 @@
-"""Specialisation to look at: Cramer's V as a heat map, and a document whose tokens have the colours of their experts."""
+"""Specialisation to look at: tables, Cramér's V as a heat map, and a document in the colours of its tokens' experts."""
 
 from html import escape
 from pathlib import Path
 
-from .specialisation import expert_usage
+from .specialisation import expert_usage, specialisation
 
 # Okabe and Ito's colours, which most eyes tell apart; beyond eight, hues at equal distances
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
@@ -109,3 +109,26 @@ def expert_page(tokens, text: str, path: str | Path, document: int = 0, title: s
     rules = ":root {" + " ".join(f"--e{e}: {colour(e, E)};" for e in range(E)) + " }"
     page = PAGE.format(title=escape(title), legend=legend, text="".join(parts), rules=rules)
     Path(path).write_text(page, encoding="utf-8")
+
+
+def write_views(tokens, texts: list[str], folder: str | Path, page: int = 0) -> str:
+    """Writes specialisation.csv, usage.csv, specialisation.png and document.html, and says what is in the tables.
+
+    Args:
+        tokens: of `token_experts`.
+        texts: the documents.
+        page: number of the one that is shown in colours.
+    """
+    table, usage, folder = specialisation(tokens), expert_usage(tokens), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / "specialisation.csv")
+    usage.to_csv(folder / "usage.csv")
+    plot_specialisation(table, folder / "specialisation.png")
+    expert_page(tokens, texts[page], folder / "document.html", document=page)
+    entropy, shares = (usage.attrs[name] for name in ("entropy", "entropy_of_shares"))
+    return (
+        f"Cramér's V, bias-corrected, {len(tokens):,} tokens of {len(texts):,} documents:\n{table.round(3).to_string()}\n\n"
+        f"{usage.round(3).to_string()}\n"
+        f"The router's entropy: {entropy:.2f} bits a token; {shares:.2f} bits of the shares.\n"
+        f"The tables, specialisation.png and document.html are in {folder}."
+    )

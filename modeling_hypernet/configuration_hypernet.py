@@ -47,6 +47,9 @@ class HypernetConfig(PreTrainedConfig):
         keyphrase_threshold (`float`, default `None`):
             Probability of B or I from which the keyphrase pipeline takes a word into a keyphrase; found on validation
             documents by `keyphrase_tools.evaluation.ExtractionMetrics`. `None` takes the likeliest path.
+        keyphrase_temperature (`float`, default `None`):
+            Temperature of the keyphrase pipeline's scores, found on validation documents by
+            `keyphrase_tools.calibration.calibrate`. `None` leaves them as they are.
         lstm_implementation (`"auto"`, `"by_text"`, `"by_step"` or `"loop"`, default `"auto"`):
             How the main text's LSTM is computed; all give the same. `"auto"` is the fastest on the device.
         cls_token_id, sep_token_id (`int`):
@@ -84,6 +87,7 @@ class HypernetConfig(PreTrainedConfig):
     title_in_main: bool = False
     constrained_decoding: bool = False
     keyphrase_threshold: float | None = None
+    keyphrase_temperature: float | int | None = None
     lstm_implementation: str = "auto"
     cls_token_id: int | None = None
     sep_token_id: int | None = None
@@ -125,6 +129,10 @@ class HypernetConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(map(repr, known))}."
                 )
+        if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
+            raise ValueError(
+                f"keyphrase_temperature={self.keyphrase_temperature}: it must be above 0; 1 changes nothing."
+            )
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
             raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold}: it is a probability, between 0 and 1.")
 

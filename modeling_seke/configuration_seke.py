@@ -40,6 +40,9 @@ class SekeConfig(PreTrainedConfig):
         keyphrase_threshold (`float`, default `None`):
             Probability of B or I from which the keyphrase pipeline takes a word into a keyphrase; found on validation
             documents by `keyphrase_tools.evaluation.ExtractionMetrics`. `None` takes the likeliest label.
+        keyphrase_temperature (`float`, default `None`):
+            Temperature of the keyphrase pipeline's scores, found on validation documents by
+            `keyphrase_tools.calibration.calibrate`. `None` leaves them as they are.
         id2label, label2id, num_labels:
             The labels; by default `O`, `B-KEY`, `I-KEY`.
 
@@ -73,6 +76,7 @@ class SekeConfig(PreTrainedConfig):
     router_z_loss_coef: float | int = 0.0
     label_smoothing: float | int = 0.0
     keyphrase_threshold: float | None = None
+    keyphrase_temperature: float | int | None = None
 
     def __post_init__(self, **kwargs):
         if not type(self).__module__.startswith("transformers_modules"):
@@ -132,6 +136,10 @@ class SekeConfig(PreTrainedConfig):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
 
+        if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
+            raise ValueError(
+                f"keyphrase_temperature={self.keyphrase_temperature}: it must be above 0; 1 changes nothing."
+            )
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
             raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold}: it is a probability, between 0 and 1.")
 
