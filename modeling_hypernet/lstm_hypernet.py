@@ -103,9 +103,9 @@ def read_by_loop(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -
 
 
 def in_torch_order(w: torch.Tensor) -> torch.Tensor:
-    """(B, 4, ...) of f, i, c~, o -> of i, f, c~, o, which PyTorch's kernels take; an index would be slower to derive."""
-    f, i, others = w.split([1, 1, 2], 1)
-    return torch.cat([i, f, others], 1)
+    """(4, N_h, ...) of f, i, c~, o -> (4 N_h, ...) of i, f, c~, o, which PyTorch's kernels take."""
+    f, i, *others = w.unbind(0)  # an index would be slower to derive
+    return torch.cat([i, f, *others])
 
 
 def read_by_text(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -> torch.Tensor:
@@ -114,17 +114,17 @@ def read_by_text(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -
 
     x (B, L, N_x), lengths (B,) -> (B, L, N_h), 0 beyond a text's end.
     """
-    A, X, b = (in_torch_order(w).flatten(1, 2) for w in weights)
-    none = b.new_zeros(1, 1, A.shape[-1])
-    no_bias = torch.zeros_like(b[0])
+    H = weights.bias.shape[-1]
+    none, no_bias = x.new_zeros(1, 1, H), x.new_zeros(GATES * H)
     rows = []
     # unbind: one stacked gradient, where indexing would add up B gradients of full size
-    for v, length, *row in zip(x.unbind(0), lengths.tolist(), X.unbind(0), A.unbind(0), b.unbind(0), strict=True):
+    for v, length, *own in zip(x.unbind(0), lengths.tolist(), *(w.unbind(0) for w in weights), strict=True):
         if length:
-            kernel = ([*row, no_bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
+            A, X, b = map(in_torch_order, own)
+            kernel = ([X, A, b, no_bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
             states = torch.lstm(v[None, :length], (none, none), *kernel)[0][0]
         else:
-            states = v.new_zeros(0, A.shape[-1])
+            states = v.new_zeros(0, H)
         rows.append(F.pad(states, (0, 0, 0, x.shape[1] - length)))
     return torch.stack(rows)
 
