@@ -31,7 +31,7 @@ class Corpus:
     """Documents of a folder of .txt files, a JSON Lines file or a data set, read as they are asked for.
 
     Args:
-        source: a folder, whose files' relative names are the ids; a .jsonl file; or the Hub id of a data set.
+        source: a folder of .txt files, whose relative names are the ids; a .jsonl file; or the Hub id or folder of a data set.
         split: of a data set.
         text_column, title_column, id_column: of files of rows; a text may be a list of words. Without an id a document
             has its number.
@@ -49,8 +49,8 @@ class Corpus:
 
     def __post_init__(self):
         path = Path(self.source)
-        if path.is_dir():
-            self._files = sorted(path.rglob("*.txt"))
+        self._files = sorted(path.rglob("*.txt")) if path.is_dir() else []
+        if self._files:
             self._rows, self._length = self._of_files, len(self._files)
         elif path.is_file():
             self._rows = self._of_lines
@@ -60,8 +60,7 @@ class Corpus:
             self._dataset = open_dataset(self.source, self.split)
             self._rows, self._length = self._of_dataset, len(self._dataset)
         if not self._length:
-            what = "no .txt files" if path.is_dir() else "no documents"
-            raise ValueError(f"There are {what} in {self.source}.")
+            raise ValueError(f"There are no documents in {self.source}.")
 
     def __len__(self) -> int:
         return self._length
@@ -127,8 +126,8 @@ def open_dataset(name: str, split: str):
         return load_dataset(name, split=split)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{name!r} is no folder and no file here, and could not be opened as a data set of the Hub with "
-            f"split={split!r}: {error}"
+            f"{name!r} is no folder of .txt files and no .jsonl file, and could not be opened as a data set with split={split!r}: "
+            f"{error}"
         ) from error
 
 

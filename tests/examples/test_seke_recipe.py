@@ -1,0 +1,157 @@
+"""SEKE's whole recipe by its scripts: stages, seeds, ablations, the card; prediction in two processes; explanation."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoModel, AutoModelForTokenClassification, pipeline
+
+from keyphrase_tools.cards import card_of, is_hub_id, read_record
+from keyphrase_tools.documents import full_text, read_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "examples" / "corpus"
+
+
+def run(*command, module=False):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    start = [sys.executable, *(["-m"] if module else [])]
+    done = subprocess.run([*start, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400)
+    return done
+
+
+def train(backbone, output, *options):
+    return run(
+        ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml", "--backbone", backbone,
+        "--output_dir", output, "--max_length", 64, "--train_files", CORPUS / "test.jsonl",
+        "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 1, "--learning_rate", 0.01, "--show", 0, *options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(backbone, tmp_path_factory):
+    """Two stages, two seeds, without the recurrent encoder."""
+    output = tmp_path_factory.mktemp("runs") / "seke-tiny"
+    stages = ("--first_files", CORPUS / "test.jsonl", "--first_epochs", 1)
+    done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output, done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
+
+
+def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone):
+    output, said, (stages, options) = trained
+    record = read_record(output)
+    scores = [seed["f1@10"] for seed in record["seeds"]]
+    assert [seed["seed"] for seed in record["seeds"]] == [1, 2]
+    assert f"f1@10 over 2 seeds: {100 * mean(scores):.1f} ± {100 * stdev(scores):.1f}" in said
+    of_seeds = [read_record(output / f"seed-{seed}") for seed in (1, 2)]
+    best = max(of_seeds, key=lambda r: r["best_validation_f1@10"])
+    assert record["training"]["seed"] == best["training"]["seed"] and record["test"] == best["test"]
+    assert all(r["model"]["backbone"] == "first" for r in of_seeds) and "The first stage:" in said
+    model = AutoModelForTokenClassification.from_pretrained(output)
+    assert model.rnn is None and model.moe is not None
+    assert model.config.keyphrase_threshold == record["threshold"]
+    assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
+    again = train(backbone, output, *stages, *options)  # all of it is finished
+    assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
+
+
+def test_the_card_says_what_was_recorded(trained):
+    output, *_ = trained
+    record, card = read_record(output), ModelCard.load(output / "README.md")
+    data = card.data.to_dict()
+    assert data["library_name"] == "transformers" and data["pipeline_tag"] == "token-classification"
+    assert {"keyphrase-extraction", "seke"} <= set(data["tags"])
+    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert results["F1@10, lexperts"] == record["test"]["lexperts"]["f1@10"]
+    for part in (
+        f"{100 * record['test']['seke']['f1@5']:.1f}",
+        "mean ± standard deviation",
+        "| `learning_rate` | 0.01 |",
+    ):
+        assert part in card.text
+    assert "with experts over `first`" in card.text and str(output.parent) not in card.text.split("```")[0]
+    assert re.search(r"\| test \| test.jsonl \| 50 \| \d+ \| 100.0% \|", card.text)
+
+
+def test_the_cards_snippet_runs(trained):
+    output, *_ = trained
+    snippet = re.search(r"```python\n(.*?)```", (output / "README.md").read_text(), re.S).group(1)
+    done = run("-c", snippet)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        assert re.fullmatch(r".+ [01](\.\d+)? \d+ \d+", line)
+
+
+def test_a_card_without_test_documents_and_of_a_hub_model():
+    record = {
+        "model": {"type": "seke", "backbone": "microsoft/deberta-v3-base", "use_moe": True, "use_rnn": True, "parameters": 7},
+        "data": {
+            "train": {"source": "midas/inspec", "documents": 10, "keyphrases": 50, "present": 40},
+            "validation": {"source": "midas/inspec", "documents": 5, "keyphrases": 0, "present": 0},
+        },
+        "training": {"seed": 1},
+        "threshold": 0.2,
+        "best_validation_f1@10": 0.5,
+    }  # fmt: skip
+    card = card_of(record, "mine", "me/mine")
+    assert card.data.base_model == "microsoft/deberta-v3-base" and card.data.datasets == ["midas/inspec"]
+    assert 'model="me/mine"' in card.text and "experts and a BiLSTM over `microsoft/deberta-v3-base`" in card.text
+    assert "5 validation documents" in card.text and "threshold 0.2 were chosen: 50.0." in card.text
+    assert is_hub_id("a/b") and not any(map(is_hub_id, ("minilm", "a/b/c", "./a", "/a")))
+
+
+def test_an_unknown_ablation_is_named(backbone, tmp_path):
+    done = train(backbone, tmp_path, "--ablation", "rnn_moe")
+    assert (
+        done.returncode and "--ablation 'rnn_moe' is not known. Use one of vanilla, moe, rnn, moe_rnn." in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_two_processes_predict_what_one_does(trained, tmp_path):
+    output, *_ = trained
+    script = ("examples/seke/predict.py", "--model", output, "--source", CORPUS / "test.jsonl")
+    launch = ("accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1, "--mixed_precision", "no",
+              "--dynamo_backend", "no", "--main_process_port", 0)  # fmt: skip
+    done = run(*launch, ROOT / script[0], *script[1:], "--output", tmp_path / "two.jsonl", module=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("50 documents in") == 1
+    extract = pipeline("keyphrase-extraction", model=str(output))
+    rows, found = read_jsonl(CORPUS / "test.jsonl"), read_jsonl(tmp_path / "two.jsonl")
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    for row, phrases in zip(found, extract([full_text(row) for row in rows]), strict=True):
+        assert [p["keyphrase"] for p in row["keyphrases"]] == [p["keyphrase"] for p in phrases]
+    again = run(ROOT / script[0], *script[1:], "--output", tmp_path / "two.jsonl")
+    assert again.returncode == 2 and "two.jsonl is there already" in again.stderr
+
+
+def test_what_experts_read_is_shown(trained, tmp_path):
+    output, *_ = trained
+    done = run(
+        ROOT / "examples/seke/explain.py", "--model", output, "--files", CORPUS / "test.jsonl", "--documents", 5,
+        "--output_dir", tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "tokens of 5 documents" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "specialisation.csv",
+        "usage.csv",
+        "specialisation.png",
+        "document.html",
+    }
+    assert json.dumps(done.stdout).count("NaN") >= 3  # categories that a blank pipeline does not know

@@ -1,0 +1,93 @@
+"""Scores as probabilities: the error by its formula, the temperature that was put in, and what a pipeline does with it."""
+
+import math
+
+import numpy as np
+import pytest
+from transformers import pipeline
+
+from keyphrase_tools.calibration import (
+    calibrate,
+    calibration_error,
+    expected_calibration_error,
+    fit_temperature,
+    judged,
+    reliability,
+)
+from keyphrase_tools.decoding import tempered
+
+
+def test_the_error_is_the_formula():
+    scores, right = [0.95, 0.91, 0.55, 0.58, 0.52, 1.0, 0.0], [1, 0, 1, 0, 0, 1, 0]
+    expected = (3 * abs((0.95 + 0.91 + 1) / 3 - 2 / 3) + 3 * abs((0.55 + 0.58 + 0.52) / 3 - 1 / 3) + 0) / 7
+    assert expected_calibration_error(scores, right) == pytest.approx(expected)
+    bins = reliability(scores, right)
+    assert [row["phrases"] for row in bins] == [1, 3, 3]
+    assert sum(row["phrases"] * abs(row["score"] - row["share"]) for row in bins) / 7 == pytest.approx(expected)
+    assert expected_calibration_error([0.3] * 10, [1] * 3 + [0] * 7) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_the_temperature_that_was_put_in_is_found(temperature):
+    generator = np.random.default_rng(0)
+    p = generator.uniform(0.02, 0.98, 60_000)
+    right = generator.random(60_000) < p
+    scores = tempered(p, 1 / temperature)  # as sure as 1/T says
+    found = fit_temperature(scores, right)
+    assert found == pytest.approx(temperature, rel=0.03)
+    assert expected_calibration_error(tempered(scores, found), right) < 0.01
+    likelihood = lambda T: np.log(np.where(right, tempered(scores, T), 1 - tempered(scores, T))).sum()  # noqa: E731
+    assert all(likelihood(found) >= likelihood(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
+
+
+def test_a_temperature_keeps_the_order():
+    p = np.array([0.0, 1e-9, 0.2, 0.5, 0.51, 1.0])
+    for T in (0.3, 1.0, 4.0):
+        assert (np.diff(tempered(p, T)) >= 0).all() and tempered(np.array(0.5), T) == 0.5
+    assert tempered(np.array([0.9]), 2)[0] == pytest.approx(1 / (1 + math.sqrt(1 / 9)))
+
+
+def test_phrases_are_right_by_their_stems():
+    phrases = [[{"keyphrase": "Graph-Cuts", "score": 0.9}, {"keyphrase": "network", "score": 0.2}], []]
+    assert judged(phrases, [["graph cut"], ["tree"]]) == ([0.9, 0.2], [True, False])
+
+
+@pytest.fixture
+def extract(tiny_seke, tiny_tokenizer):
+    return pipeline("keyphrase-extraction", model=tiny_seke("bert", keyphrase_threshold=0.3), tokenizer=tiny_tokenizer)
+
+
+TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
+KEYPHRASES = [["graph cuts", "energy problems"], ["networks"]]
+
+
+def test_the_pipeline_uses_the_temperature_that_is_found(extract):
+    before = extract(TEXTS, top_k=None)
+    scores, right = judged(before, [["graph cuts", "energy problems"], ["networks"]])
+    T = calibrate(extract, TEXTS, KEYPHRASES, top_k=None)
+    assert extract.model.config.keyphrase_temperature == T == pytest.approx(fit_temperature(scores, right), rel=1e-3)
+    after = extract(TEXTS, top_k=None)
+    for one, two in zip(before, after, strict=True):
+        assert [phrase["keyphrase"] for phrase in one] == [phrase["keyphrase"] for phrase in two]
+        for p, q in zip(one, two, strict=True):
+            assert q["score"] == pytest.approx(float(tempered(np.array(p["score"]), T)), abs=1e-5)
+            assert q["score"] == max(mention["score"] for mention in q["mentions"])
+    found = calibration_error(extract, TEXTS, KEYPHRASES, top_k=None)
+    assert found["before"] == pytest.approx(expected_calibration_error(scores, right))
+    assert found["after"] == pytest.approx(expected_calibration_error(tempered(np.array(scores), T), right), abs=1e-5)
+    assert found["phrases"] == len(right) and extract.model.config.keyphrase_temperature == T
+    assert calibrate(extract, TEXTS, KEYPHRASES, top_k=None) == pytest.approx(T)  # anew, and not on top
+
+
+def test_it_is_saved_with_the_model(extract, tmp_path):
+    calibrate(extract, TEXTS, KEYPHRASES, top_k=None)
+    expected = extract(TEXTS)
+    extract.save_pretrained(tmp_path)
+    assert pipeline("keyphrase-extraction", model=str(tmp_path))(TEXTS) == expected
+
+
+def test_what_cannot_be_measured_is_named(extract):
+    with pytest.raises(ValueError, match="There are no scores: nothing was extracted. Lower the threshold"):
+        calibrate(extract, ["", " "], [["graph"], []])
+    with pytest.raises(ValueError, match="A score is 1.5, and no probability"):
+        expected_calibration_error([0.5, 1.5], [True, False])

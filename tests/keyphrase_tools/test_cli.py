@@ -1,0 +1,92 @@
+"""`keyphrases` as it is typed."""
+
+import json
+
+import pytest
+import spacy  # noqa: F401  (explain needs it)
+from transformers import pipeline
+from typer.testing import CliRunner
+
+from keyphrase_tools.cli import app
+from keyphrase_tools.evaluation import evaluate_pipeline
+
+TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
+KEYPHRASES = [["graph cuts", "energy problems", "absent words"], ["networks"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_seke("bert", keyphrase_threshold=0.3).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def gold(tmp_path):
+    rows = [
+        {"id": i, "text": text, "keyphrases": own} for i, (text, own) in enumerate(zip(TEXTS, KEYPHRASES, strict=True))
+    ]
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "gold.jsonl")
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_extract_then_score_is_what_the_library_measures(folder, gold, tmp_path):
+    done = call("extract", gold, tmp_path / "out.jsonl", "--model", folder)
+    assert done.exit_code == 0, done.output
+    assert "2 documents in" in done.output
+    expected = evaluate_pipeline(pipeline("keyphrase-extraction", model=folder), TEXTS, KEYPHRASES)
+    done = call("score", tmp_path / "out.jsonl", gold, "--json")
+    assert json.loads(done.output) == pytest.approx(expected)
+    shown = call("score", tmp_path / "out.jsonl", gold, "-k", 5).output.splitlines()
+    assert shown[0].split() == ["precision", "recall", "F1"]
+    assert shown[1].split() == ["@5", *(f"{100 * expected[f'{name}@5']:.1f}" for name in ("precision", "recall", "f1"))]
+
+
+def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):
+    said = tmp_path / "said.jsonl"
+    rows = [{"id": 0, "keyphrases": ["graph cut", "energy problem"]}, {"id": 1, "keyphrases": ["networks"]}]
+    said.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert json.loads(call("score", said, gold, "--json").output)["f1@10"] == 1
+    said.write_text(json.dumps(rows[0]) + "\n")
+    assert "has 1 documents and" in call("score", said, gold).stderr
+    said.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+    assert "Document 0 is 1 in" in call("score", said, gold).stderr
+    said.write_text("".join(json.dumps({"id": row["id"]}) + "\n" for row in rows))
+    assert "there is no 'keyphrases'; it has 'id'" in call("score", said, gold).stderr
+
+
+def test_explain_writes_tables_plot_and_page(folder, gold, tmp_path):
+    done = call("explain", gold, tmp_path / "views", "--model", folder, "--page", 1)
+    assert done.exit_code == 0, done.output
+    names = {path.name for path in (tmp_path / "views").iterdir()}
+    assert names == {"specialisation.csv", "usage.csv", "specialisation.png", "document.html"}
+    assert "Words" in done.output and "The router's entropy" in done.output
+    assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("extract", "nowhere.jsonl", "OUT"), "error: There is no file nowhere.jsonl."),
+        (("extract", "GOLD", "GOLD"), "is there already, and finished. Choose another name"),
+        (("extract", "GOLD", "OUT", "--dtype", "int8"), "error: --dtype 'int8' is not known."),
+        (("extract", "GOLD", "OUT", "--threshold", "2"), "error: threshold=2.0: it is a probability"),
+        (
+            ("explain", "GOLD", "OUT", "--spacy", "no_such_thing"),
+            "error: spaCy cannot open 'no_such_thing'. Install it with",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(arguments, message, folder, gold, tmp_path):
+    given = [{"GOLD": gold, "OUT": str(tmp_path / "out")}.get(name, name) for name in arguments]
+    done = call(*given, "--model", folder)
+    assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_card_needs_a_run(folder):
+    assert "results.json is not there. Training writes it" in call("card", folder).stderr
