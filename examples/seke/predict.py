@@ -1,7 +1,8 @@
 """Extracts the keyphrases of a folder of .txt files, a JSON Lines file or a data set of the Hub.
 
     python examples/seke/predict.py --model runs/seke-minilm --source texts.jsonl --output keyphrases.jsonl
-    accelerate launch --num_processes 2 examples/seke/predict.py --model ... --source midas/inspec --output ...
+    accelerate launch --num_processes 4 examples/seke/predict.py --model ... --source midas/inspec --output ...   # GPUs
+    torchrun --nproc_per_node 2 examples/seke/predict.py --model ... --source ... --output ...   # also on a CPU
 
 Start the same command again after an interruption: it goes on where it stopped, with as many processes as there are then.
 `keyphrases extract` on the command line is the same with one process.
@@ -35,7 +36,7 @@ class Arguments:
 
 def main():
     (args,) = HfArgumentParser(Arguments, description=__doc__.split("\n")[0]).parse_args_into_dataclasses()
-    state = PartialState()
+    state = PartialState(cpu=not torch.accelerator.is_available())
     options = {"top_k": args.top_k} | ({} if args.threshold is None else {"threshold": args.threshold})
     try:
         columns = {"text_column": args.text_column, "title_column": args.title_column}
@@ -60,7 +61,8 @@ def main():
         sys.exit(2)
     if state.is_main_process:
         unread = f"; {finished.errors:,} could not be read, and say why" if finished.errors else ""
-        print(f"{finished.documents:,} documents in {args.output}{unread}")
+        by = f" by {state.num_processes} processes" if state.num_processes > 1 else ""
+        print(f"{finished.documents:,} documents in {args.output}{by}{unread}")
 
 
 if __name__ == "__main__":
