@@ -135,9 +135,7 @@ def round_trip(tiny_seke, tiny_tokenizer, tmp_path_factory):
         code = COMMON + "AutoModelForTokenClassification.from_pretrained('tester/private')"
         stranger = run(code, folder=folder / "c", **hub.env | {"HF_TOKEN": "", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
         names = {name for _, name in hub.repos}
-        tree = dict(
-            hub.repos["model", "tester/run"].commits[hub.repos["model", "tester/run"].branches["main"]]["tree"]
-        )
+        tree = dict(hub.repos["model", "tester/run"].commits[hub.repos["model", "tester/run"].branches["main"]]["tree"])
         private = {name: repo.private for (_, name), repo in hub.repos.items()}
         assert hub.unknown == []
     return pushed, pulled, stranger, {"names": names, "run": set(tree), "private": private}

@@ -227,6 +227,57 @@ def test_two_processes_by_torchrun_give_the_gradients_of_one(tiny_seke, tiny_tok
             assert_close(gradient, model.get_parameter(name).grad, rtol=1e-4, atol=1e-6, msg=f"{backbone} {name}")
 
 
+FULLY_SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from modeling_seke import SekeForTokenClassification
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, folder, backbones = dist.get_rank(), sys.argv[1], sys.argv[2:]
+mesh = init_device_mesh("cpu", (2,))
+batch = torch.load(f"{folder}/batch.pt", weights_only=True)
+mine = {name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()}
+items = (batch["labels"] != -100).sum()
+for backbone in backbones:
+    model = SekeForTokenClassification.from_pretrained(f"{folder}/{backbone}")
+    for part in (model.moe, model.rnn, model):
+        fully_shard(part, mesh=mesh)
+    sharded = sum(p.to_local().numel() for p in model.parameters())
+    assert sharded < 0.6 * sum(p.numel() for p in model.parameters())
+    (model(**mine, num_items_in_batch=items).loss * dist.get_world_size()).backward()
+    found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    stepped = {n: p.full_tensor().detach() for n, p in model.named_parameters()}
+    if rank == 0:
+        torch.save({"gradients": found, "stepped": stepped}, f"{folder}/{backbone}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_fully_sharded_by_fsdp2_it_has_the_gradients_of_one(tiny_seke, tiny_tokenizer, tmp_path):
+    batch = dict(tiny_tokenizer(TEXTS[:4], padding=True, return_tensors="pt"))
+    batch["labels"] = batch["input_ids"].remainder(3).masked_fill(batch["attention_mask"] == 0, -100)
+    torch.save(batch, tmp_path / "batch.pt")
+    for backbone in BACKBONES:
+        tiny_seke(backbone).save_pretrained(tmp_path / backbone)
+    run_by_torchrun(FULLY_SHARDED, tmp_path, *BACKBONES)
+    for backbone in BACKBONES:
+        model, sharded = tiny_seke(backbone), torch.load(tmp_path / f"{backbone}.pt", weights_only=True)
+        model(**batch, num_items_in_batch=(batch["labels"] != -100).sum()).loss.backward()
+        expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert set(sharded["gradients"]) >= set(expected)
+        for name, gradient in expected.items():
+            assert_close(sharded["gradients"][name], gradient, rtol=1e-4, atol=1e-6, msg=f"{backbone} {name}")
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        for name, p in model.named_parameters():
+            assert_close(sharded["stepped"][name], p.detach(), rtol=1e-4, atol=1e-6, msg=f"{backbone} {name}")
+
+
 def run_by_torchrun(code, folder, *arguments):
     script = folder / "script.py"
     script.write_text(code)
