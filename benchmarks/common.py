@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -50,6 +51,29 @@ def write(name: str, results, **settings) -> Path:
     path.write_text(json.dumps({**record, "settings": settings, "results": results}, indent=1) + "\n")
     print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
     return path
+
+
+class Record:
+    """results/NAME.json as rows that are added one by one, so that nothing is lost on interruption, nor made again."""
+
+    def __init__(self, name: str, **settings):
+        self.name, self.settings, self.lock = name, settings, Lock()
+
+    def rows(self) -> list[dict]:
+        path = RESULTS / f"{self.name}.json"
+        return json.loads(path.read_text())["results"] if path.exists() else []
+
+    def find(self, **place) -> dict | None:
+        """The row of a place, such as `system="a", seed=0`."""
+        found = (row for row in self.rows() if all(row.get(name) == value for name, value in place.items()))
+        return next(found, None)
+
+    def add(self, row: dict) -> dict:
+        """A row, with the commit that it was measured at."""
+        row = row | {"commit": commit()}
+        with self.lock:  # read again: the same script may run for other places
+            write(self.name, [*self.rows(), row], **self.settings)
+        return row
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, dict]:

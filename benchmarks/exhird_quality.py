@@ -16,9 +16,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
-from common import RESULTS, commit, write
+from common import Record
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "exhird"
 TRAIN = ("kp20k_sample", "stackexchange", "inspec")
@@ -96,7 +95,7 @@ def run(options, system: str, seed: int) -> dict:
     row = {"system": system, "seed": seed, "settings": settings, "scores": found, "seconds": seconds}
     present = "   ".join(f"{name} {100 * s['present']['F1@M']:.1f}" for name, s in found["exclusion"].items())
     print(f"{system}, seed {seed}: present F1@M {present}   ({seconds:.0f} s)", flush=True)
-    return row | {"commit": commit()}
+    return row
 
 
 def main():
@@ -109,23 +108,13 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="at once, of one thread each")
     parser.add_argument("--name", default="exhird_quality", help="of the file in results/")
     options = parser.parse_args()
-    path, lock = RESULTS / f"{options.name}.json", Lock()
-
-    def rows_so_far() -> list[dict]:
-        return json.loads(path.read_text())["results"] if path.exists() else []
-
-    known = {(row["system"], row["seed"]) for row in rows_so_far()}
-
-    def one(place: tuple[str, int]):
-        row = run(options, *place)
-        with lock:  # read again: the same script may run for other systems
-            write(options.name, [*rows_so_far(), row], shared=SHARED, rows=options.rows)
-
+    record = Record(options.name, shared=SHARED, rows=options.rows)
     for warm in sorted({SYSTEMS[name]["encoder_type"] == "pretrained" for name in options.systems}):
         prepare(options, warm)
-    places = [(system, seed) for seed in options.seeds for system in options.systems if (system, seed) not in known]
+    places = [(system, seed) for seed in options.seeds for system in options.systems]
+    left = [(system, seed) for system, seed in places if not record.find(system=system, seed=seed)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one, places))
+        list(pool.map(lambda place: record.add(run(options, *place)), left))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
-from common import RESULTS, commit, write
+from common import Record
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "hypernet"
 SHARED = {
@@ -182,38 +181,24 @@ def test_scores(results: dict) -> dict[str, float]:
     return {name: test[name] for name in ("exact", "f1", "HasAns_f1", "NoAns_f1") if name in test}
 
 
-class Record:
-    """The runs in results/NAME.json: one row each, so that nothing is lost on interruption, nor made again elsewhere."""
-
-    def __init__(self, options):
-        self.options, self.lock = options, Lock()
-
-    def rows(self) -> list[dict]:
-        path = RESULTS / f"{self.options.name}.json"
-        return json.loads(path.read_text())["results"] if path.exists() else []
-
-    def get(self, **place) -> dict:
-        """The row of a run; made where there is none."""
-        found = [row for row in self.rows() if all(row[name] == value for name, value in place.items())]
-        if found:
-            return found[0]
-        results = run(self.options, **place)
-        scores = {"validation": validation_score(results), "test": test_scores(results)}
-        row = {**place, **scores, "commit": commit()}
-        said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"].items())
-        print(f"{', '.join(map(str, place.values()))}: {said}", flush=True)
-        with self.lock:  # read again: the same script may run for other tasks
-            write(self.options.name, [*self.rows(), row], rates=RATES, backbone_rate=BACKBONE_RATE)
+def get(record: Record, options, **place) -> dict:
+    """The row of a run; made where there is none."""
+    if row := record.find(**place):
         return row
+    results = run(options, **place)
+    row = {**place, "validation": validation_score(results), "test": test_scores(results)}
+    said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"].items())
+    print(f"{', '.join(map(str, place.values()))}: {said}", flush=True)
+    return record.add(row)
 
-    def measure(self, place: tuple[str, str, str]):
-        """All rates with the first seed, then the other seeds at the best."""
-        task, way, reader = place
-        seeds = TASKS[task][-1]
-        first = [self.get(task=task, way=way, reader=reader, rate=rate, seed=seeds[0]) for rate in RATES]
-        rate = max(first, key=lambda row: row["validation"])["rate"]
-        for seed in seeds[1:]:
-            self.get(task=task, way=way, reader=reader, rate=rate, seed=seed)
+
+def measure(record: Record, options, task: str, way: str, reader: str):
+    """All rates with the first seed, then the other seeds at the best."""
+    place, seeds = {"task": task, "way": way, "reader": reader}, TASKS[task][-1]
+    first = [get(record, options, **place, rate=rate, seed=seeds[0]) for rate in RATES]
+    rate = max(first, key=lambda row: row["validation"])["rate"]
+    for seed in seeds[1:]:
+        get(record, options, **place, rate=rate, seed=seed)
 
 
 def main():
@@ -227,9 +212,10 @@ def main():
     parser.add_argument("--name", default="hypernet_quality", help="of the file in results/")
     options = parser.parse_args()
     hold_out(options)
+    record = Record(options.name, rates=RATES, backbone_rate=BACKBONE_RATE)
     places = [(task, way, reader) for task in options.tasks for way in options.ways for reader in TASKS[task][1]]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(Record(options).measure, [place for place in places if place[2] in options.readers]))
+        list(pool.map(lambda place: measure(record, options, *place), [p for p in places if p[2] in options.readers]))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from keyphrase_tools.stemming import stem_phrase
 from keyphrase_tools.words import split_words
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "seke"))
-from train import DataArguments, load_documents
+from recipe import DataArguments, load_documents
 
 # of p, each word's probability of its place (B first, then I); n, of any place in a keyphrase (not O); q, that the next
 # word does not go on

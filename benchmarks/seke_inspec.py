@@ -26,7 +26,7 @@ from keyphrase_tools.words import split_words
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "seke"))
-from train import DataArguments, load_documents  # noqa: E402
+from recipe import DataArguments, load_documents  # noqa: E402
 
 HEADS = {
     "moe_rnn": {},

