@@ -4,8 +4,9 @@
 
 Each reader has the same encoder, head, rows and epochs, states of the same size (512) and, of three, the rate that does best
 on validation rows with the first seed: the hypernetwork as in the paper (one way), reading both ways, and both ways with weights
-that all texts share, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen and fine-tuned, by the scripts of
-examples/hypernet.
+that all texts share, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen
+and fine-tuned, by the scripts of examples/hypernet. Keyphrases are chosen by the best path or by a threshold of probability,
+whichever does better on validation documents; the best paths alone are a row of their own.
 
 A run that lies in the work folder or stands in results/hypernet_quality.json is not made again.
 """
@@ -30,6 +31,8 @@ SHARED = {
     "use_cpu": True,
     "disable_tqdm": True,
     "weight_decay": 0.01,
+    "warmup_steps": 0.1,  # a share
+    "adam_beta2": 0.98,
     "backbone": "minilm",
 }
 EVERY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, "logging_steps": 50}
@@ -174,7 +177,7 @@ def test_scores(results: dict) -> dict[str, float]:
     """In per cent."""
     test = results["test"]
     if "spans" in test:
-        scores = {"F1 of spans": 100 * test["spans"]["f1"]}
+        scores = {"F1 of spans": 100 * test["spans"]["f1"], "F1 of spans, best paths": 100 * test["paths"]["f1"]}
         return scores | {f"F1@{k}, {r}": 100 * test[r][f"f1@{k}"] for r in ("lexperts", "seke") for k in (5, 10)}
     if "test_accuracy" in test:
         return {"accuracy": 100 * test["test_accuracy"]}

@@ -23,10 +23,17 @@ from common import write
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from modeling_lexicon.data_lexicon import (
+    DefinitionCollator,
+    definition_losses,
+    encode_split,
+    perplexity,
+    prompt,
+    read_definitions,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
 LEXICON = ROOT / "examples" / "lexicon"
-sys.path.insert(0, str(LEXICON))
-from data import DefinitionCollator, definition_losses, encode_split, perplexity, prompt, read_definitions  # noqa: E402
 
 SPLITS = ("train", "validation", "test")
 SLICES = 4

@@ -32,7 +32,8 @@ class ExtractionMetrics:
         titles: of the documents, `None` where there is none, for models that read them as meta-text; `texts` are then what
             is labelled, joined to the title beforehand if the model has `title_in_main`.
         max_title_length: as in `labels.encode`.
-        spans: also report `span_precision`, `span_recall` and `span_f1`, by `span_scores`, of the labels chosen.
+        spans: also report `span_precision`, `span_recall` and `span_f1`, by `span_scores`, of the labels chosen; the threshold
+            is then the one with the best `span_f1`. If `None` is among the thresholds, `path_span_f1` is what it gives.
 
     Attributes:
         rows: the evaluation set that belongs to it, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
@@ -116,15 +117,19 @@ class ExtractionMetrics:
                 for text, words, p, tags in documents
             ]
             scores = score_phrases(phrases, self._gold, **self._scoring)
+            if self._gold_tags is not None:
+                chosen = [
+                    word_tags(p, threshold) if tags is None or threshold is not None else tags
+                    for _, _, p, tags in documents
+                ]
+                of_spans = span_scores(chosen, self._gold_tags)
+                scores |= {f"span_{name}": score for name, score in of_spans.items()}
             tried.append(scores if threshold is None else {**scores, "threshold": threshold})
-        best = max(tried, key=lambda scores: scores[f"f1@{self._scoring['k'][-1]}"])
-        if self._gold_tags is None:
+        by = f"f1@{self._scoring['k'][-1]}" if self._gold_tags is None else "span_f1"
+        best = max(tried, key=lambda scores: scores[by])
+        if self._gold_tags is None or None not in self._thresholds:
             return best
-        threshold = best.get("threshold")
-        chosen = [
-            word_tags(p, threshold) if tags is None or threshold is not None else tags for _, _, p, tags in documents
-        ]
-        return best | {f"span_{name}": score for name, score in span_scores(chosen, self._gold_tags).items()}
+        return best | {"path_span_f1": tried[self._thresholds.index(None)]["span_f1"]}
 
     def _check_order(self, label_ids: np.ndarray) -> None:
         """The labels that came back must be those of `rows`, in their order and from the left."""

@@ -3,6 +3,7 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from .configuration_lexicon import LexiconConfig
+from .data_lexicon import DefinitionCollator, encode_rows, prompt, read_definitions
 from .modeling_lexicon import (
     LexiconCausalLMOutput,
     LexiconForCausalLM,
@@ -19,6 +20,7 @@ AutoModelForCausalLM.register(LexiconConfig, LexiconForCausalLM)
 AutoModelForSequenceClassification.register(LexiconConfig, LexiconForSequenceClassification)
 
 __all__ = [
+    "DefinitionCollator",
     "LexiconCausalLMOutput",
     "LexiconConfig",
     "LexiconForCausalLM",
@@ -27,4 +29,7 @@ __all__ = [
     "LexiconModelOutput",
     "LexiconPreTrainedModel",
     "LexiconSequenceClassifierOutput",
+    "encode_rows",
+    "prompt",
+    "read_definitions",
 ]

@@ -5,7 +5,8 @@
 
 A YAML file gives arguments; those on the command line win. Start the same command again after an interruption: training
 goes on from the last checkpoint. The output folder holds the best model, its code and its pipeline; results.json the scores
-of every epoch and of the test set: exact phrase-level micro F1 of the best paths, as in the paper, and F1@5 and F1@10.
+of every epoch and of the test set: exact phrase-level micro F1 of the best paths, as in the paper, and, with F1@5 and F1@10, of
+the words whose probability reaches the threshold that does best on the validation documents, if any does better.
 """
 
 import json
@@ -19,7 +20,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipe
 
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.documents import coverage, read_jsonl
-from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
+from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import encode, tag
 from keyphrase_tools.words import split_words
 from modeling_hypernet import HypernetCollator, StatesDataset
@@ -94,7 +95,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         model.config.id2label,
         titles=validation["title"],
         spans=True,
-        thresholds=(None,),
+        thresholds=(None, *THRESHOLDS),
     )
     rows = {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
@@ -120,8 +121,14 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     return trainer, documents.get("test")
 
 
-def score_paths(extract, documents: dict[str, list]) -> dict[str, float]:
-    """Micro precision, recall and F1 of the mentions that the best paths name, against the gold labels' spans."""
+def best_threshold(state) -> float | None:
+    """That of the best model's validation score, `None` where the best path was better than any."""
+    evaluations = [entry for entry in state.log_history if "eval_span_f1" in entry]
+    return max(evaluations, key=lambda entry: entry["eval_span_f1"]).get("eval_threshold")
+
+
+def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
+    """Micro precision, recall and F1 of the mentions that a pipeline names, against the gold labels' spans."""
     right = named = gold = 0
     given = [{"title": title, "text": text} for title, text in zip(documents["title"], documents["text"], strict=True)]
     for text, keyphrases, phrases in zip(
@@ -137,18 +144,22 @@ def score_paths(extract, documents: dict[str, list]) -> dict[str, float]:
 
 def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: int):
     """Writes results.json; prints the test scores and some documents' keyphrases."""
-    results = {"best_validation_span_f1": trainer.state.best_metric, "epochs": trainer.state.log_history}
+    config, state = extract.model.config, trainer.state
+    results = {"best_validation_span_f1": state.best_metric, "threshold": config.keyphrase_threshold}
+    results["epochs"] = state.log_history
     if documents:
-        results["test"] = {"spans": score_paths(extract, documents)}
+        results["test"] = {"spans": score_mentions(extract, documents)}
+        threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
+        results["test"]["paths"] = score_mentions(extract, documents)
+        config.keyphrase_threshold = threshold
         for rules in ("lexperts", "seke"):
             results["test"][rules] = evaluate_pipeline(
                 extract, documents["text"], documents["keyphrases"], titles=documents["title"], rules=rules
             )
         scores = results["test"]["lexperts"]
         at = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
-        print(
-            f"test, {len(documents['text']):,} documents: F1 of spans {100 * results['test']['spans']['f1']:.1f}   {at}"
-        )
+        spans, paths = (100 * results["test"][name]["f1"] for name in ("spans", "paths"))
+        print(f"test, {len(documents['text']):,} documents: F1 of spans {spans:.1f} (best paths {paths:.1f})   {at}")
         for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
             phrases = extract({"title": title, "text": text})
             print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
@@ -160,6 +171,7 @@ def main():
     trainer, documents = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
     output = training_args.output_dir
     trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         extract.save_pretrained(output)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from data import DefinitionCollator, definition_nll, encode_split, perplexity_metric, prompt, read_definitions
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -28,6 +27,15 @@ from transformers import (
     Trainer,
     TrainingArguments,
     set_seed,
+)
+
+from modeling_lexicon.data_lexicon import (
+    DefinitionCollator,
+    definition_nll,
+    encode_split,
+    perplexity_metric,
+    prompt,
+    read_definitions,
 )
 
 

@@ -14,13 +14,14 @@ import importlib.util
 from dataclasses import dataclass, field
 
 import torch
-from data import DefinitionCollator, definition_nll, perplexity_metric
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from routing_report import flat, places, routing_of, routing_sums, summarise, table
 from torch import nn
 from train_expert import DataArguments, encoded, finish, last_checkpoint, load_split, parse_arguments, refuse, say
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from modeling_lexicon.data_lexicon import DefinitionCollator, definition_nll, perplexity_metric
 
 if importlib.util.find_spec("modeling_lexicon"):
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)

@@ -40,10 +40,11 @@ def lexicon():
     """The examples' modules, which are scripts of a folder and no package."""
     sys.path.insert(0, str(LEXICON))
     try:
-        import data
         import routing_report
         import train_expert
         import tune_router
+
+        from modeling_lexicon import data_lexicon as data
 
         scripts = {"train_main": train_expert.main, "tune_main": tune_router.main}
         yield SimpleNamespace(**vars(data) | vars(routing_report) | vars(train_expert) | scripts)
