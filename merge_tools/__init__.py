@@ -1,6 +1,7 @@
-"""Llama experts in, one routed mixture out: composed, checked, inspected, extended, taken apart again."""
+"""Definitions into clusters, Llama experts in, one routed mixture out: composed, checked, inspected, extended, taken apart again."""
 
 from .checks import check
+from .clustering import cluster
 from .composing import compose, load_experts, prepare
 from .errors import MergeError
 from .mixture import inspect, verify
@@ -20,6 +21,7 @@ __all__ = [
     "Routing",
     "add",
     "check",
+    "cluster",
     "compose",
     "export",
     "extract",

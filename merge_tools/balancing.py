@@ -2,9 +2,9 @@
 
 Letters: n rows, d their size, K clusters, c (n, K) costs, s a cluster's size, q = floor(n / K).
 
-An assignment of least cost for its own sizes is found by prices: each row goes where c_ik + p_k is least. The prices are moved
-until the sizes are nearly equal; what is left is moved one row at a time along the cheapest chain of clusters, which keeps
-the assignment one of least cost (successive shortest paths, as in any minimum-cost flow).
+Where each row goes where c_ik + p_k is least, the assignment is one of least cost for its own sizes, whatever the prices p. They
+are set so that the sizes are nearly equal; what is left is moved one row at a time along the cheapest chain of clusters, which
+keeps the assignment one of least cost (successive shortest paths, as in any minimum-cost flow).
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from .errors import MergeError
 
 
-def balanced_assignment(c: np.ndarray, rounds: int = 200) -> np.ndarray:
+def balanced_assignment(c: np.ndarray) -> np.ndarray:
     """Costs (n, K) -> labels (n,) of least total cost among those whose sizes are all q or q + 1.
 
     Raises:
@@ -23,29 +23,65 @@ def balanced_assignment(c: np.ndarray, rounds: int = 200) -> np.ndarray:
         raise MergeError(f"{n} rows cannot fill {K} clusters. Use at most as many clusters as rows.")
     if not np.isfinite(c).all():
         raise MergeError(f"The costs of row {int((~np.isfinite(c)).any(1).argmax())} are no finite numbers.")
-    c = c.astype(np.float64)
-    labels = (c + balancing_prices(c, rounds)).argmin(1)
-    return even_out(c, labels)
+    return assign(c.astype(np.float64), np.zeros(K))[0]
 
 
-def balancing_prices(c: np.ndarray, rounds: int) -> np.ndarray:
-    """p (K,) under which the rows' choices have nearly equal sizes: the dual problem, by one price after the other.
+def assign(c: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Costs (n, K) in float64, prices to start from (K,) -> balanced labels (n,), and their prices."""
+    p = balancing_prices(c, p)
+    return even_out(c, (c + p).argmin(1)), p
 
-    A price is set so that its cluster has n / K rows while the others' prices stand, over and over, until that changes nothing.
+
+def balancing_prices(c: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """p (K,) under which the rows' choices have nearly equal sizes.
+
+    Rows choose softly, P_ik = softmax_k(-(c_ik + p_k) / e), and Newton's method makes the sums of P equal, sharper and sharper.
+    Prices to start from are good where the costs have changed little, and else it begins anew.
+    """
+    K = c.shape[1]
+    if K == 1:
+        return p
+    best, second = np.partition(c, 1, axis=1)[:, :2].T
+    spread = max(float(np.mean(second - best)), 1e-12)
+    found, off = equal_sums(c, p, spread / 100)
+    if off > 1:
+        found = np.zeros(K)
+        for e in (spread, spread / 3, spread / 10, spread / 30, spread / 100):
+            found, _ = equal_sums(c, found, e)
+    return equal_sums(c, found, spread / 1000)[0]
+
+
+def equal_sums(c: np.ndarray, p: np.ndarray, e: float, rounds: int = 20) -> tuple[np.ndarray, float]:
+    """Newton's method for sum_i P_ik = n / K -> p (K,), and by how many rows the sums are off.
+
+    d sum_i P_ik / d p_l = -(diag(s) - P^T P)_kl / e,  s the sums
     """
     n, K = c.shape
-    p, wanted = np.zeros(K), n / K
+    P = soft_choices(c, p, e)
     for _ in range(rounds):
-        sizes = np.bincount((c + p).argmin(1), minlength=K)
-        if np.abs(sizes - wanted).max() <= 1:
+        s = P.sum(0)
+        off = np.abs(s - n / K).max()
+        if off <= 0.5:
             break
-        for k in np.argsort(-np.abs(sizes - wanted)):
-            others = np.delete(c + p, k, 1).min(1) if K > 1 else np.zeros(n)
-            margins = np.sort(others - c[:, k])  # a row chooses k where p_k is below its margin
-            place = n - round(wanted)
-            low, high = margins[max(place - 1, 0)], margins[min(place, n - 1)]
-            p[k] = (low + high) / 2
-    return p
+        H = (np.diag(s) - P.T @ P) / e + np.eye(K) * 1e-9 * n / e
+        step = np.linalg.solve(H, s - n / K)
+        step -= step.mean()  # all prices together change nothing
+        for _ in range(8):  # as far as it helps
+            P = soft_choices(c, p + step, e)
+            if np.abs(P.sum(0) - n / K).max() < off:
+                break
+            step /= 2
+        else:
+            return p, float(off)
+        p = p + step
+    return p, float(np.abs(P.sum(0) - n / K).max())
+
+
+def soft_choices(c: np.ndarray, p: np.ndarray, e: float) -> np.ndarray:
+    """softmax of -(c + p) / e, (n, K)."""
+    u = -(c + p) / e
+    u = np.exp(u - u.max(1, keepdims=True))
+    return u / u.sum(1, keepdims=True)
 
 
 def even_out(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -53,37 +89,40 @@ def even_out(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
     n, K = c.shape
     q, labels = n // K, labels.copy()
     sizes = np.bincount(labels, minlength=K)
+    step, row = np.full((K, K), np.inf), np.zeros((K, K), dtype=int)
+    changed = range(K)
     while True:
+        for a in changed:
+            step[a], row[a] = cheapest_moves(c, labels, a)
         too_big, too_small = sizes > q + 1, sizes < q
-        if not (too_big.any() or too_small.any()):
-            return labels
         sources = too_big if too_big.any() else sizes > q
         sinks = too_small if too_small.any() else sizes <= q
-        step, row = cheapest_moves(c, labels)
-        path = shortest_path(step, sources, sinks)
-        moved = [(row[a, b], b) for a, b in zip(path, path[1:], strict=False)]
-        for i, b in moved:
-            labels[i] = b
+        if not (sources.any() and sinks.any()):
+            return labels
+        cost, path = shortest_path(step, sources, sinks)
+        if not (too_big.any() or too_small.any()) and cost >= -1e-12:
+            return labels  # no other cluster would rather be one of those with q + 1
+        for a, b in zip(path, path[1:], strict=False):
+            labels[row[a, b]] = b
         sizes[path[0]] -= 1
         sizes[path[-1]] += 1
+        changed = path
 
 
-def cheapest_moves(c: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """-> (K, K) what it costs at least to move one row from a to b, and which row that is."""
-    K = c.shape[1]
-    step, row = np.full((K, K), np.inf), np.zeros((K, K), dtype=int)
-    for a in range(K):
-        own = np.flatnonzero(labels == a)
-        if len(own):
-            more = c[own] - c[own, a][:, None]
-            best = more.argmin(0)
-            step[a], row[a] = more[best, np.arange(K)], own[best]
-        step[a, a] = np.inf
-    return step, row
+def cheapest_moves(c: np.ndarray, labels: np.ndarray, a: int) -> tuple[np.ndarray, np.ndarray]:
+    """-> (K,) what it costs at least to move one row from a to each other cluster, and which rows these are."""
+    own = np.flatnonzero(labels == a)
+    if not len(own):
+        return np.full(c.shape[1], np.inf), np.zeros(c.shape[1], dtype=int)
+    more = c[own] - c[own, a][:, None]
+    best = more.argmin(0)
+    step = more[best, np.arange(c.shape[1])]
+    step[a] = np.inf
+    return step, own[best]
 
 
-def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> list[int]:
-    """The cheapest way from any source to any sink; steps may be negative, rounds of them are not (Bellman and Ford)."""
+def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> tuple[float, list[int]]:
+    """The cheapest way from a source to a sink, and its cost; steps may be negative, rounds of them are not (Bellman-Ford)."""
     K = len(step)
     cost, before = np.where(sources, 0.0, np.inf), np.full(K, -1)
     for _ in range(K):
@@ -97,33 +136,32 @@ def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> l
     path = [end]
     while before[path[0]] >= 0:
         path.insert(0, int(before[path[0]]))
-    return path
-
-
-def distances(x: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """|x_i - m_k|^2 as (n, K), in float64."""
-    cross = (x @ centroids.T).astype(np.float64)
-    return np.maximum(
-        (x.astype(np.float64) ** 2).sum(1)[:, None] - 2 * cross + (centroids.astype(np.float64) ** 2).sum(1), 0
-    )
+    return float(cost[end]), path
 
 
 def balanced_kmeans(
     x: np.ndarray, K: int, *, seed: int = 42, iterations: int = 1000, tolerance: float = 1e-8
 ) -> tuple[np.ndarray, np.ndarray]:
-    """x (n, d) -> labels (n,) and centroids (K, d): k-means++, then exact balanced assignment and means in turn.
+    """x (n, d) in float32 -> labels (n,) and centroids (K, d): k-means++, then exact balanced assignment and means in turn.
 
-    Ends where the centroids move by less than `tolerance` (the sum of squares), or after `iterations`.
+    Ends where the centroids move by no more than `tolerance` (the sum of squares), or after `iterations`.
 
     Raises:
-        MergeError: for more clusters than rows, or rows that are no numbers.
+        MergeError: for more clusters than rows.
     """
     from sklearn.cluster import kmeans_plusplus
 
+    if len(x) < K:
+        raise MergeError(f"{len(x)} rows cannot fill {K} clusters. Use at most as many clusters as rows.")
     centroids, _ = kmeans_plusplus(x, K, random_state=seed)
+    p = np.zeros(K)
     for _ in range(iterations):
-        labels = balanced_assignment(distances(x, centroids))
-        moved = np.stack([x[labels == k].mean(0) for k in range(K)]).astype(x.dtype)
+        # |x - m|^2 without |x|^2, which is the same for all clusters
+        c = (centroids**2).sum(1) - 2 * (x @ centroids.T).astype(np.float64)
+        labels, p = assign(c, p)
+        members = np.zeros((K, len(x)), dtype=x.dtype)
+        members[labels, np.arange(len(x))] = 1
+        moved = members @ x / members.sum(1, keepdims=True)
         shift = float(((moved - centroids) ** 2).sum())
         centroids = moved
         if shift <= tolerance:

