@@ -107,16 +107,10 @@ def test_the_other_methods(method, data, tmp_path):
         found = cluster(data, tmp_path / "out", k=2, method=method, embedder=embedder, name="mine", plot=False)
         again = cluster(data, tmp_path / "again", k=2, method=method, embedder=embedder, name="mine", plot=False)
         assert found == again and read(tmp_path / "out") == read(tmp_path / "again")
-        other = cluster(
-            data, tmp_path / "other", k=2, method=method, embedder=embedder, name="mine", plot=False, seed=1
-        )
-        assert (
-            (read(tmp_path / "out") == read(tmp_path / "other")) == (method != "random")
-            or other["sizes"] != found["sizes"]
-            or method != "random"
-        )
         if method == "random":
             assert sorted(found["sizes"]) == [20, 21]
+            cluster(data, tmp_path / "other", k=2, method=method, plot=False, seed=1)
+            assert read(tmp_path / "out") != read(tmp_path / "other")
         else:
             kinds = [
                 {"farm" in row["context"] for row in part if row["term"] != "ox"} for part in read(tmp_path / "out")
