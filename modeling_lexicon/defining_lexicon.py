@@ -1,0 +1,243 @@
+"""Terms in contexts as prompts, their definitions by `generate`, and which of several is the best.
+
+Letters: B rows, n samples of a row, T tokens.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging
+
+from .data_lexicon import prompt
+
+logger = logging.get_logger(__name__)
+
+SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05}
+ON_LONG = ("cut", "error")
+
+
+def check_row(row, number: int) -> tuple[str, str]:
+    """A row -> term and context.
+
+    Raises:
+        TypeError: for a row of another form.
+    """
+    if isinstance(row, Mapping) and all(
+        isinstance(row.get(name), str) and row[name].strip() for name in ("term", "context")
+    ):
+        return row["term"], row["context"]
+    raise TypeError(
+        f"Row {number} is {row!r:.80}. Pass {{'term': ..., 'context': ...}}, both texts that are not empty."
+    )
+
+
+class Definer:
+    """Writes definitions; its arguments are those of `DefinitionModelingPipeline`.
+
+    Raises:
+        ValueError: for options that cannot be, and a tokenizer without BOS or EOS.
+    """
+
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        *,
+        best_of: int = 1,
+        num_definitions: int = 1,
+        reward_model=None,
+        domain_ids: int | Sequence[int] | None = None,
+        embedder=None,
+        max_new_tokens: int = 64,
+        on_long: str = "cut",
+        **generate_kwargs,
+    ):
+        for name, value in (
+            ("best_of", best_of),
+            ("num_definitions", num_definitions),
+            ("max_new_tokens", max_new_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value}: it must be 1 or more.")
+        if num_definitions > best_of:
+            raise ValueError(
+                f"num_definitions={num_definitions} of best_of={best_of} samples. Use best_of={num_definitions} or more."
+            )
+        if on_long not in ON_LONG:
+            raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise ValueError(
+                "The tokenizer has no BOS or no EOS, and the prompt begins with the one and ends in the other."
+            )
+        self.model, self.tokenizer, self.best_of, self.num_definitions = model, tokenizer, best_of, num_definitions
+        self.reward, self.domain_ids, self.embedder = open_reward(reward_model, model.device), domain_ids, embedder
+        self.max_new_tokens, self.on_long = max_new_tokens, on_long
+        sampled = best_of > 1 or generate_kwargs.get("do_sample", False)
+        # a greedy answer has no use for what a checkpoint says of sampling
+        plain = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
+        self.options = {"do_sample": sampled, **(SAMPLING if sampled else plain), **generate_kwargs}
+        self.limit = getattr(model.config, "max_position_embeddings", None) or 10**9
+
+    def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
+        """Rows -> their definitions, in order; `first` is the first one's number, for messages."""
+        checked = [check_row(row, first + i) for i, row in enumerate(rows)]
+        prompts = [self.prompt_ids(*pair) for pair in checked]
+        domains = self.domains(checked, first)
+        order = sorted(range(len(rows)), key=lambda i: len(prompts[i]), reverse=True)
+        found: list = [None] * len(rows)
+        for start in range(0, len(order), batch_size):
+            own = order[start : start + batch_size]
+            ids = None if domains is None else domains["ids"][own]
+            for i, answers in zip(own, self.define([prompts[i] for i in own], ids), strict=True):
+                more = (
+                    {}
+                    if domains is None or domains["distances"] is None
+                    else {"domain": int(domains["ids"][i]), "distance": round(float(domains["distances"][i]), 6)}
+                )
+                listed = [
+                    {"term": checked[i][0], "definition": text, "score": score, **more} for text, score in answers
+                ]
+                found[i] = listed if self.num_definitions > 1 else listed[0]
+        return found
+
+    def prompt_ids(self, term: str, context: str) -> list[int]:
+        """BOS prompt EOS; a context without room loses words on both sides of the term.
+
+        Raises:
+            ValueError: under "error", or where not even the term has room.
+        """
+        room = self.limit - self.max_new_tokens
+        ids = self.encode(term, context)
+        if len(ids) <= room:
+            return ids
+        message = f"The context of {term!r:.60} has {len(ids):,} tokens, and the model {self.limit:,} positions"
+        if self.on_long == "error":
+            raise ValueError(
+                f"{message}, {self.max_new_tokens} of them for the definition. Use on_long='cut', or shorten it."
+            )
+        words = context.split()
+        wanted = term.lower().split()
+        lowered = [word.strip(".,;:!?\"'()").lower() for word in words]
+        places = [i for i in range(len(words)) if lowered[i : i + len(wanted)] == wanted]
+        middle, kept = (places[0] if places else 0), 0
+        low, high = 0, len(words)
+        while low <= high:  # the widest window that has room
+            width = (low + high) // 2
+            piece = words[max(0, middle - width) : middle + width + len(wanted)]
+            tried = self.encode(term, " ".join(piece))
+            if len(tried) <= room:
+                ids, kept, low = tried, len(piece), width + 1
+            else:
+                high = width - 1
+        if len(ids) > room:
+            raise ValueError(
+                f"{message}: not even the term has room beside max_new_tokens={self.max_new_tokens}. Use fewer."
+            )
+        logger.warning(
+            f"{message}; {len(words) - kept:,} of its {len(words):,} words, those furthest from the term, are not read."
+        )
+        return ids
+
+    def encode(self, term: str, context: str) -> list[int]:
+        question = self.tokenizer(
+            prompt(term, context), add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return [self.tokenizer.bos_token_id, *question["input_ids"], self.tokenizer.eos_token_id]
+
+    def domains(self, rows: list[tuple[str, str]], first: int) -> dict | None:
+        """-> ids (B,) of the experts and distances (B,) to their centroids, or `None` where nobody chooses beforehand."""
+        if self.domain_ids is not None:
+            given = self.domain_ids
+            ids = [given] * len(rows) if isinstance(given, int) else list(given)[first : first + len(rows)]
+            if len(ids) != len(rows):
+                raise ValueError(
+                    f"There are {len(ids)} domain_ids for {len(rows)} rows. Pass one for all, or one each."
+                )
+            return {"ids": torch.tensor(ids), "distances": None}
+        centroids = getattr(self.model, "domain_centroids", None)
+        if getattr(self.model.config, "routing_policy", None) != "domain" or centroids is None or not centroids.any():
+            return None
+        texts = [prompt(term, context) for term, context in rows]
+        ids, distances = self.model.assign_domains(texts, self.embedder, return_distances=True)
+        return {"ids": ids, "distances": distances.gather(1, ids[:, None])[:, 0]}
+
+    @torch.no_grad()
+    def define(self, prompts: list[list[int]], domain_ids: torch.Tensor | None) -> list[list[tuple[str, float]]]:
+        """Prompts -> for each the best definitions and their scores."""
+        B, n, T = len(prompts), self.best_of, max(map(len, prompts))
+        pad = self.tokenizer.eos_token_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        device = self.model.device
+        ids = torch.tensor([[pad] * (T - len(own)) + own for own in prompts], device=device)
+        mask = torch.tensor([[0] * (T - len(own)) + [1] * len(own) for own in prompts], device=device)
+        routed = {} if domain_ids is None else {"domain_ids": domain_ids.to(device)}
+        made = self.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=self.max_new_tokens,
+            num_return_sequences=n,
+            pad_token_id=pad,
+            eos_token_id=self.tokenizer.eos_token_id,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **routed,
+            **self.options,
+        )
+        written = made.sequences[:, T:]  # (B n, t)
+        lengths = length_of(written, self.tokenizer.eos_token_id)
+        log_p = likelihoods(made.logits, written, lengths)
+        texts = [
+            self.tokenizer.decode(own[:k], skip_special_tokens=True).strip()
+            for own, k in zip(written, lengths, strict=True)
+        ]
+        scores = [math.exp(value) for value in log_p.tolist()]
+        if self.reward is not None:
+            whole = [
+                prompts[i // n] + own[:k].tolist() for i, (own, k) in enumerate(zip(written, lengths, strict=True))
+            ]
+            scores = self.rewards(whole, pad)
+        answers = []
+        for b in range(B):
+            own = sorted(
+                zip(texts[b * n : (b + 1) * n], scores[b * n : (b + 1) * n], strict=True), key=lambda pair: -pair[1]
+            )
+            answers.append([(text, round(score, 6)) for text, score in own[: self.num_definitions]])
+        return answers
+
+    def rewards(self, rows: list[list[int]], pad: int) -> list[float]:
+        """Prompts with their definitions -> r (B n,)."""
+        T, device = max(map(len, rows)), self.reward.device
+        if self.reward.config.pad_token_id is None:
+            self.reward.config.pad_token_id = pad
+        ids = torch.tensor([own + [pad] * (T - len(own)) for own in rows], device=device)
+        mask = torch.tensor([[1] * len(own) + [0] * (T - len(own)) for own in rows], device=device)
+        return self.reward(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+
+
+def open_reward(reward_model, device):
+    """A model of one label, or its place -> the model in eval mode."""
+    if reward_model is None:
+        return None
+    if isinstance(reward_model, str):
+        reward_model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+    if reward_model.config.num_labels != 1:
+        raise ValueError(
+            f"The reward model has {reward_model.config.num_labels} labels, and a reward is one number. Load or train it with "
+            "num_labels=1."
+        )
+    return reward_model.to(device).eval()
+
+
+def length_of(written: torch.Tensor, eos: int) -> list[int]:
+    """(B, t) -> tokens of each row up to its EOS, which counts, or all."""
+    ends = (written == eos).int()
+    return torch.where(ends.any(1), ends.argmax(1) + 1, written.shape[1]).tolist()
+
+
+def likelihoods(logits: Sequence[torch.Tensor], written: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """The mean log-probability of each row's tokens, by the model's own logits (t tensors (B, V)), whatever was drawn from."""
+    each = [step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0] for t, step in enumerate(logits)]
+    log_p, count = torch.stack(each, 1), torch.tensor(lengths, device=written.device)
+    inside = torch.arange(log_p.shape[1], device=written.device) < count[:, None]
+    return (log_p * inside).sum(1) / count

@@ -1,0 +1,204 @@
+"""pipeline("definition-modeling"): of dense Llamas and mixtures, alone and in batches, one answer and the best of several."""
+
+import math
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
+
+from modeling_lexicon import prompt
+from modeling_lexicon.defining_lexicon import Definer, length_of
+
+from .conftest import tiny_lexicon, tiny_llama
+
+ROWS = [
+    {"term": "bank", "context": "They sat on the bank of the river."},
+    {"term": "cut", "context": "a cut"},
+    {"term": "graph", "context": "The graph of the network is cut where the flow is least."},
+]
+LETTERS = 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Bytes, and three special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(["<s>", "</s>", "<pad>", *alphabet])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>", "<pad>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+SIZES = {
+    "vocab_size": LETTERS + 3,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return tiny_llama(**SIZES).eval()
+
+
+@pytest.fixture(scope="module")
+def define(dense, tokenizer):
+    return pipeline("definition-modeling", model=dense, tokenizer=tokenizer, max_new_tokens=8)
+
+
+def encoded(tokenizer, row):
+    ids = tokenizer(prompt(row["term"], row["context"]), add_special_tokens=False)["input_ids"]
+    return torch.tensor([[0, *ids, 1]])
+
+
+def test_a_definition_is_what_generate_writes_and_its_score_what_the_model_thinks(define, dense, tokenizer):
+    for row, found in zip(ROWS, define(ROWS), strict=True):
+        ids = encoded(tokenizer, row)
+        written = dense.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)[
+            0, ids.shape[1] :
+        ]
+        written = written[: length_of(written[None], 1)[0]]
+        with torch.no_grad():
+            logits = dense(torch.cat([ids, written[None]], 1)).logits[0, ids.shape[1] - 1 : -1]
+        log_p = logits.log_softmax(-1).gather(1, written[:, None]).mean()
+        assert found == {
+            "term": row["term"],
+            "definition": tokenizer.decode(written, skip_special_tokens=True).strip(),
+            "score": pytest.approx(math.exp(log_p), abs=1e-5),
+        }
+
+
+def test_the_size_of_batches_and_the_form_of_the_input_change_nothing(define):
+    expected = define(ROWS)
+    for size in (1, 2):
+        for one, two in zip(define(ROWS, batch_size=size), expected, strict=True):
+            assert one["definition"] == two["definition"] and one["score"] == pytest.approx(two["score"], abs=1e-5)
+    assert define(ROWS[0])["definition"] == expected[0]["definition"]
+    stream = define(iter(ROWS))
+    assert next(stream)["term"] == "bank" and [one["term"] for one in stream] == ["cut", "graph"]
+
+
+def test_the_best_of_one_sample_is_that_sample(define, dense, tokenizer):
+    ids = encoded(tokenizer, ROWS[0])
+    torch.manual_seed(3)
+    options = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05, "do_sample": True}
+    written = dense.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, **options)[0, ids.shape[1] :]
+    torch.manual_seed(3)
+    found = define(ROWS[0], do_sample=True)
+    assert found["definition"] == tokenizer.decode(written, skip_special_tokens=True).strip()
+
+
+def test_the_best_are_the_likeliest_samples_in_their_order(define):
+    torch.manual_seed(0)
+    found = define(ROWS[:2], best_of=6, num_definitions=6, temperature=3.0)
+    for own in found:
+        scores = [one["score"] for one in own]
+        assert len(own) == 6 and scores == sorted(scores, reverse=True) and scores[0] > scores[-1]
+    torch.manual_seed(0)
+    for own, best in zip(found, define(ROWS[:2], best_of=6, temperature=3.0), strict=True):
+        assert best == own[0]
+
+
+def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenizer, tmp_path):
+    torch.manual_seed(1)
+    config = LlamaConfig(**dense.config.to_dict() | {"num_labels": 1, "architectures": None})
+    reward = LlamaForSequenceClassification(config).eval()
+    reward.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    found = define(ROWS[0], best_of=5, num_definitions=5, reward_model=str(tmp_path), temperature=3.0, max_new_tokens=4)
+    assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+    torch.manual_seed(0)
+    likely = define(ROWS[0], best_of=5, num_definitions=5, temperature=3.0, max_new_tokens=4)
+    assert sorted(one["definition"] for one in likely) == sorted(one["definition"] for one in found)
+    definer = Definer(dense, tokenizer, reward_model=reward)
+    row = encoded(tokenizer, ROWS[0])[0].tolist()
+    short, long = row + [5, 1], row + [7, 8, 9, 1]
+    with torch.no_grad():
+        alone = [float(reward(torch.tensor([own])).logits) for own in (short, long)]
+    assert definer.rewards([short, long], 2) == pytest.approx(alone, abs=1e-5)
+    with pytest.raises(ValueError, match="The reward model has 2 labels, and a reward is one number"):
+        define(
+            ROWS[0],
+            reward_model=LlamaForSequenceClassification(LlamaConfig(**dense.config.to_dict() | {"num_labels": 2})),
+        )
+
+
+def embed(texts):
+    return torch.tensor([[1.0, 0.0] if "river" in text else [0.0, 2.0] for text in texts])
+
+
+@pytest.fixture(scope="module")
+def routed(tokenizer):
+    model = tiny_lexicon(policy="domain", centroid_size=2, **SIZES).eval()
+    model.domain_centroids.fill_(-5.0)
+    model.domain_centroids[:2] = torch.tensor([[0.0, 0.7], [0.9, 0.0]])
+    return model
+
+
+def test_centroids_choose_the_expert_and_the_answer_says_so(routed, tokenizer):
+    define = pipeline("definition-modeling", model=routed, tokenizer=tokenizer, max_new_tokens=8)
+    found = define(ROWS, embedder=embed)
+    assert [(one["domain"], one["distance"]) for one in found] == [
+        (1, pytest.approx(0.1)),
+        (0, pytest.approx(0.3)),
+        (0, pytest.approx(0.3)),
+    ]
+    given = define(ROWS, domain_ids=[1, 0, 0])
+    assert [one["definition"] for one in given] == [one["definition"] for one in found] and "domain" not in given[0]
+    other = define(ROWS, domain_ids=0)
+    assert other[0]["score"] != given[0]["score"] and other[1]["score"] == pytest.approx(given[1]["score"], abs=1e-5)
+    with pytest.raises(ValueError, match="There are 2 domain_ids for 3 rows"):
+        define(ROWS, domain_ids=[0, 1])
+
+
+@pytest.mark.parametrize("policy", ["token", "sequence_hard", "sequence_soft"])
+def test_other_policies_answer_too(policy, tokenizer):
+    define = pipeline("definition-modeling", model=tiny_lexicon(policy=policy, **SIZES).eval(), tokenizer=tokenizer)
+    together = define(ROWS, max_new_tokens=6)
+    for row, one in zip(ROWS, together, strict=True):
+        alone = define(row, max_new_tokens=6)
+        assert alone["definition"] == one["definition"] and alone["score"] == pytest.approx(one["score"], abs=1e-5)
+
+
+def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer, caplog):
+    words = [f"w{i}" for i in range(300)]
+    words[200] = "Bank,"
+    row = {"term": "bank", "context": " ".join(words)}
+    definer = Definer(dense, tokenizer, max_new_tokens=8)
+    with caplog.at_level("WARNING", logger="transformers_modules"):
+        text = tokenizer.decode(definer.prompt_ids("bank", row["context"]), skip_special_tokens=True)
+    assert "Bank," in text and "w199" in text and "w201" in text and "w0 " not in text and "w299" not in text
+    assert 200 < len(definer.prompt_ids("bank", row["context"])) <= 248
+    assert define(row)["definition"] is not None
+    with pytest.raises(
+        ValueError, match="The context of 'bank' has .* tokens, and the model 256 positions, 8 of them for"
+    ):
+        define(row, on_long="error")
+    with pytest.raises(ValueError, match="not even the term has room beside max_new_tokens=250"):
+        define(row, max_new_tokens=250)
+
+
+@pytest.mark.parametrize(
+    "given, options, kind, message",
+    [
+        ("bank", {}, TypeError, "definition-modeling reads .* not a str: 'bank'"),
+        (3, {}, TypeError, "not a int"),
+        ([ROWS[0], {"term": "a"}], {}, TypeError, "Row 1 is {'term': 'a'}. Pass"),
+        ({"term": "", "context": "a"}, {}, TypeError, "both texts that are not empty"),
+        (ROWS, {"best_of": 0}, ValueError, "best_of=0: it must be 1 or more"),
+        (ROWS, {"num_definitions": 2}, ValueError, "num_definitions=2 of best_of=1 samples"),
+        (ROWS, {"on_long": "window"}, ValueError, "on_long='window' is not known"),
+    ],
+)
+def test_what_cannot_be_defined_is_named(given, options, kind, message, define):
+    with pytest.raises(kind, match=message):
+        define(given, **options)
+
+
+def test_special_tokens_names_in_a_text_are_mere_text(define, dense, tokenizer):
+    ids = Definer(dense, tokenizer).prompt_ids("</s>", "a <s> b")
+    assert ids.count(0) == 1 and ids.count(1) == 1
