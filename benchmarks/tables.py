@@ -54,8 +54,10 @@ def load(name: str) -> dict:
 def provenance(record: dict) -> str:
     where = record["machine"]
     versions = record["versions"]
+    rows = record["results"] if isinstance(record["results"], list) else []
+    commits = sorted({row["commit"] for row in rows if "commit" in row}) or [record["commit"]]
     return (
-        f"Measured {record['date']} at {record['commit']} with torch {versions['torch']}, transformers "
+        f"Measured {record['date']} at {', '.join(commits)} with torch {versions['torch']}, transformers "
         f"{versions['transformers']}, {where['threads']} threads of {where['processor']}."
     )
 

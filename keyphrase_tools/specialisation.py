@@ -37,7 +37,7 @@ CATEGORIES = {
     "entity_type": "NE",
 }
 TAG_NAMES = ("O", "B", "I")
-DOCUMENTS_AT_A_TIME = 64
+DOCUMENTS_AT_A_TIME = 16
 
 
 def load_spacy(name: str):
