@@ -13,12 +13,16 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 RELATIVE = ("shared", "separate", "none", None)
 IMPLEMENTATIONS = ("auto", "dense", "block")
 BLOCK = 64  # fewest queries of a block: with 32 to 64 it is fastest on a CPU
 PAIRS = 1 << 25  # so many scores are held at once, of heads, texts and pairs together
 ALL = slice(None)
+LONG = 20_000  # tokens from which all pairs take minutes
 
 
 def lead_mask(length: int, g: int, device=None, rows: slice = ALL) -> torch.Tensor:
@@ -425,6 +429,11 @@ class SparseRelativeAttention(nn.Module):
         implementation = self.implementation
         if implementation == "auto":
             implementation = faster(self.pattern, x.shape[1])
+        if implementation == "dense" and x.shape[1] > LONG:
+            logger.warning_once(
+                f"A text has {x.shape[1]:,} tokens, and attention with the top-k mask, or with none, makes all pairs of them: "
+                "its time grows with the square. A model with use_top_k=False and a window reads it in linear time."
+            )
         attention = block_sparse_attention if implementation == "block" else dense_attention
         y = attention(q, k, v, mask, self.pattern, relative, self.scale)
         return self.output(y.permute(1, 2, 0, 3).flatten(2)).masked_fill(~mask[..., None], 0)

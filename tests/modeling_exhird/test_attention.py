@@ -249,6 +249,17 @@ def test_blocks_equal_all_pairs_in_values_and_all_gradients(pattern, relative):
                 assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+def test_texts_that_take_minutes_are_announced(monkeypatch):
+    said = []
+    monkeypatch.setattr(attention_exhird, "LONG", 7)
+    monkeypatch.setattr(attention_exhird.logger, "warning_once", said.append)
+    x, mask = batch(8, [(0, 0)])
+    make({"lead": 2, "window": 3, **NO_TOP_K}, implementation="block")(x, mask)
+    assert said == []
+    make({"lead": 2, "window": 3, "top_k": 2})(x, mask)
+    assert said[0].startswith("A text has 8 tokens, and attention with the top-k mask, or with none, makes all pairs")
+
+
 @pytest.mark.parametrize("relative", RELATIVE)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_queries_that_take_turns_change_nothing(pattern, relative, monkeypatch):
