@@ -1,0 +1,92 @@
+"""Trains a reward model to prefer gold definitions to a model's own (LM-Lexicon, Sect. 3.4): for the best of n samples.
+
+    python examples/lexicon/train_reward.py --model_name_or_path runs/mixture --reward_base runs/lexicon-base \
+        --train_files train.jsonl --validation_files validation.jsonl --output_dir runs/reward
+
+For each row definitions are sampled from the model and the likeliest that are not the gold one are kept as rejected; pairs of the
+gold definition and each of them are what is learnt. Samples stand in pairs_train.jsonl from the moment they are drawn: start the
+same command again after an interruption.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from datasets import Dataset
+from rewards import PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
+from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+
+import modeling_lexicon  # noqa: F401  (registers the mixture)
+
+
+@dataclass
+class RewardArguments:
+    model_name_or_path: str = field(metadata={"help": "the model whose definitions are rejected"})
+    reward_base: str = field(
+        metadata={"help": "the model that becomes the reward: a dense Llama of the same tokenizer"}
+    )
+    train_files: list[str] = field(metadata={"help": "JSON Lines with term, context, definition"})
+    validation_files: list[str] | None = field(default=None, metadata={"help": "likewise"})
+    samples: int = field(default=32, metadata={"help": "definitions that are sampled for a row"})
+    kept: int = field(default=8, metadata={"help": "of these, the likeliest that are not the gold one"})
+    max_rows: int | None = field(default=None, metadata={"help": "rows of each file set, the first ones"})
+    max_new_tokens: int = field(default=48, metadata={"help": "of a sampled definition"})
+    sampling_batch_size: int = field(default=16, metadata={"help": "rows that are sampled for at once"})
+    max_length: int = field(default=160, metadata={"help": "tokens of prompt and definition; longer pairs are dropped"})
+    traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+
+def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTrainer:
+    """Samples, pairs and the trainer."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+    output, columns, model = Path(training_args.output_dir), {}, None
+    output.mkdir(parents=True, exist_ok=True)
+    for split, files in (("train", args.train_files), ("validation", args.validation_files)):
+        if not files:
+            continue
+        rows = load_split(split, files)[: args.max_rows]
+        path = output / f"pairs_{split}.jsonl"
+        if not path.exists() or path.read_bytes().count(b"\n") < len(rows):
+            model = (
+                model or AutoModelForCausalLM.from_pretrained(args.model_name_or_path).to(training_args.device).eval()
+            )
+            given = {"samples": args.samples, "kept": args.kept, "batch_size": args.sampling_batch_size}
+            given |= {"seed": training_args.seed, "max_new_tokens": args.max_new_tokens}
+            write_pairs(model, tokenizer, rows, path, **given)
+        columns[split], too_long = encode_pairs(path, tokenizer, args.max_length)
+        say(f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long dropped")
+    reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
+    reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    training_args.remove_unused_columns = False
+    return RewardTrainer(
+        model=reward,
+        args=training_args,
+        train_dataset=Dataset.from_dict(columns["train"]),
+        eval_dataset=Dataset.from_dict(columns["validation"]) if "validation" in columns else None,
+        data_collator=PairCollator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=preferred,
+    )
+
+
+def main():
+    try:
+        args, training_args = parse_arguments((RewardArguments, TrainingArguments), __doc__)
+        trainer = prepare(args, training_args)
+    except (OSError, ValueError, ImportError) as error:
+        refuse(error)
+    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    trainer.save_model()
+    output = Path(training_args.output_dir)
+    (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model
+    results = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    (output / "results.json").write_text(json.dumps({**results, "log": trainer.state.log_history}, indent=1))
+    if results:
+        say(f"validation: the gold definition has the larger reward in {results['eval_accuracy']:.1%} of the pairs")
+    say(f"The model is in {output}: pipeline('definition-modeling', ...)(row, best_of=8, reward_model={str(output)!r})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The reward model of definitions: pairs, the loss by its formula, training by the script, the best of several samples."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, pipeline
+
+import modeling_lexicon  # noqa: F401
+
+LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
+TINY = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 2, "initializer_range": 0.2,
+}  # fmt: skip
+ROWS = [
+    {
+        "term": f"thing{i}",
+        "context": f"the thing{i} is {'old ' * (i % 3)}here",
+        "definition": f"a thing of kind {i % 4}",
+    }
+    for i in range(24)
+]
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    sys.path.insert(0, str(LEXICON))
+    try:
+        import rewards
+        import train_expert
+        import train_reward
+
+        yield rewards, train_reward, train_expert
+    finally:
+        sys.path.remove(str(LEXICON))
+
+
+@pytest.fixture(scope="module")
+def folder(scripts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
+    scripts[2].train_tokenizer(ROWS, TINY["vocab_size"]).save_pretrained(folder)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return folder
+
+
+def test_the_loss_is_its_formula(scripts):
+    r = torch.tensor([1.0, -0.5, 0.2, 0.7])  # two chosen, two rejected
+    expected = sum(-math.log(1 / (1 + math.exp(-d))) for d in (1.0 - 0.2, -0.5 - 0.7)) / 2
+    assert float(scripts[0].reward_loss(r)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rejected_are_the_likeliest_that_are_not_the_gold_one(scripts):
+    samples = [{"definition": text} for text in ("A cat.", "a dog", "", "A  dog.", "a cat", "a cow", "an ox")]
+    assert scripts[0].rejected_of(samples, "a cat", 2) == ["a dog", "a cow"]
+    assert scripts[0].rejected_of(samples[:1], "a cat", 2) == []
+
+
+def train(scripts, monkeypatch, capsys, folder, output, *options):
+    given = ("--model_name_or_path", folder, "--reward_base", folder, "--train_files", folder / "rows.jsonl", "--validation_files",
+             folder / "rows.jsonl", "--output_dir", output, "--samples", 6, "--kept", 3, "--max_new_tokens", 6, "--sampling_batch_size", 4,
+             "--learning_rate", 0.01, "--per_device_train_batch_size", 8, "--num_train_epochs", 6, "--use_cpu", "--report_to", "none",
+             "--save_strategy", "no", "--disable_tqdm", "true", *options)  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, given)])
+    scripts[1].main()
+    return capsys.readouterr().out
+
+
+def test_it_learns_to_prefer_the_gold_definitions_and_chooses_by_that(scripts, folder, tmp_path, monkeypatch, capsys):
+    said = train(scripts, monkeypatch, capsys, folder, tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["eval_accuracy"] > 0.9 and "has the larger reward in" in said
+    pairs = [json.loads(line) for line in (tmp_path / "pairs_train.jsonl").read_text().splitlines()]
+    assert [pair["chosen"] for pair in pairs] == [row["definition"] for row in ROWS]
+    assert all(len(pair["rejected"]) <= 3 and pair["chosen"] not in pair["rejected"] for pair in pairs)
+    reward = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert reward.config.num_labels == 1 and reward.config.pad_token_id == 2
+    define = pipeline("definition-modeling", model=str(folder), max_new_tokens=6)
+    torch.manual_seed(0)
+    found = define(ROWS[0], best_of=4, num_definitions=4, reward_model=reward)
+    assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+
+
+def test_interrupted_sampling_ends_in_the_same_pairs(scripts, folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    model, tokenizer = LlamaForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    given = {"samples": 4, "kept": 2, "batch_size": 4, "seed": 1, "max_new_tokens": 4}
+    scripts[0].write_pairs(model, tokenizer, ROWS, tmp_path / "whole.jsonl", **given)
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    lines = whole.split(b"\n")
+    for done in (0, 3, 9):
+        part = tmp_path / f"{done}.jsonl"
+        part.write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:7])
+        scripts[0].write_pairs(model, tokenizer, ROWS, part, **given)
+        assert part.read_bytes() == whole
+
+
+def test_pairs_without_room_are_refused(scripts, folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"term": "a", "context": "b", "chosen": "c", "rejected": ["d"]}) + "\n")
+    with pytest.raises(ValueError, match="None of the 1 pairs in .* has at most max_length=5 tokens"):
+        scripts[0].encode_pairs(path, AutoTokenizer.from_pretrained(folder), 5)
