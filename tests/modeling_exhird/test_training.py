@@ -103,6 +103,7 @@ def test_evaluation_gives_log_probabilities_and_nothing_else(
     assert trainer.label_names == ["labels"] and len(predicted.predictions) == 8
     log_probs, labels = predicted.predictions, predicted.label_ids  # as wide as the Trainer made them, with -100
     assert log_probs.shape == labels.shape and (log_probs[labels != -100] < 0).all()
+    assert set(np.unique(log_probs[labels == -100])) <= {0.0, -100.0}  # the model's padding, and the Trainer's
     to_predict = [without_labels(row) for row in rows["bigru"]]
     assert trainer.predict(to_predict).label_ids is None
 
