@@ -93,6 +93,7 @@ def test_keyphrases_are_learnt_by_one_command_and_scored(reader, scripts, backbo
     run(scripts.train_keyphrases, *given)
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"precision", "recall", "f1"} == set(results["test"]["spans"]) and "f1@10" in results["test"]["seke"]
+    assert {"precision", "recall", "f1"} == set(results["test"]["paths"])
     assert [entry for entry in results["epochs"] if "eval_span_f1" in entry]
     said = capsys.readouterr().out
     assert "train: 9 documents in 9 windows; 18 of 18 keyphrases" in said and "test, 12 documents: F1 of spans" in said
@@ -100,6 +101,7 @@ def test_keyphrases_are_learnt_by_one_command_and_scored(reader, scripts, backbo
     if reader == "hypernet":
         extract = pipeline("keyphrase-extraction", model=str(tmp_path))
         assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
+        assert extract.model.config.keyphrase_threshold == results["threshold"]
         run(scripts.train_keyphrases, *given)  # the same again goes on from the last checkpoint, and has nothing to do
     else:
         assert not (tmp_path / "config.json").exists()

@@ -127,3 +127,10 @@ def test_paths_decide_where_no_threshold_does(tiny_tokenizer):
     assert scores["span_f1"] == 1 and scores["recall@10"] == 1
     by_threshold = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(0.5,), spans=True)
     assert by_threshold(EvalPrediction((silent, paths), None))["span_f1"] == 0
+    both = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(0.5, None), spans=True)
+    scores = both(EvalPrediction((silent, paths), None))  # the better of the two, and what the path alone gives
+    assert scores["span_f1"] == scores["path_span_f1"] == 1 and "threshold" not in scores
+    surer = logits_for(metrics, gold)
+    nothing = np.where(paths < 0, -1, 0)
+    scores = both(EvalPrediction((surer, nothing), None))
+    assert scores["span_f1"] == 1 and scores["threshold"] == 0.5 and scores["path_span_f1"] == 0
