@@ -105,9 +105,8 @@ def check_options(method: str, embedded: str, k: int, embedder):
 
 
 def read_rows(data) -> tuple[list[dict], int]:
-    from modeling_lexicon.data_lexicon import (
-        read_definitions,
-    )  # here: torch takes seconds, and no other command needs it
+    # here: torch takes seconds, and no other command needs it
+    from modeling_lexicon.data_lexicon import read_definitions
 
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     paths = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
