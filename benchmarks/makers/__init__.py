@@ -1,0 +1,21 @@
+"""Tables from benchmarks/results, a module for each system: every function gives the Markdown of one."""
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def provenance(record: dict) -> str:
+    where = record["machine"]
+    versions = record["versions"]
+    rows = record["results"] if isinstance(record["results"], list) else []
+    commits = sorted({row["commit"] for row in rows if "commit" in row}) or [record["commit"]]
+    return (
+        f"Measured {record['date']} at {', '.join(commits)} with torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, {where['threads']} threads of {where['processor']}."
+    )

@@ -1,0 +1,80 @@
+"""Summaries."""
+
+from . import load, provenance
+
+SYSTEMS = {
+    "moesumm": "MoeSumm",
+    "mix": "backbone, on the mix",
+    "mix twice as long": "backbone, on the mix, twice as long",
+    "single": "backbone, on one data set (out of domain: news)",
+    "flat_moe": "FlatMoE",
+    "no_dataset": "MoeSumm without dataset information",
+    "no_margin": "MoeSumm without the margin loss",
+    "random start": "MoeSumm, deputies that start at random",
+    "all weights": "MoeSumm, all weights trained in few-shot",
+}
+
+
+def moesumm_speed() -> str:
+    record = load("moesumm_speed")
+    columns = ("main only", "auto", "dense", "grouped", "loop")
+    lines = [
+        "Time of a BART with deputies of 512 over that of the stock BART with the same weights:",
+        "",
+        f"| | shape | deputies | {' | '.join(columns)} | margin loss, to a step without |",
+        "| --- | --- | --- |" + " --- |" * (len(columns) + 1),
+    ]
+    names = {
+        "forward": "forward",
+        "generation": f"generation, beam {record['settings']['beams']}",
+        "training": "training",
+    }
+    memory = [row for row in record["results"] if row["what"] == "memory"]
+    timed = [row for row in record["results"] if row["what"] != "memory"]
+    rows = sorted(timed, key=lambda row: list(names).index(row["what"]))
+    for row in rows:
+        cells = [f"{row['ratios'][name]:.2f}" if name in row["ratios"] else "" for name in columns]
+        cells.append(f"{row['margin_ratio']:.2f}" if "margin_ratio" in row else "")
+        lines.append(f"| {names[row['what']]} | {row['shape']} | {row['deputies']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| peak MiB beside parameters and gradients | shape | stock | main only | 3 deputies | with the margin loss |",
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in memory:
+        found = row["peak_mib"]
+        cells = [
+            f"{found[name]:,.0f}" if name in found else ""
+            for name in ("stock", "main only", "auto", "auto, margin loss")
+        ]
+        lines.append(f"| {names[row['way']]} | {row['shape']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/moesumm_speed.py`"])
+
+
+def moesumm_quality() -> str:
+    record = load("moesumm_quality")
+    settings = {result["setting"]: result for result in record["results"]}
+    systems = list(dict.fromkeys(row["system"] for result in settings.values() for row in result["scores"]))
+    lines = [
+        "Mean of ROUGE-1, -2 and -L (F1, stemmed) over three data sets; in brackets the difference from the backbone on the",
+        "mix with its 95 per cent interval over documents, and in how many runs it has this sign:",
+        "",
+        f"| | {' | '.join(settings)} |",
+        "| --- |" + " --- |" * len(settings),
+    ]
+
+    def of_all(rows: list[dict], system: str) -> dict:
+        return next((row for row in rows if row["system"] == system and row["data set"] == "mean of all"), {})
+
+    for system in systems:
+        cells = []
+        for result in settings.values():
+            score, test = of_all(result["scores"], system), of_all(result["tests"], system)
+            cell = f"{score['mean R']:.2f}" if score else ""
+            if test:
+                cell += f" ({test['difference']:+.2f}, {test['low']:+.2f} to {test['high']:+.2f}; {test['agree']})"
+            cells.append(cell)
+        lines.append(f"| {SYSTEMS.get(system, system)} | {' | '.join(cells)} |")
+    return "\n".join(
+        [*lines, "", provenance(record) + " `python benchmarks/moesumm_quality.py --data PATH --work FOLDER`"]
+    )

@@ -1,0 +1,129 @@
+"""Keyphrase extraction."""
+
+from statistics import mean, stdev
+
+from . import load, provenance
+
+NAMES = {"moe_rnn": "SEKE (MoE+RNN)", "vanilla": "vanilla head", "moe": "MoE", "rnn": "RNN"}
+# the authors' own script with the same backbone, recipe and number of documents, as measured for this project
+AUTHORS = {
+    "moe_rnn": [(28.4, 33.9), (33.3, 39.4), (36.6, 43.2), (37.5, 43.8)],
+    "vanilla": [(0.0, 0.0), (2.2, 2.5), (29.2, 34.9), (32.2, 38.4)],
+}
+
+
+def seke_inspec() -> str:
+    record = load("seke_inspec")
+    heads = record["results"]
+    epochs = sorted({row["epoch"] for head in heads.values() for row in head["epochs"]})
+    lines = [
+        "Inspec's 500 test documents after each epoch on 1,200 others, F1@5 / F1@10 (convention `seke`), MiniLM-L6 with LoRA:",
+        "",
+        "| | " + " | ".join(f"epoch {epoch}" for epoch in epochs) + " |",
+        "| --- |" + " --- |" * len(epochs),
+    ]
+
+    def add(name: str, scores: dict[int, tuple[float, float]]):
+        cells = ("{:.1f} / {:.1f}".format(*scores[epoch]) if epoch in scores else "" for epoch in epochs)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+    for head, found in heads.items():
+        tuned = {row["epoch"]: (row["threshold_f1@5"], row["threshold_f1@10"]) for row in found["checkpoints"]}
+        add(f"{NAMES[head]}, threshold from validation documents", tuned)
+        add(
+            f"{NAMES[head]}, likeliest labels", {r["epoch"]: (r["test_f1@5"], r["test_f1@10"]) for r in found["epochs"]}
+        )
+        add(f"the authors' script, {NAMES[head]}", dict(enumerate(AUTHORS.get(head, []), start=1)))
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_inspec.py --data PATH`"])
+
+
+def seke_head() -> str:
+    record = load("seke_head")
+    lines = [
+        "The head's ways of computing, forward and backward, d = 384, in milliseconds:",
+        "",
+        "| documents x longest (tokens) | experts: loop, dense, sorted | BiLSTM: packed, padded passes | head: plain, ours |",
+        "| --- | --- | --- | --- |",
+    ]
+    sizes = {}
+    for row in record["results"]:
+        if row["way"] == "forward and backward":
+            place = f"{row['documents']} x {row['longest']} ({row['tokens']:,})"
+            times = ", ".join(f"{entry['median_ms']:.0f}" for entry in row["times"].values())
+            sizes.setdefault(place, []).append(f"{times} ({row['ratio']:.2f}x)")
+    lines += [f"| {place} | " + " | ".join(cells) + " |" for place, cells in sizes.items()]
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_head.py`"])
+
+
+def seke_speed() -> str:
+    record = load("seke_speed")
+    of = {what: [row for row in record["results"] if row["what"] == what] for what in ("head", "documents", "parts")}
+    lines = [
+        "| the head, 8 documents | | straightforward, padded to 256 | ours | faster |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in of["head"]:
+        cells = (
+            f"{row['times'][name]['median_ms']:.0f} ms, {row['peak_MiB'][name]:,.0f} MiB" for name in ("plain", "ours")
+        )
+        lines.append(
+            f"| {row['width']}, {row['documents']} | {row['way']} | {' | '.join(cells)} | {row['ratio']:.2f}x |"
+        )
+    lines += [
+        "",
+        f"| {record['settings']['documents']} documents, texts to keyphrases, MiniLM-L6 | straightforward | ours | faster |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in of["documents"]:
+        cells = (f"{row['rate'][name]:.1f} a second" for name in ("plain", "ours"))
+        lines.append(f"| {row['kind']} | {' | '.join(cells)} | {row['ratio']:.2f}x |")
+    heads = list(of["parts"][0]["more_percent"])
+    lines += ["", f"| time over the vanilla head's | {' | '.join(heads[1:])} |", "| --- |" + " --- |" * len(heads[1:])]
+    for row in of["parts"]:
+        lines.append(
+            f"| {row['way']} | " + " | ".join(f"{row['more_percent'][name]:+.0f}%" for name in heads[1:]) + " |"
+        )
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH`"])
+
+
+def spread(values: list[float]) -> str:
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+
+
+def seke_quality() -> str:
+    record = load("seke_quality")
+    systems: dict[str, list[dict]] = {}
+    for row in record["results"]:
+        systems.setdefault(row["system"], []).append(row)
+    order = [*(name for name in NAMES if name in systems), *(name for name in systems if name not in NAMES)]
+    names = list(systems[order[0]][0]["test"]["by score"])
+    lines = [
+        "Inspec's test documents, in per cent, means and standard deviations over seeds (`lexperts` and `seke` are rules for gold):",
+        "",
+        f"| | seeds | {' | '.join(names)} |",
+        "| --- | --- |" + " --- |" * len(names),
+    ]
+    for system in order:
+        rows = systems[system]
+        cells = (spread([row["test"]["by score"][name] for row in rows]) for name in names)
+        lines.append(f"| {NAMES.get(system, system)} | {len(rows)} | {' | '.join(cells)} |")
+    own = [name for name in order if name in NAMES]
+    lines += [
+        "",
+        "| F1@5, `lexperts` | validation, by score | in text order | test, by score | in text order |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for system in own:
+        cells = (
+            spread([row[split][way]["F1@5, lexperts"] for row in systems[system]])
+            for split in ("validation", "test")
+            for way in ("by score", "by place")
+        )
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} |")
+    lines += ["", "| calibration error, test | before | after | temperature |", "| --- | --- | --- | --- |"]
+    for system in own:
+        found = [row["calibration"] for row in systems[system]]
+        cells = [spread([100 * one[when] for one in found]) for when in ("before", "after")]
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {mean(one['temperature'] for one in found):.2f} |")
+    command = "`python benchmarks/seke_quality.py --data PATH --work FOLDER`"
+    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
