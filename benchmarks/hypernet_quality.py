@@ -115,7 +115,11 @@ TASKS = {
     ),
 }
 WAYS = {"frozen": {"freeze_backbone": True, "cache_states": True}, "fine-tuned": {"freeze_backbone": False}}
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = {
+    "train_keyphrases.py": (4e-3, 8e-3, 1.6e-2),
+    "train_classification.py": (2e-3, 8e-3),
+    "train_qa.py": (2e-3, 8e-3),
+}
 BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 
@@ -197,7 +201,8 @@ def get(record: Record, options, **place) -> dict:
 def measure(record: Record, options, task: str, way: str, reader: str):
     """All rates with the first seed and the frozen encoder, then this way's seeds at the best."""
     place, seeds = {"task": task, "reader": reader}, TASKS[task][-1]
-    first = [get(record, options, **place, way="frozen", rate=rate, seed=seeds[0]) for rate in RATES]
+    rates = RATES[TASKS[task][0]]
+    first = [get(record, options, **place, way="frozen", rate=rate, seed=seeds[0]) for rate in rates]
     rate = max(first, key=lambda row: row["validation"])["rate"]
     for seed in seeds:
         get(record, options, **place, way=way, rate=rate, seed=seed)

@@ -49,15 +49,15 @@ class HypernetPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module):
         if isinstance(module, WeightGenerator):
-            # generated weights of variance 1 / N_h where z has a mean square of 1; from_backbone() sees to the rest
-            _, N_h, N_z = module.bias.shape
+            # generated weights of variance 1 / N_h where z has the length 1; from_backbone() sees to the rest
+            N_h = module.bias.shape[1]
             for name, weight in module.named_parameters():
                 if name.startswith("base_"):
                     init.uniform_(weight, -(N_h**-0.5), N_h**-0.5)  # as PyTorch's LSTM
                 elif module.base_bias is not None:
                     init.zeros_(weight)  # a new model is one LSTM for all texts
                 else:
-                    init.normal_(weight, mean=0.0, std=(N_z * N_h) ** -0.5)
+                    init.normal_(weight, mean=0.0, std=N_h**-0.5)
         elif isinstance(module, LinearChainCrf):
             module.reset_parameters()
         else:

@@ -24,7 +24,7 @@ class HypernetConfig(PreTrainedConfig):
         meta_hidden_size (`int`, default 512):
             Hidden size of the LSTM that reads the meta-text; `None` for one of `meta_size` without a projection.
         normalize_meta (`bool`, default `True`):
-            Whether z passes a LayerNorm without weights. Not in the paper; without it z grows in training, and with it all
+            Whether z is brought to mean 0 and length 1. Not in the paper; without it z grows in training, and with it all
             weights that it writes, until gradients explode (benchmarks/LOG.md).
         meta_dropout (`float`, default 0.0):
             Dropout on z, so that a title's code is not learnt by heart. Not in the paper.

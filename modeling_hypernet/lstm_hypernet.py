@@ -32,7 +32,7 @@ class MetaEncoder(nn.Module):
         input_size: N_x.
         meta_size: N_z.
         meta_hidden_size: of the LSTM; `None` for one of N_z, without P.
-        normalize: whether z passes a LayerNorm without weights.
+        normalize: whether z is brought to mean 0 and length 1. Not in the paper.
     """
 
     def __init__(self, input_size: int, meta_size: int, meta_hidden_size: int | None, normalize: bool):
@@ -48,7 +48,7 @@ class MetaEncoder(nn.Module):
         z = states.gather(1, last).squeeze(1)
         if self.projection is not None:
             z = self.projection(z)
-        return F.layer_norm(z, z.shape[-1:]) if self.normalize else z
+        return F.layer_norm(z, z.shape[-1:]) * z.shape[-1] ** -0.5 if self.normalize else z
 
 
 class WeightGenerator(nn.Module):

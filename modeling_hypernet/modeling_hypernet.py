@@ -80,7 +80,7 @@ class HypernetModel(HypernetPreTrainedModel):
         size = self.get_input_embeddings().num_embeddings
         ids = torch.randint(size, (texts, length), generator=draw).to(self.device)
         z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((texts,), length, device=self.device))
-        scale = z.float().square().mean().rsqrt()
+        scale = z.float().square().sum(-1).mean().rsqrt()
         for generator in generators:
             for weight in (generator.hidden, generator.input, generator.bias):
                 weight.mul_(scale.to(weight.dtype))

@@ -32,7 +32,7 @@ class ModelArguments:
     meta_size: int = field(default=16, metadata={"help": "size of the vector that a title becomes"})
     hidden_size: int = field(default=512, metadata={"help": "of the layer that reads the text"})
     bidirectional: bool = field(default=False, metadata={"help": "read the text from its end as well"})
-    normalize_meta: bool = field(default=True, metadata={"help": "LayerNorm on the title's vector"})
+    normalize_meta: bool = field(default=True, metadata={"help": "bring the title's vector to mean 0 and length 1"})
     meta_dropout: float = field(default=0.0, metadata={"help": "on the title's vector"})
     base_weights: bool = field(default=False, metadata={"help": "add weights that all texts share"})
     head_dropout: float = field(default=0.1, metadata={"help": "on the text's states"})

@@ -130,7 +130,24 @@ def test_the_meta_encoder_reads_to_the_last_token_and_not_beyond():
     assert not torch.allclose(encoder(changed, lengths)[1], z[1], atol=1e-3)
     direct, scaled = MetaEncoder(N_X, N_Z, None, False), MetaEncoder(N_X, 16, 8, normalize=True)
     assert direct.lstm.hidden_size == N_Z and direct.projection is None
-    assert_close(scaled(u, lengths).square().mean(), torch.tensor(1.0), rtol=1e-2, atol=1e-2)
+    assert_close(scaled(u, lengths).norm(dim=-1), torch.ones(2), rtol=1e-2, atol=1e-2)
+
+
+def test_a_step_of_adam_moves_a_written_weight_by_a_few_steps_of_its_own():
+    """Adam moves each parameter by the rate at most, and a weight that z writes by |z|_1 of these, which is sqrt(N_z) at most."""
+    torch.manual_seed(0)
+    encoder, generator = MetaEncoder(N_X, 16, 8, normalize=True), WeightGenerator(16, N_X, 8)
+    z = encoder(100 * torch.randn(3, 5, N_X), torch.tensor([5, 4, 1])).detach()
+    rate = 1e-2
+    with torch.no_grad():
+        for p in generator.parameters():
+            p.normal_()
+        before = generator(z)
+        for p in generator.parameters():
+            p.add_(z[0].sign(), alpha=rate)  # the worst step for the first text
+    for old, new in zip(before, generator(z), strict=True):
+        moved = (new - old).abs().flatten(1).amax(1)
+        assert (moved <= 4 * rate + 1e-5).all() and moved[0] > rate
 
 
 def test_the_generators_hold_as_many_numbers_as_the_paper_says():
