@@ -34,6 +34,7 @@ MAKERS = {
     "table:moesumm_quality": moesumm.moesumm_quality,
     "table:hypernet_quality": hypernet.hypernet_quality,
     "table:hypernet_speed": hypernet.hypernet_speed,
+    "table:hypernet_crf": hypernet.hypernet_crf,
     "table:exhird_quality": exhird.exhird_quality,
     "table:exhird_speed": exhird.exhird_speed,
     "result:first_screen": first_screen,

@@ -95,3 +95,21 @@ def hypernet_speed() -> str:
             f"{seconds[1]:.1f} s | {row['ratio']:.2f}x |"
         )
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/hypernet_speed.py --data PATH`"])
+
+
+def hypernet_crf() -> str:
+    record = load("hypernet_crf")
+    systems = ("ours", "pytorch-crf", "torch-struct")
+    lines = [f"| 16 rows of 3 tags | positions | {' | '.join(systems)} |", "| --- | --- |" + " --- |" * len(systems)]
+    for row in sorted(record["results"], key=lambda row: ("likelihood", "marginals", "best path").index(row["what"])):
+        shortest = int(row["shortest"] * row["longest"])
+        positions = str(row["longest"]) if row["shortest"] == 1 else f"{shortest} to {row['longest']}"
+        cells = [
+            f"{row['times'][name]['median_ms']:.1f} ms ({row['ratios'][name]:.1f}x)"
+            if name in row["times"]
+            else "has none"
+            for name in systems
+        ]
+        what = "likelihood and its gradient" if row["what"] == "likelihood" else row["what"]
+        lines.append(f"| {what} | {positions} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/hypernet_crf.py`"])

@@ -1,0 +1,122 @@
+"""The CRF against libraries that have one: likelihood with gradients, marginals, and best paths.
+
+    python benchmarks/hypernet_crf.py      # about a minute; pip install pytorch-crf torch-struct
+
+Sixteen rows of three tags, all of one length or of 0.3 to 1 times that. Both libraries want positions without holes, so
+these have none. pytorch-crf goes position by position and has no marginals; torch-struct multiplies pairs as ours does, with
+potentials of every step written out and marginals by autograd. All give the same numbers, which is checked first.
+"""
+
+import argparse
+
+import torch
+from common import commit, interleaved, write
+from torch_struct import LinearChainCRF
+from torchcrf import CRF
+
+from modeling_hypernet.crf_hypernet import LinearChainCrf
+
+LinearChainCRF.set_default_validate_args(False)  # it warns otherwise that it has nothing to validate
+ROWS, TAGS = 16, 3
+LENGTHS = (32, 128, 512)
+
+
+def systems(length: int, shortest: float) -> tuple[dict, list]:
+    """What -> system -> call, and the leaves that gradients go to."""
+    torch.manual_seed(0)
+    lengths = torch.linspace(shortest * length, length, ROWS).long()
+    mask = torch.arange(length) < lengths[:, None]
+    emissions, tags = torch.randn(ROWS, length, TAGS, requires_grad=True), torch.randint(TAGS, (ROWS, length))
+    ours, theirs = LinearChainCrf(TAGS), CRF(TAGS, batch_first=True)
+    for own, other in (
+        (ours.start, theirs.start_transitions),
+        (ours.end, theirs.end_transitions),
+        (ours.transitions, theirs.transitions),
+    ):
+        own.data.uniform_(-0.1, 0.1)
+        other.data.copy_(own.data)
+
+    def chain():
+        """Potentials (B, W - 1, next, previous) of torch-struct; the first holds the start's, the last the end's."""
+        potentials = emissions[:, 1:, :, None] + ours.transitions.T
+        first = (emissions[:, 0] + ours.start)[:, None, None, :] * (torch.arange(length - 1) == 0)[:, None, None]
+        last = ours.end[:, None] * (torch.arange(length - 1) == lengths[:, None] - 2)[..., None, None]
+        return LinearChainCRF((potentials + first + last).contiguous(), lengths)
+
+    def struct_likelihood():
+        d = chain()
+        events = LinearChainCRF.struct.to_parts(tags, TAGS, lengths)
+        return d.log_prob(events.type_as(emissions))
+
+    def struct_paths():
+        with torch.no_grad():
+            return LinearChainCRF.struct.from_parts(chain().argmax)[0]
+
+    calls = {
+        "likelihood": {
+            "ours": lambda: ours.log_likelihood(emissions, tags, mask),
+            "pytorch-crf": lambda: theirs(emissions, tags, mask, reduction="none"),
+            "torch-struct": struct_likelihood,
+        },
+        "marginals": {
+            "ours": torch.no_grad()(lambda: ours.log_marginals(emissions, mask)),
+            "torch-struct": lambda: chain().marginals,
+        },
+        "best path": {
+            "ours": lambda: ours.viterbi(emissions, mask)[0],
+            "pytorch-crf": lambda: theirs.decode(emissions, mask),
+            "torch-struct": struct_paths,
+        },
+    }
+    leaves = [emissions, *ours.parameters(), *theirs.parameters()]
+    check(calls, mask, lengths)
+    return calls, leaves
+
+
+def check(calls: dict, mask: torch.Tensor, lengths: torch.Tensor):
+    """Raises an AssertionError where two systems differ."""
+    likelihood = {name: call() for name, call in calls["likelihood"].items()}
+    for name in ("pytorch-crf", "torch-struct"):
+        torch.testing.assert_close(likelihood["ours"], likelihood[name], rtol=1e-4, atol=1e-3)
+    ours = calls["marginals"]["ours"]().exp()[:, 1:]
+    inside = mask[:, 1:, None]
+    torch.testing.assert_close(ours * inside, calls["marginals"]["torch-struct"]().sum(-1) * inside, rtol=0, atol=1e-4)
+    paths = {name: call() for name, call in calls["best path"].items()}
+    for i, n in enumerate(lengths.tolist()):
+        found = [list(map(int, paths[name][i][:n])) for name in paths]
+        assert found[0] == found[1] == found[2], i
+
+
+def with_gradients(call, leaves):
+    def run():
+        for leaf in leaves:
+            leaf.grad = None
+        call().sum().backward()
+
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    rows = []
+    for length in LENGTHS:
+        for shortest in (1.0, 0.3):
+            calls, leaves = systems(length, shortest)
+            for what, candidates in calls.items():
+                if what == "likelihood":
+                    candidates = {name: with_gradients(call, leaves) for name, call in candidates.items()}
+                times = interleaved(candidates, options.rounds)
+                ratios = {name: times[name]["median_ms"] / times["ours"]["median_ms"] for name in times}
+                rows.append({"what": what, "longest": length, "shortest": shortest, "times": times, "ratios": ratios})
+                rows[-1]["commit"] = commit()
+                said = "   ".join(
+                    f"{name} {times[name]['median_ms']:.1f} ms ({ratio:.1f}x)" for name, ratio in ratios.items()
+                )
+                print(f"{what}, {length} from {shortest}: {said}", flush=True)
+    write("hypernet_crf", rows, rows=ROWS, tags=TAGS, rounds=options.rounds)
+
+
+if __name__ == "__main__":
+    main()
