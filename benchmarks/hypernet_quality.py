@@ -114,7 +114,15 @@ TASKS = {
         (0,),
     ),
 }
-WAYS = {"frozen": {"freeze_backbone": True, "cache_states": True}, "fine-tuned": {"freeze_backbone": False}}
+WAYS = {
+    "frozen": {"freeze_backbone": True, "cache_states": True},
+    "fine-tuned": {
+        "freeze_backbone": False,
+        "bf16": True,
+        "train_sampling_strategy": "group_by_length",
+        "num_train_epochs": 3,
+    },
+}
 RATES = {
     "train_keyphrases.py": (4e-3, 8e-3, 1.6e-2),
     "train_classification.py": (2e-3, 8e-3),
@@ -199,12 +207,12 @@ def get(record: Record, options, **place) -> dict:
 
 
 def measure(record: Record, options, task: str, way: str, reader: str):
-    """All rates with the first seed and the frozen encoder, then this way's seeds at the best."""
+    """All rates with the first seed and the frozen encoder, then at the best all seeds, or the first if it is fine-tuned."""
     place, seeds = {"task": task, "reader": reader}, TASKS[task][-1]
     rates = RATES[TASKS[task][0]]
     first = [get(record, options, **place, way="frozen", rate=rate, seed=seeds[0]) for rate in rates]
     rate = max(first, key=lambda row: row["validation"])["rate"]
-    for seed in seeds:
+    for seed in seeds if way == "frozen" else seeds[:1]:
         get(record, options, **place, way=way, rate=rate, seed=seed)
 
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 from datasets import load_from_disk
 from prepare import find_backbone
-from settings import last_checkpoint, parse_arguments, told
+from settings import keep_best, last_checkpoint, parse_arguments, told
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 
 from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
@@ -101,9 +101,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
     set_seed(training_args.seed)
     model = build(model_args, tokenizer)
-    training_args.load_best_model_at_end = True
-    training_args.metric_for_best_model = "eval_loss"
-    training_args.greater_is_better = False
+    keep_best(training_args, "loss", greater_is_better=False)
     training_args.prediction_loss_only = True
     optimizer, schedule = None, None
     if data_args.plateau:

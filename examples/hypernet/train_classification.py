@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
-from settings import last_checkpoint, parse_arguments, told
+from settings import keep_best, last_checkpoint, parse_arguments, told
 from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
 from transformers import TrainingArguments, pipeline, set_seed
 
@@ -107,9 +107,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     if data_args.cache_states and model_args.freeze_backbone:
         folder = Path(data_args.states_dir or training_args.output_dir)
         data = {split: StatesDataset(model, of, collator, folder / f"states-{split}") for split, of in data.items()}
-    training_args.load_best_model_at_end = True
-    training_args.metric_for_best_model = "eval_accuracy"
-    training_args.greater_is_better = True
+    keep_best(training_args, "accuracy")
     trainer = TwoRatesTrainer(
         model=model,
         args=training_args,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import Dataset, load_dataset
-from settings import last_checkpoint, parse_arguments, told
+from settings import keep_best, last_checkpoint, parse_arguments, told
 from systems import ModelArguments, PathTrainer, build, find_backbone, open_tokenizer
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
@@ -81,9 +81,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     output, documents = Path(training_args.output_dir), load_documents(data_args)
     backbone = find_backbone(model_args.backbone)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
-    train = encode(documents["train"], tokenizer, title_as="meta")
+    windows = encode(documents["train"], tokenizer, title_as="meta")
     print(
-        f"train: {len(documents['train']['text']):,} documents in {len(train['labels']):,} windows; {coverage(train)}"
+        f"train: {len(documents['train']['text']):,} documents in {len(windows['labels']):,} windows; {coverage(windows)}"
     )
     set_seed(training_args.seed)
     model = build("keyphrases", model_args, backbone)
@@ -97,15 +97,13 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         spans=True,
         thresholds=(None, *THRESHOLDS),
     )
-    rows = {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(metrics.rows)}
+    rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = HypernetCollator(tokenizer)
     if data_args.cache_states and model_args.freeze_backbone:
         states = Path(data_args.states_dir or output)
         rows = {split: StatesDataset(model, r, collator, states / f"states-{split}") for split, r in rows.items()}
-    training_args.load_best_model_at_end = True
-    training_args.metric_for_best_model = "eval_span_f1"
-    training_args.greater_is_better = True
+    keep_best(training_args, "span_f1")
     trainer = PathTrainer(
         model=model,
         args=training_args,

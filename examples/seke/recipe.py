@@ -18,6 +18,7 @@ from transformers import (
     pipeline,
     set_seed,
 )
+from transformers.trainer_utils import IntervalStrategy
 
 from keyphrase_tools.calibration import calibrate, calibration_error
 from keyphrase_tools.cards import write_card
@@ -156,6 +157,28 @@ def last_checkpoint(output: Path) -> str | None:
     return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
 
 
+def keep_best(args: TrainingArguments, metric: str, greater_is_better: bool = True) -> None:
+    """The model that does best on validation rows is what a run ends with; each epoch is scored where nothing else is said.
+
+    Raises:
+        ValueError: where checkpoints and scores do not come together, so that the best might not be there any more.
+    """
+    if args.eval_strategy == "no":
+        args.eval_strategy = args.save_strategy = IntervalStrategy.EPOCH
+    if args.eval_strategy != args.save_strategy or (
+        args.eval_strategy == "steps" and args.save_steps % args.eval_steps
+    ):
+        said = (
+            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) and "
+            f"save_strategy={args.save_strategy.value!r} (save_steps={args.save_steps})"
+        )
+        raise ValueError(
+            f"{said}: the best model is kept only if scores and checkpoints come together. Make them equal."
+        )
+    args.do_eval = args.load_best_model_at_end = True
+    args.metric_for_best_model, args.greater_is_better = f"eval_{metric}", greater_is_better
+
+
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
     """Everything before training, and so every error that the caller can mend -> the trainer, texts, gold and record."""
     output = Path(training_args.output_dir)
@@ -175,9 +198,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     )
     print(f"validation: {len(texts['validation']):,} documents; {coverage(metrics.rows)}")
 
-    training_args.load_best_model_at_end = True
-    training_args.metric_for_best_model = "eval_f1@10"
-    training_args.greater_is_better = True
+    keep_best(training_args, "f1@10")
     trainer = Trainer(
         model=model,
         args=training_args,

@@ -27,7 +27,15 @@ def scripts():
     sys.path.insert(0, str(HYPERNET))
     found = {}
     try:
-        for name in ("baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"):
+        for name in (
+            "settings",
+            "baselines",
+            "systems",
+            "squad",
+            "train_keyphrases",
+            "train_classification",
+            "train_qa",
+        ):
             spec = importlib.util.spec_from_file_location(name, HYPERNET / f"{name}.py")
             found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(found[name])
@@ -105,6 +113,39 @@ def test_keyphrases_are_learnt_by_one_command_and_scored(reader, scripts, backbo
         run(scripts.train_keyphrases, *given)  # the same again goes on from the last checkpoint, and has nothing to do
     else:
         assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 10}]
+)
+def test_the_best_model_is_kept_whatever_was_said_of_scores(given, scripts, tmp_path):
+    args = TrainingArguments(tmp_path, use_cpu=True, **given)
+    scripts.settings.keep_best(args, "span_f1")
+    kept = given.get("eval_strategy", "epoch")
+    assert args.load_best_model_at_end and args.eval_strategy == args.save_strategy == kept
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_span_f1", True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"eval_strategy": "epoch"},
+        {"eval_strategy": "epoch", "save_strategy": "no"},
+        {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 5},
+    ],
+)
+def test_checkpoints_that_miss_the_best_score_are_refused(given, scripts, tmp_path):
+    args = TrainingArguments(tmp_path, use_cpu=True, **given)
+    with pytest.raises(ValueError, match="kept only if scores and checkpoints come together. Make them equal"):
+        scripts.settings.keep_best(args, "span_f1")
+
+
+def test_without_a_word_about_scores_the_best_epoch_is_kept(scripts, backbone, files, tmp_path):
+    run(scripts.train_keyphrases, *FAST, "--backbone", backbone, "--output_dir", tmp_path, *files)
+    results = json.loads((tmp_path / "results.json").read_text())
+    scores = [entry["eval_span_f1"] for entry in results["epochs"] if "eval_span_f1" in entry]
+    assert len(scores) == 2 and results["best_validation_span_f1"] == max(scores)
+    assert (tmp_path / "model.safetensors").exists()
 
 
 def test_classes_are_learnt_by_one_command(scripts, backbone, files, tmp_path, capsys):
