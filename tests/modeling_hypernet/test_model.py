@@ -178,9 +178,9 @@ def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(
         z = model(**batch).meta_embedding
         variance = model.reader.generators[0](z).hidden.var() * 32
     assert 0.2 < variance < 5  # 1 on average over random texts
-    assert (
-        not normalize or (z.sum(-1).abs() < 1e-5).all() and (0.5 < z.norm(dim=-1)).all() and (z.norm(dim=-1) <= 1).all()
-    )
+    if normalize:
+        lengths = z.norm(dim=-1)
+        assert z.sum(-1).abs().max() < 1e-5 and lengths.min() > 0.5 and lengths.max() < 1 + 1e-5
 
 
 def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypernet, tmp_path):

@@ -1,0 +1,336 @@
+"""Definitions from the forms that they are published in: what is read, dropped, split, and told of them."""
+
+import csv
+import importlib
+import json
+import os
+import subprocess
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from modeling_lexicon.data_lexicon import read_definitions
+from tests.loopback_hub import LoopbackHub, Repo
+
+LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
+SPLITS = ("train", "validation", "test")
+HEAD = ["WORD", "DEFINITION", "EXAMPLE", "DATASET_NAME", "SPLIT_TYPE"]
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The scripts by their bare names, as they import one another; other folders have modules of these names too."""
+    names = ("corpora", "prepare")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.path.insert(0, str(LEXICON))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(LEXICON))
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def run(script, *given):
+    before, sys.argv = sys.argv, ["script", *map(str, given)]
+    try:
+        script.main()
+    finally:
+        sys.argv = before
+
+
+def fails(script, capsys, *given) -> str:
+    """The one line of a script that ends with the status 2."""
+    with pytest.raises(SystemExit) as end:
+        run(script, *given)
+    assert end.value.code == 2
+    lines = [line for line in capsys.readouterr().err.split("\n") if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def some_rows(terms: int, senses: int = 2) -> list[dict]:
+    return [
+        {"term": f"thing{i}", "context": f"see the thing{i} {s}", "definition": f"a thing of kind {i} {s}"}
+        for i in range(terms)
+        for s in range(senses)
+    ]
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_csv(path: Path, head: list[str], rows: list[list], **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file, **options).writerows([head, *rows])
+    return path
+
+
+def read(folder: Path) -> dict[str, list[dict]]:
+    """split -> rows; every file must be one that training reads whole."""
+    found = {}
+    for split in SPLITS:
+        if (folder / f"{split}.jsonl").exists():
+            found[split], dropped = read_definitions(folder / f"{split}.jsonl")
+            assert dropped == 0
+    return found
+
+
+def everything(folder: Path) -> set[tuple]:
+    rows = [row for rows in read(folder).values() for row in rows]
+    return {(row["term"], row["context"], row["definition"], row["source"]) for row in rows}
+
+
+def test_each_data_set_of_3d_ex_is_read_and_filtered(scripts, tmp_path, capsys):
+    urban = [
+        ["fiver", "five dollars", "he slipped me a fiver", "Urban", "train"],
+        ["fiver", "five dollars", "he slipped me a fiver", "Urban", "train"],
+        ["smock", "a large shirt", 'he said "nice smock", and left', "Urban", "valid"],
+        ["", "nobody knows", "what is it", "Urban", "train"],
+        ["cower", "", "he would cower away", "Urban", "train"],
+        ["throwed", "messed up", "N/A", "Urban", "train"],
+        ["raggler", "one who schemes", "he is a raggler", "", "train"],
+    ]
+    write_csv(tmp_path / "raw" / "Urban_all.csv", HEAD, urban)
+    write_csv(tmp_path / "raw" / "Hei++.csv", [*HEAD[:2], *HEAD[3:]], [["clean air", "air above", "Hei++", "test"]])
+    (tmp_path / "raw" / "CHA_train").write_text("https://example.org/download?id=1\n")
+    run(scripts.prepare, "--sources", f"3dex={tmp_path / 'raw'}", "--output_dir", tmp_path / "out", "--keep_splits")
+    said = capsys.readouterr().out
+    assert "3dex: not read: CHA_train" in said and "test: no rows, and no file" in said
+    found = read(tmp_path / "out")
+    assert [row["term"] for row in found["train"]] == ["fiver"] and "test" not in found
+    assert found["validation"] == [
+        {"term": "smock", "context": 'he said "nice smock", and left', "definition": "a large shirt", "source": "Urban"}
+    ]
+    data = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert data["read"] == {"3dex": 8} and data["kept"] == {"Urban": 2}
+    assert data["dropped"] == {
+        "of an excluded data set": 1,
+        "repeated": 1,
+        "term empty or no string": 1,
+        "definition empty or no string": 1,
+        "context empty or no string": 1,
+        "no data set named": 1,
+    }
+    assert all(f"{count:,} {reason}" in said for reason, count in data["dropped"].items())
+
+
+def test_the_unified_3d_ex_becomes_a_row_for_each_context(scripts, tmp_path):
+    rows = [
+        ["bank", "a slope", "[['by the bank', 'the steep bank'], ['a bank of earth']]", "[\"['WordNet']\", \"['CHA', 'WordNet']\"]"],
+        ["tree", "a tall plant", "", "['MultiRD', 'Hei++']"],
+        ["leaf", "a blade", "[['a green leaf']]", "[\"['MultiRD', 'Wiktionary']\"]"],
+        ["list", "a kind of row", "[see] the list [here]", "['CODWOE']"],
+    ]  # fmt: skip
+    write_csv(tmp_path / "3D-EX.csv", HEAD[:4], rows)
+    given = ("--sources", f"3dex={tmp_path / '3D-EX.csv'}", "--output_dir", tmp_path, "--proportions", 1, 0, 0)
+    run(scripts.prepare, *given)
+    assert everything(tmp_path) == {
+        ("bank", "by the bank", "a slope", "WordNet"),
+        ("bank", "the steep bank", "a slope", "WordNet"),
+        ("bank", "a bank of earth", "a slope", "CHA"),
+        ("leaf", "a green leaf", "a blade", "Wiktionary"),
+        ("list", "[see] the list [here]", "a kind of row", "CODWOE"),
+    }
+    assert json.loads((tmp_path / "data.json").read_text())["dropped"] == {"of an excluded data set": 1}
+    run(scripts.prepare, *given, "--exclude", "WordNet", "cha")
+    assert {source for *_, source in everything(tmp_path)} == {"MultiRD", "CODWOE"}
+
+
+def test_files_of_ishiwatari_gadetsky_and_simpdefiner(scripts, tmp_path):
+    wiki, oxford, simple = tmp_path / "wiki", tmp_path / "gadetsky", tmp_path / "simple"
+    for folder in (wiki, oxford, simple):
+        folder.mkdir()
+    entry = "{}%wiki.{}\tpos\twikidata\t{}\t[]\t[]\n"
+    (wiki / "train.txt").write_text(entry.format("new_york", 0, "a city") + entry.format("100%", 1, "all of it"))
+    (wiki / "train.eg").write_text("new_york%wiki.0\tin <TRG> they met\n100%%wiki.1\the gave <TRG> of it\n")
+    (oxford / "valid.json").write_text(json.dumps([[["swan"], ["a", "white", "bird"], ["the", "swan", "swam"]]]))
+    (simple / "oxford.test.src").write_text("drift [SEP] an end to the drift\nnow [SEP] now hear this !\n")
+    (simple / "oxford.test.tgt").write_text("a state of inaction\nused to preface a command\n")
+    out = tmp_path / "out"
+    run(
+        scripts.prepare, "--sources", f"wiki={wiki}", f"g={oxford}", f"s={simple}", "--keep_splits", "--output_dir", out
+    )
+    found = {split: [tuple(row.values()) for row in rows] for split, rows in read(out).items()}
+    assert found == {
+        "train": [
+            ("new york", "in new york they met", "a city", "wiki"),
+            ("100%", "he gave 100% of it", "all of it", "wiki"),
+        ],
+        "validation": [("swan", "the swan swam", "a white bird", "g")],
+        "test": [
+            ("drift", "an end to the drift", "a state of inaction", "s"),
+            ("now", "now hear this !", "used to preface a command", "s"),
+        ],
+    }
+
+
+def test_any_columns_in_json_lines_json_and_tsv(scripts, tmp_path):
+    row = {"lemma": "ox", "usage": ["an  ox\n ploughs", "the ox", 7], "meaning": "cattle", "id": 3}
+    write_lines(tmp_path / "a.jsonl", [row])
+    (tmp_path / "b.json").write_text(json.dumps([{**row, "lemma": "cow"}, {**row, "lemma": 5}]))
+    write_csv(tmp_path / "c.tsv", ["lemma", "usage", "meaning"], [["hen", "a, hen", "fowl"]], delimiter="\t")
+    names = ("--term_column", "lemma", "--context_column", "usage", "--definition_column", "meaning")
+    sources = [f"{name}={tmp_path / file}" for name, file in (("a", "a.jsonl"), ("b", "b.json"), ("c", "c.tsv"))]
+    run(scripts.prepare, "--sources", *sources, *names, "--output_dir", tmp_path, "--proportions", 1, 0, 0)
+    expected = {(term, context, "cattle", name) for term, name in (("ox", "a"), ("cow", "b")) for context in ("an ox ploughs", "the ox")}  # fmt: skip
+    assert everything(tmp_path) == expected | {("hen", "a, hen", "fowl", "c")}
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert data["dropped"] == {"context empty or no string": 2, "term empty or no string": 3}
+    assert sum(data["read"].values()) == sum(data["dropped"].values()) + sum(data["kept"].values())
+
+
+def test_a_term_is_in_one_split_by_a_hash_of_its_own(scripts, tmp_path):
+    few, many = some_rows(300), some_rows(600) + [{"term": "THING7", "context": "a THING7", "definition": "loud"}]
+    folders = []
+    for rows, seed in ((few, 42), (many, 42), (few, 7)):
+        folders.append(tmp_path / f"{len(rows)}-{seed}")
+        source = write_lines(folders[-1] / "raw.jsonl", rows)
+        run(scripts.prepare, "--sources", f"x={source}", "--seed", seed, "--output_dir", folders[-1])
+    places = [
+        {(row["term"], row["definition"]): split for split, rows in read(folder).items() for row in rows}
+        for folder in folders
+    ]
+    for found in places:
+        of_terms = {}
+        for (term, _), split in found.items():
+            assert of_terms.setdefault(term.casefold(), split) == split
+    assert all(places[1][row] == split for row, split in places[0].items())  # more rows move none
+    assert sum(places[2][row] != split for row, split in places[0].items()) > 50  # another seed moves many
+    shares = [list(places[1].values()).count(split) / len(many) for split in SPLITS]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.05)
+    digest = int.from_bytes(blake2b(b"42 thing3", digest_size=7).digest(), "big") / 2**56
+    expected = "train" if digest < 0.8 else "validation" if digest < 0.9 else "test"
+    assert places[0]["thing3", "a thing of kind 3 0"] == expected
+    for name in (*(f"{split}.jsonl" for split in SPLITS), "data.json", "divergent.jsonl"):
+        before = (folders[0] / name).read_bytes()
+        run(scripts.prepare, "--sources", f"x={folders[0] / 'raw.jsonl'}", "--output_dir", folders[0])
+        assert (folders[0] / name).read_bytes() == before
+
+
+def test_overlaps_and_divergent_rows_are_those_of_tables_1_and_5(scripts, tmp_path, capsys):
+    def row(term, context, definition):
+        return {"term": term, "context": context, "definition": definition}
+
+    train = [
+        row("Bank", "by the bank", "a slope"),
+        row("bank", "By the  bank", "a firm"),
+        row("oak", "an oak", "a tree"),
+    ]
+    test = [row("bank", "the bank failed", "A firm"), row("oak", "two trees", "a wood"), row("elm", "an elm", "a tree"),
+            row("ash", "an ash", "a tree")]  # fmt: skip
+    write_lines(tmp_path / "raw" / "train.jsonl", train)
+    write_lines(tmp_path / "raw" / "test.jsonl", test)
+    run(scripts.prepare, "--sources", f"x={tmp_path / 'raw'}", "--keep_splits", "--output_dir", tmp_path / "out")
+    data = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert data["overlap with train"] == {"test": {"terms": 50.0, "terms with definitions": 25.0}}
+    assert (
+        "test: 50.00% of its terms in train, 25.00% of its terms with definitions in train" in capsys.readouterr().out
+    )
+    splits = data["splits"]
+    assert (splits["train"]["rows"], splits["train"]["terms"], splits["train"]["divergent rows"]) == (3, 2, 2)
+    assert splits["test"]["divergent rows"] == 0 and splits["test"]["term absent from its context"] == 1
+    assert splits["train"]["definitions a term"] == {"mean": 1.5, "std": 0.5}
+    assert splits["train"]["tokens of a context"] == {"mean": round(8 / 3, 2), "std": round((2 / 9) ** 0.5, 2)}
+    listed = [json.loads(line) for line in (tmp_path / "out" / "divergent.jsonl").read_text().splitlines()]
+    assert listed == [{"split": "train", "term": "Bank", "context": "by the bank", "definitions": ["a slope", "a firm"], "sources": ["x"]}]  # fmt: skip
+
+
+def test_rows_of_no_split_go_by_their_term(scripts, tmp_path, capsys):
+    rows = [{**row, "split": "dev" if i < 10 else None} for i, row in enumerate(some_rows(30))]
+    source = write_lines(tmp_path / "rows.jsonl", rows)
+    run(scripts.prepare, "--sources", f"x={source}", "--keep_splits", "--output_dir", tmp_path)
+    assert "50 rows named no split and were put by their term" in capsys.readouterr().out
+    found = read(tmp_path)
+    assert {f"thing{i}" for i in range(5)} <= {row["term"] for row in found["validation"]}
+    for split, own in found.items():
+        assert all(int(row["term"][5:]) < 5 or scripts.prepare.split_by_term(row["term"], [0.8, 0.1, 0.1], 42) == split for row in own)  # fmt: skip
+
+
+def test_a_drawn_split_has_whole_terms_and_its_order(scripts, tmp_path):
+    rows = some_rows(100, senses=3)
+    source = write_lines(tmp_path / "raw" / "train.jsonl", rows)
+    run(scripts.prepare, "--sources", f"x={source}", "--keep_splits", "--max_rows", 50, "--output_dir", tmp_path)
+    drawn = read(tmp_path)["train"]
+    assert len(drawn) == 48  # sixteen terms: a seventeenth has no room
+    terms = {row["term"] for row in drawn}
+    assert [{**row, "source": "x"} for row in rows if row["term"] in terms] == drawn
+    run(scripts.prepare, "--sources", f"x={source}", "--keep_splits", "--max_rows", 60, "--output_dir", tmp_path)
+    assert terms < {row["term"] for row in read(tmp_path)["train"]}  # more of the same
+
+
+def test_a_split_of_an_earlier_run_does_not_stay(scripts, tmp_path):
+    write_lines(tmp_path / "test.jsonl", some_rows(1))
+    source = write_lines(tmp_path / "raw" / "train.jsonl", some_rows(3))
+    run(scripts.prepare, "--sources", f"x={source}", "--keep_splits", "--output_dir", tmp_path)
+    assert set(read(tmp_path)) == {"train"}
+
+
+def test_repeats_stay_where_they_are_asked_for(scripts, tmp_path):
+    source = write_lines(tmp_path / "rows.jsonl", some_rows(3) * 2)
+    given = ("--sources", f"x={source}", "--proportions", 1, 0, 0, "--output_dir", tmp_path)
+    for more, count in (((), 6), (("--keep_duplicates",), 12)):
+        run(scripts.prepare, *given, *more)
+        assert len(read(tmp_path)["train"]) == count
+
+
+def test_what_the_caller_can_mend_is_said_in_a_line(scripts, tmp_path, capsys):
+    good = write_lines(tmp_path / "good.jsonl", some_rows(3))
+    odd = write_csv(tmp_path / "odd.csv", ["a", "b"], [["x", "y"]])
+    long = write_csv(tmp_path / "long.csv", HEAD, [["x", "y", "z", "w", "train", "?"]])
+    none = write_lines(tmp_path / "none.jsonl", [{"term": "", "context": "c", "definition": "d"}])
+    (tmp_path / "link.csv").write_text("https://example.org/3D-EX.csv\n")
+    (tmp_path / "alone.txt").write_text("a%0\tn\tx\td\n")
+    (tmp_path / "short.src").write_text("a [SEP] b\nc [SEP] d\n")
+    (tmp_path / "short.tgt").write_text("e\n")
+    (tmp_path / "pair.txt").write_text("a%0\tn\tx\td\n")
+    (tmp_path / "pair.eg").write_text("b%0\tthe <TRG>\n")
+    (tmp_path / "empty").mkdir()
+    cases = (
+        ([f"{good}"], "write NAME=PLACE, as in --sources oxford=data/oxford"),
+        ([f"x={tmp_path / 'no.csv'}"], "no.csv is not there. Pass --sources x=PLACE"),
+        ([f"x={tmp_path / 'empty'}"], "has no file of a form that is read here"),
+        ([f"x={odd}"], "has no column 'term or word or headword or phrase'; its columns are 'a', 'b'. Name the one"),
+        ([f"x={good}", "--term_column", "lemma"], "has no column 'lemma'"),
+        ([f"x={long}"], "line 2: 6 cells, and the header has 5"),
+        ([f"x={none}"], "No row for training is left of 1 (1 term empty or no string; 0 in other splits)"),
+        ([f"x={tmp_path / 'link.csv'}"], "holds a link and no rows. Download https://example.org/3D-EX.csv"),
+        ([f"x={tmp_path / 'alone.txt'}"], "needs alone.eg beside it, which is not there"),
+        ([f"x={tmp_path / 'short.src'}"], "short.tgt ends before line 2 of its other half"),
+        ([f"x={tmp_path / 'pair.txt'}"], "line 1: 'a%0"),
+        ([f"x={good}", "--keep_splits"], "--keep_splits: not one of 6 rows names a split"),
+        ([f"x={good}", "--proportions", "0.5", "0.5"], "three shares that add up to 1 are wanted"),
+        ([f"x={good}", "--max_rows", "0"], "--max_rows 0: it must be 1 or more"),
+        ([f"x={good}", "--max_rows", "1"], "--max_rows 1: no term of the training rows has so few"),
+    )
+    for given, message in cases:
+        assert message in fails(scripts.prepare, capsys, "--output_dir", tmp_path / "out", "--sources", *given)
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+
+
+def test_a_data_set_of_the_hub_is_read_with_its_splits(tmp_path):
+    rows = {split: [{"word": f"{split} {i}", "gloss": "a thing", "example": f"see {split} {i}"} for i in range(3)] for split in SPLITS}  # fmt: skip
+    files = {f"{split}.jsonl": "".join(json.dumps(row) + "\n" for row in own).encode() for split, own in rows.items()}
+    given = ("--sources", "hub=tester/words", "--keep_splits", "--output_dir", tmp_path / "out")
+    with LoopbackHub() as hub:
+        hub.repos["dataset", "tester/words"] = Repo("tester/words", "dataset")
+        hub.repos["dataset", "tester/words"].commit(
+            "main", "rows", {name: (data, None) for name, data in files.items()}
+        )
+        online = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+        command = [sys.executable, str(LEXICON / "prepare.py"), *map(str, given)]
+        found = subprocess.run(
+            command, env={**os.environ, **hub.env, **online}, capture_output=True, text=True, timeout=120
+        )
+    assert found.returncode == 0, found.stderr
+    for split, own in read(tmp_path / "out").items():
+        assert [row["term"] for row in own] == [row["word"] for row in rows[split]] and own[0]["source"] == "hub"
