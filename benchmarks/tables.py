@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from makers import exhird, hypernet, load, merging, moesumm, seke
+from makers import definitions, exhird, hypernet, load, merging, moesumm, seke
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +30,7 @@ MAKERS = {
     "table:merge_speed": merging.merge_speed,
     "table:moe_speed": merging.moe_speed,
     "table:lexicon_merge": merging.lexicon_merge,
+    "table:lexicon_quality": definitions.lexicon_quality,
     "table:moesumm_speed": moesumm.moesumm_speed,
     "table:moesumm_quality": moesumm.moesumm_quality,
     "table:hypernet_quality": hypernet.hypernet_quality,
