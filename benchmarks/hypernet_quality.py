@@ -4,8 +4,8 @@
 
 Each reader has the same encoder, head, rows and epochs, states of the same size (512) and the rate that does best on validation
 rows with the first seed and the frozen encoder: the hypernetwork as in the paper (one way), and both ways with weights that
-all texts share, a BiLSTM, the title-guided encoder (keyphrases), and the states as they are (classes, answers). Frozen and
-fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are chosen by the best path or by a threshold of probability,
+all texts share, a BiLSTM, for keyphrases the title-guided encoder and a BiLSTM over states that know no title (both at the
+BiLSTM's rate), for classes and answers the states as they are. Frozen and fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are chosen by the best path or by a threshold of probability,
 whichever does better on validation documents; the best paths alone are a row of their own.
 
 A run that lies in the work folder or stands in results/hypernet_quality.json is not made again.
@@ -43,16 +43,18 @@ READERS = {
     "hypernet, shared weights": BOTH_WAYS | {"base_weights": True},
     "bilstm": {"reader": "bilstm"},
     "title-guided": {"reader": "title_guided"},
+    "bilstm, without titles": {"reader": "bilstm", "title_column": "no such column"},
     "hypernet": ONE_WAY,
     "plain": {"reader": "plain"},
 }
+TUNED_AS = {"title-guided": "bilstm", "bilstm, without titles": "bilstm"}  # whose rate they take
 OTHERS = ("hypernet, shared weights", "plain", "bilstm", "hypernet")
 
 # name -> script, readers, files below --data, arguments, seeds
 TASKS = {
     "inspec": (
         "train_keyphrases.py",
-        ("hypernet, shared weights", "bilstm", "title-guided", "hypernet"),
+        ("hypernet, shared weights", "bilstm", "hypernet", "title-guided", "bilstm, without titles"),
         {"train_files": "train", "validation_files": "validation", "test_files": "test"},
         "keyphrases/inspec",
         {
@@ -143,7 +145,8 @@ def run(options, task: str, reader: str, way: str, rate: float, seed: int) -> di
         data = files_of(options, task)
         given = SHARED | arguments | WAYS[way] | {name: data / f"{split}.jsonl" for name, split in files.items()}
         given |= READERS[reader] | {"learning_rate": rate, "seed": seed, "output_dir": folder}
-        given |= {"backbone_lr": BACKBONE_RATE, "states_dir": folder.parent / "states"}
+        states = "states, no titles" if "title_column" in READERS[reader] else "states"
+        given |= {"backbone_lr": BACKBONE_RATE, "states_dir": folder.parent / states}
         command = [sys.executable, str(EXAMPLES / script)]
         for name, value in given.items():
             command += [f"--{name}", str(value)]
@@ -210,7 +213,8 @@ def measure(record: Record, options, task: str, way: str, reader: str):
     """All rates with the first seed and the frozen encoder, then at the best all seeds, or the first if it is fine-tuned."""
     place, seeds = {"task": task, "reader": reader}, TASKS[task][-1]
     rates = RATES[TASKS[task][0]]
-    first = [get(record, options, **place, way="frozen", rate=rate, seed=seeds[0]) for rate in rates]
+    tuned = place | {"reader": TUNED_AS.get(reader, reader)}
+    first = [get(record, options, **tuned, way="frozen", rate=rate, seed=seeds[0]) for rate in rates]
     rate = max(first, key=lambda row: row["validation"])["rate"]
     for seed in seeds if way == "frozen" else seeds[:1]:
         get(record, options, **place, way=way, rate=rate, seed=seed)

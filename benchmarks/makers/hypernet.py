@@ -16,6 +16,7 @@ READERS = {
     "hypernet, both ways": "hypernetwork, both ways",
     "hypernet, shared weights": "both ways, shared weights",
     "bilstm": "BiLSTM",
+    "bilstm, without titles": "BiLSTM, no titles",
     "title-guided": "title-guided",
     "plain": "the states as they are",
 }
