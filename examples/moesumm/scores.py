@@ -7,7 +7,7 @@ without signs. rougeL takes a summary as one sequence, rougeLsum a sentence at a
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
 from modeling_moesumm.texts_moesumm import sentence_spans
 
@@ -27,15 +27,24 @@ def lines(text: str) -> str:
     return "\n".join(" ".join(text[start:end].split()) for start, end in sentence_spans(text))
 
 
+def open_bertscore(model: str, layer: int):
+    """bert-score's scorer; RoBERTa's first word gets the space that the package asks for by an argument transformers 5 ignores."""
+    from bert_score import BERTScorer
+
+    scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)
+    if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
+        limit = scorer._tokenizer.model_max_length
+        scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+        scorer._tokenizer.model_max_length = limit
+    return scorer
+
+
 def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
     """(n,) F1 in per cent, of a layer of this model, its last by default (Zhang et al. 2020).
 
     Neither rescaled nor with weights of rare words.
     """
-    from bert_score import BERTScorer
-
-    layer = layer or AutoConfig.from_pretrained(model).num_hidden_layers
-    scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)
+    scorer = open_bertscore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
     f1 = scorer.score([text or "." for text in predictions], references)[2].numpy()
     return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0)
 

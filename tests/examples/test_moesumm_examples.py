@@ -12,7 +12,15 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, Seq2SeqTrainingArguments, pipeline
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaModel,
+    RobertaTokenizer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
 
 from modeling_moesumm import MoeSummForConditionalGeneration
 
@@ -260,6 +268,17 @@ def test_rouge_is_that_of_hand_counting(scripts):
     assert found["rouge1"][0] == pytest.approx(100 * 6 / 7) and found["rougeL"][0] == pytest.approx(100 * 3 / 7)
     assert found["rougeLsum"][0] == pytest.approx(100 * 6 / 7)  # a sentence at a time, order does not matter
     assert scripts.scores.rouge(["the cats"], ["the cat"], stemming=False)["rouge1"][0] == pytest.approx(50)
+
+
+def test_bertscore_reads_robertas_first_word_with_its_space(scripts, tmp_path):
+    alphabet = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {sign: i for i, sign in enumerate(alphabet)}
+    RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=60).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
+    tokenizer = scripts.scores.open_bertscore(str(tmp_path), 1)._tokenizer
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a a")) == ["<s>", "\u0120", "a", "\u0120", "a", "</s>"]
+    assert tokenizer.model_max_length == 60
 
 
 def test_a_stock_models_step_counts_every_token_alike(scripts, backbone, tmp_path):
