@@ -18,7 +18,7 @@ PAGE = """<!doctype html>
 body {{ font: 17px/1.9 Georgia, serif; color: #1a1a1a; background: #fff; max-width: 46em; margin: 2em auto; padding: 0 1em; }}
 h1 {{ font-size: 1.3em; }}
 .legend, .note {{ font: 14px/1.8 system-ui, sans-serif; }}
-.legend span {{ margin-right: 1.2em; white-space: nowrap; }}
+.legend > span {{ margin-right: 1.2em; white-space: nowrap; }}
 .text {{ white-space: pre-wrap; }}
 .text span, .swatch {{ border-radius: 3px; padding: 1px 2px; color: #000; }}
 .key {{ text-decoration: underline 2px; text-underline-offset: 4px; }}
