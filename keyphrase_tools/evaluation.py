@@ -234,3 +234,28 @@ def score_files(predictions: str | Path, gold: str | Path, *, rules: str = "lexp
     ]
     wanted = [present(split_words(full_text(row)), row["keyphrases"], rules=rules) for row in rows]
     return score_phrases(phrases, wanted, **scoring)
+
+
+def keep_best(args, metric: str, greater_is_better: bool = True) -> None:
+    """`TrainingArguments` by which a run ends with the model that does best on validation rows; each epoch is scored where nothing
+    else is said.
+
+    Raises:
+        ValueError: where checkpoints and scores do not come together, so that the best might not be there any more.
+    """
+    from transformers.trainer_utils import IntervalStrategy
+
+    if args.eval_strategy == "no":
+        args.eval_strategy = args.save_strategy = IntervalStrategy.EPOCH
+    if args.eval_strategy != args.save_strategy or (
+        args.eval_strategy == "steps" and args.save_steps % args.eval_steps
+    ):
+        said = (
+            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) and "
+            f"save_strategy={args.save_strategy.value!r} (save_steps={args.save_steps})"
+        )
+        raise ValueError(
+            f"{said}: the best model is kept only if scores and checkpoints come together. Make them equal."
+        )
+    args.do_eval = args.load_best_model_at_end = True
+    args.metric_for_best_model, args.greater_is_better = f"eval_{metric}", greater_is_better

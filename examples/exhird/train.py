@@ -14,9 +14,10 @@ import torch
 import yaml
 from datasets import load_from_disk
 from prepare import find_backbone
-from settings import keep_best, last_checkpoint, parse_arguments, told
+from settings import last_checkpoint, parse_arguments, told
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 
+from keyphrase_tools.evaluation import keep_best
 from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
 from modeling_exhird.schedule_exhird import PlateauSchedule, StopAfterRises
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
-from settings import keep_best, last_checkpoint, parse_arguments, told
+from settings import last_checkpoint, parse_arguments, told
 from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
 from transformers import TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.documents import read_jsonl
+from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import HypernetCollator, StatesDataset, encode_pairs
 
 EXAMPLE = '{"title": "...", "text": "...", "label": "..."}'

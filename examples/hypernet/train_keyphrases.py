@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import Dataset, load_dataset
-from settings import keep_best, last_checkpoint, parse_arguments, told
+from settings import last_checkpoint, parse_arguments, told
 from systems import ModelArguments, PathTrainer, build, find_backbone, open_tokenizer
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.documents import coverage, read_jsonl
-from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline
+from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.labels import encode, tag
 from keyphrase_tools.words import split_words
 from modeling_hypernet import HypernetCollator, StatesDataset

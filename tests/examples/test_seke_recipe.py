@@ -1,6 +1,5 @@
 """SEKE's whole recipe by its scripts: stages, seeds, ablations, the card; prediction in two processes; explanation."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from statistics import mean, stdev
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModel, AutoModelForTokenClassification, TrainingArguments, pipeline
+from transformers import AutoModel, AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools.cards import card_of, is_hub_id, read_record
 from keyphrase_tools.documents import full_text, read_jsonl
@@ -69,21 +68,6 @@ def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone
     assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
     again = train(backbone, output, *stages, *options)  # all of it is finished
     assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
-
-
-def test_the_best_epoch_is_kept_and_checkpoints_that_would_miss_it_are_refused(tmp_path):
-    spec = importlib.util.spec_from_file_location("seke_recipe", ROOT / "examples/seke/recipe.py")
-    recipe = importlib.util.module_from_spec(spec)
-    sys.modules["seke_recipe"] = recipe  # its dataclasses ask for it
-    try:
-        spec.loader.exec_module(recipe)
-        args = TrainingArguments(tmp_path, use_cpu=True)
-        recipe.keep_best(args, "f1@10")
-        assert args.load_best_model_at_end and args.eval_strategy == args.save_strategy == "epoch"
-        with pytest.raises(ValueError, match="eval_strategy='epoch' .* save_strategy='steps' .* Make them equal"):
-            recipe.keep_best(TrainingArguments(tmp_path, use_cpu=True, eval_strategy="epoch"), "f1@10")
-    finally:
-        del sys.modules["seke_recipe"]
 
 
 def test_the_card_says_what_was_recorded(trained):
