@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import scores
-from corpora import key
 from prepare import json_lines
 from resumable import replace_file
 from tqdm import tqdm
@@ -120,20 +119,6 @@ def how_they_differ(ours: list[dict], theirs: list[dict], file: str, first: str)
         if one != other:
             return f"{file}, row {number}: the term is {one['term']!r}, and in {first} {other['term']!r}, or its context or definition is another. {mend}"
     return f"{file} has {len(ours):,} rows, and {first} {len(theirs):,}. {mend}"
-
-
-def references_of(rows: list[dict], more: list[dict]) -> dict[str, list[list[str]]]:
-    """Rows, and others whose definitions count too -> protocol -> of each row, its references, without full stops."""
-    parts = {"context": ("term", "context"), "term": ("term",)}
-    found = {}
-    for protocol, fields in parts.items():
-        groups: dict[tuple, dict[str, None]] = {}
-        for row in [*rows, *more]:
-            group = groups.setdefault(tuple(key(row[name]) for name in fields), {})
-            group[scores.without_full_stops(row["definition"])] = None
-        lists = {place: list(group) for place, group in groups.items()}
-        found[protocol] = [lists[tuple(key(row[name]) for name in fields)] for row in rows]
-    return found
 
 
 def best_of_references(metric, predictions: list[str], references: dict[str, list[list[str]]]) -> dict[str, np.ndarray]:
@@ -328,7 +313,7 @@ def evaluate(args: EvaluationArguments) -> dict:
     more, dropped = read_definitions(args.references) if args.references else ([], 0)
     if dropped:
         say(f"--references: {dropped:,} rows dropped for a field that is empty or no string")
-    references = references_of(rows, more)
+    references = scores.references_of(rows, more)
     empty = {name: sum(not text.strip() for run in runs for text in run) for name, runs in generated.items()}
     for name, count in empty.items():
         if count:

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from corpora import key
 from resumable import Note, digest, replace_file, state_of, write_lines
-from scores import bleu, without_full_stops
+from scores import bleu, references_of, without_full_stops
 from train_expert import load_split, parse_arguments, refuse, say
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -204,19 +203,10 @@ def check_room(definer: Definer, rows: list[dict]) -> int:
     return cut
 
 
-def references_of(rows: list[dict]) -> list[list[str]]:
-    """For each row all definitions of its term in its context, without full stops, as evaluate.py compares them."""
-    found: dict[tuple, dict[str, None]] = {}
-    places = [(key(row["term"]), key(row["context"])) for row in rows]
-    for place, row in zip(places, rows, strict=True):
-        found.setdefault(place, {})[without_full_stops(row["definition"])] = None
-    return [list(found[place]) for place in places]
-
-
 def oracle_of(rows: list[dict]) -> Callable[[int, str], float]:
     """-> a row's number and a definition to its BLEU in per cent, against the nearest of the row's references."""
     score, _ = bleu()
-    references = references_of(rows)
+    references = references_of(rows)["context"]
     return lambda i, text: round(max(score(without_full_stops(text), one) for one in references[i]), 6)
 
 

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 import nltk
 import numpy as np
+from corpora import key
 
 BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 ORDER = 4
@@ -26,6 +27,20 @@ Metric = tuple[Callable[[str, str], float], dict[str, str]]  # a pair's score, a
 def without_full_stops(text: str) -> str:
     """A text without full stops, except those before a digit (Huang et al. 2021), and with single spaces."""
     return " ".join(re.sub(r"\.(?!\d)", "", text).split())
+
+
+def references_of(rows: list[dict], more: Sequence[dict] = ()) -> dict[str, list[list[str]]]:
+    """Rows, and others whose definitions count too -> protocol -> of each row, its references, without full stops."""
+    parts = {"context": ("term", "context"), "term": ("term",)}
+    found = {}
+    for protocol, fields in parts.items():
+        groups: dict[tuple, dict[str, None]] = {}
+        for row in [*rows, *more]:
+            group = groups.setdefault(tuple(key(row[name]) for name in fields), {})
+            group[without_full_stops(row["definition"])] = None
+        lists = {place: list(group) for place, group in groups.items()}
+        found[protocol] = [lists[tuple(key(row[name]) for name in fields)] for row in rows]
+    return found
 
 
 def score_pairs(metric: Callable[[str, str], float], pairs: Sequence[Pair]) -> np.ndarray:
