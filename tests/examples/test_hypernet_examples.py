@@ -12,7 +12,6 @@ import yaml
 from torch.testing import assert_close
 from transformers import AutoModel, TrainingArguments, pipeline
 
-from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import HypernetConfig
 
 HYPERNET = Path(__file__).resolve().parents[2] / "examples" / "hypernet"
@@ -114,31 +113,6 @@ def test_keyphrases_are_learnt_by_one_command_and_scored(reader, scripts, backbo
         run(scripts.train_keyphrases, *given)  # the same again goes on from the last checkpoint, and has nothing to do
     else:
         assert not (tmp_path / "config.json").exists()
-
-
-@pytest.mark.parametrize(
-    "given", [{}, {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 10}]
-)
-def test_the_best_model_is_kept_whatever_was_said_of_scores(given, tmp_path):
-    args = TrainingArguments(tmp_path, use_cpu=True, **given)
-    keep_best(args, "span_f1")
-    kept = given.get("eval_strategy", "epoch")
-    assert args.load_best_model_at_end and args.eval_strategy == args.save_strategy == kept
-    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_span_f1", True)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"eval_strategy": "epoch"},
-        {"eval_strategy": "epoch", "save_strategy": "no"},
-        {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 5},
-    ],
-)
-def test_checkpoints_that_miss_the_best_score_are_refused(given, tmp_path):
-    args = TrainingArguments(tmp_path, use_cpu=True, **given)
-    with pytest.raises(ValueError, match="kept only if scores and checkpoints come together. Make them equal"):
-        keep_best(args, "span_f1")
 
 
 def test_without_a_word_about_scores_the_best_epoch_is_kept(scripts, backbone, files, tmp_path):

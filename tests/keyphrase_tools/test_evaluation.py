@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_phrases
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_phrases
 from keyphrase_tools.labels import encode
 from keyphrase_tools.words import split_words
 
@@ -230,3 +230,31 @@ def test_ranking_decides_what_the_first_k_are():
     phrases = [rank_phrases(text, split_words(text), sure_of_beta)]
     assert score_phrases(phrases, [["beta"]], k=1)["precision@1"] == 1
     assert score_phrases(phrases, [["alpha"]], k=1)["precision@1"] == 0
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 5, "save_steps": 10}]
+)
+def test_the_best_model_is_kept_whatever_was_said_of_scores(given, tmp_path):
+    args = TrainingArguments(tmp_path, use_cpu=True, **given)
+    keep_best(args, "span_f1")
+    kept = given.get("eval_strategy", "epoch")
+    assert args.load_best_model_at_end and args.eval_strategy == args.save_strategy == kept
+    assert (args.metric_for_best_model, args.greater_is_better) == ("eval_span_f1", True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"eval_strategy": "epoch"},
+        {"eval_strategy": "epoch", "save_strategy": "no"},
+        {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 5},
+    ],
+)
+def test_checkpoints_that_miss_the_best_score_are_refused(given, tmp_path):
+    args = TrainingArguments(tmp_path, use_cpu=True, **given)
+    said = (
+        "eval_strategy='.*' .* save_strategy='.*' .* kept only if scores and checkpoints come together. Make them equal"
+    )
+    with pytest.raises(ValueError, match=said):
+        keep_best(args, "span_f1")
