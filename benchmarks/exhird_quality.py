@@ -25,9 +25,11 @@ TEST = ("kp20k_sample", "inspec", "krapivin", "nus", "semeval2010")
 WINDOWS = {"inspec": 4}  # K_D of the reference's scripts; 1 elsewhere
 SHARED = {
     "hidden_size": 300,
-    "num_train_epochs": 8,
+    "num_train_epochs": 4,
+    "bf16": True,
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 16,
+    "train_sampling_strategy": "group_by_length",
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
     "save_total_limit": 1,
