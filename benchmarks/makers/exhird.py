@@ -1,5 +1,8 @@
 """Keyphrase generation."""
 
+from functools import partial
+from statistics import mean
+
 from . import load, provenance
 
 
@@ -42,31 +45,22 @@ def exhird_quality() -> str:
         systems.setdefault(row["system"], []).append(row["scores"])
     sets = list(next(iter(systems.values()))[0]["exclusion"])
 
-    def average(runs: list[dict], value) -> float:
-        return sum(map(value, runs)) / len(runs)
+    def scores(runs: list[dict], name: str, part: str) -> str:
+        of = [run["exclusion"][name][part] for run in runs]
+        return " / ".join(f"{100 * mean(score[k] for score in of):.1f}" for k in ("F1@M", "F1@5"))
 
-    lines = [
-        "Present keyphrases, F1@M / F1@5 in per cent by the convention `exhird`, means over seeds:",
-        "",
-        f"| | seeds | {' | '.join(sets)} |",
-        "| --- | --- |" + " --- |" * len(sets),
-    ]
-    for system, runs in systems.items():
-        cells = []
-        for name in sets:
-            scores = (
-                average(runs, lambda run, n=name, k=k: 100 * run["exclusion"][n]["present"][k])
-                for k in ("F1@M", "F1@5")
-            )
-            cells.append(" / ".join(f"{score:.1f}" for score in scores))
-        lines.append(f"| {system} | {len(runs)} | {' | '.join(cells)} |")
-    lines += ["", "Repeats in per cent of all generated phrases, without exclusion and with it:", ""]
-    lines += [f"| | {' | '.join(sets)} |", "| --- |" + " --- |" * len(sets)]
-    for system, runs in systems.items():
-        cells = []
-        for name in sets:
-            shares = (average(runs, lambda run, n=name, k=k: 100 * run[k][n]["repeats"]) for k in ("none", "exclusion"))
-            cells.append(" → ".join(f"{share:.1f}" for share in shares))
-        lines.append(f"| {system} | {' | '.join(cells)} |")
+    def repeats(runs: list[dict], name: str) -> str:
+        return " → ".join(f"{100 * mean(run[k][name]['repeats'] for run in runs):.1f}" for k in ("none", "exclusion"))
+
+    def table(cell) -> list[str]:
+        head = [f"| | seeds | {' | '.join(sets)} |", "| --- | --- |" + " --- |" * len(sets)]
+        rows = ([system, str(len(runs)), *(cell(runs, name) for name in sets)] for system, runs in systems.items())
+        return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+    lines = []
+    for part in ("present", "absent"):
+        lines += [f"{part.capitalize()} keyphrases, F1@M / F1@5 in per cent by the convention `exhird`:", ""]
+        lines += table(partial(scores, part=part))
+    lines += ["Repeats in per cent of all generated phrases, without exclusion and with it:", "", *table(repeats)]
     command = "`python benchmarks/exhird_quality.py --data PATH --work FOLDER`"
-    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+    return "\n".join([*lines, f"{provenance(record)} {command}"])
