@@ -51,10 +51,16 @@ def score(predictions: list[list[list[str]]], references: list[list[list[str]]],
     return found | {"repeats": repeats(predictions), "documents": len(predictions)}
 
 
-def evaluate(args: Arguments) -> dict[str, dict]:
-    files = dict(entry.partition("=")[::2] for entry in args.test_files)
+def test_sets(given: list[str]) -> dict[str, str]:
+    """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}."""
+    files = dict(entry.partition("=")[::2] for entry in given)
     if not all(files.values()):
-        raise ValueError(f"--test_files {' '.join(args.test_files)}: pass NAME=FILE, such as inspec=inspec/test.jsonl.")
+        raise ValueError(f"--test_files {' '.join(given)}: pass NAME=FILE, such as inspec=inspec/test.jsonl.")
+    return files
+
+
+def evaluate(args: Arguments) -> dict[str, dict]:
+    files = test_sets(args.test_files)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
     output = Path(args.output_dir or args.model)

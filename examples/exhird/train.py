@@ -1,22 +1,28 @@
-"""Trains a keyphrase generator on what prepare.py made, with the stock Trainer and the reference's plateau rule.
+"""Trains a keyphrase generator with the stock Trainer and the reference's plateau rule, from documents to scores.
 
+    python examples/exhird/train.py examples/exhird/bigru_paper.yml --dataset_name midas/kp20k --output_dir runs/bigru
+    python examples/exhird/train.py examples/exhird/warm_cpu.yml --train_files train.jsonl --validation_files validation.jsonl \
+        --test_files mine=test.jsonl --output_dir runs/warm
     python examples/exhird/train.py examples/exhird/bigru_paper.yml --data runs/kp20k --output_dir runs/bigru
-    python examples/exhird/train.py examples/exhird/warm_cpu.yml --data runs/kp20k-minilm --output_dir runs/warm
 
-A YAML file gives arguments; those on the command line win. Start the same command again after an interruption: training
+Documents are prepared in OUTPUT_DIR/data as prepare.py does; --data takes what it made before, for several models of the same
+documents. Test sets are scored as evaluate.py does. A YAML file gives arguments; those on the command line win. Start the same command again after an interruption: training
 goes on from the last checkpoint. The output folder holds the best model by validation loss, its code and its pipeline.
 """
 
-from dataclasses import dataclass, field, fields
+import json
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+import evaluate
+import prepare
 import torch
 import yaml
 from datasets import load_from_disk
-from prepare import find_backbone
 from settings import last_checkpoint, parse_arguments, told
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 
+from keyphrase_tools.documents import read_jsonl
 from keyphrase_tools.evaluation import keep_best
 from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
 from modeling_exhird.schedule_exhird import PlateauSchedule, StopAfterRises
@@ -49,7 +55,12 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    data: str = field(metadata={"help": "folder that prepare.py made"})
+    data: str | None = field(default=None, metadata={"help": "folder that prepare.py made; or else"})
+    dataset_name: str | None = field(default=None, metadata={"help": "data set on the Hub, such as midas/kp20k, or"})
+    train_files: list[str] | None = field(default=None, metadata={"help": "JSON Lines with title, text, keyphrases"})
+    validation_files: list[str] | None = field(default=None, metadata={"help": "likewise"})
+    test_files: list[str] | None = field(default=None, metadata={"help": "NAME=JSON Lines, scored after training"})
+    show: int = field(default=3, metadata={"help": "test documents that are printed with their keyphrases"})
     max_train_rows: int | None = field(default=None, metadata={"help": "documents to learn from, the first ones"})
     rises: int = field(default=3, metadata={"help": "evaluations in a row that grow worse before training ends"})
     plateau: bool = field(default=True, metadata={"help": "the reference's rule; otherwise lr_scheduler_type"})
@@ -61,7 +72,7 @@ def build(args: ModelArguments, tokenizer: ExHirdTokenizer) -> ExHirdForKeyphras
     options = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in ("backbone", "backbone_lr")}
     options["relative_attention"] = None if args.relative_attention == "off" else args.relative_attention
     if args.encoder_type == "pretrained":
-        return ExHirdForKeyphraseGeneration.from_backbone(find_backbone(args.backbone), tokenizer, **options)
+        return ExHirdForKeyphraseGeneration.from_backbone(prepare.find_backbone(args.backbone), tokenizer, **options)
     return ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer, **options))
 
 
@@ -90,13 +101,38 @@ def make_optimizer(model, rate: float, backbone_rate: float) -> torch.optim.Opti
     return torch.optim.Adam(groups, lr=rate, eps=1e-9)
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> Trainer:
+def rows_of(args: DataArguments, backbone: str | None, output: str) -> Path:
+    """The folder of the prepared documents, which are prepared once.
+
+    Raises:
+        ValueError: where there are none, and where those that stand are of other files.
+    """
+    if args.data:
+        if not (Path(args.data) / "tokenizer").is_dir():
+            raise ValueError(f"--data {args.data!r} holds no 'tokenizer'. Make it with examples/exhird/prepare.py.")
+        return Path(args.data)
+    folder = Path(output) / "data"
+    names = ("dataset_name", "train_files", "validation_files")
+    wanted = prepare.Arguments(str(folder), **{name: getattr(args, name) for name in names}, pieces=backbone)
+    stamp, content = folder / "prepared.json", json.dumps(asdict(wanted), indent=1)
+    if not stamp.exists():
+        prepare.prepare(wanted)
+        stamp.write_text(content, encoding="utf-8")
+    elif stamp.read_text(encoding="utf-8") != content:
+        raise ValueError(f"{folder} holds documents of other files or for another encoder. Pass another --output_dir.")
+    return folder
+
+
+def set_up(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> Trainer:
     """Everything before training, and so every error that the caller can mend."""
     if data_args.ablation:
         ablate(data_args.ablation, model_args, training_args)
-    folder = Path(data_args.data)
-    if not (folder / "tokenizer").is_dir():
-        raise ValueError(f"--data {data_args.data!r} holds no 'tokenizer'. Make it with examples/exhird/prepare.py.")
+    files = evaluate.test_sets(data_args.test_files or [])
+    missing = [path for path in files.values() if not Path(path).exists()]
+    if missing:
+        raise ValueError(f"--test_files names {missing[0]!r}, and there is no such file.")
+    backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
+    folder = rows_of(data_args, backbone, training_args.output_dir)
     tokenizer = ExHirdTokenizer.from_pretrained(folder / "tokenizer")
     rows = {split: load_from_disk(str(folder / split)) for split in ("train", "validation")}
     rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
@@ -120,14 +156,29 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     )
 
 
+def show(generate, path: str, count: int):
+    """Prints the first documents' titles, with the keyphrases that are generated and those that were given."""
+    for row in read_jsonl([path], ("text", "keyphrases"))[:count]:
+        phrases = generate({"title": row.get("title"), "text": row["text"]})
+        print(f"\n{row.get('title') or row['text'][:80]}")
+        for name, present in (("present", True), ("absent", False)):
+            said = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
+            print(f"  {name:7}  {'; '.join(said)}")
+        given = row["keyphrases"]
+        print(f"  given    {given if isinstance(given, str) else '; '.join(given)}")
+
+
 def main():
     model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    trainer = told(set_up, model_args, data_args, training_args, traceback=data_args.traceback)
     output = training_args.output_dir
     trainer.train(resume_from_checkpoint=last_checkpoint(output))
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
     print(f"validation loss a document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
+    if data_args.test_files:
+        evaluate.evaluate(evaluate.Arguments(output, data_args.test_files))
+        show(generate, next(iter(evaluate.test_sets(data_args.test_files).values())), data_args.show)
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
 
 

@@ -85,6 +85,20 @@ def test_three_commands_prepare_train_and_score(encoder, scripts, prepared, file
     assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 12
 
 
+def test_one_command_goes_from_documents_to_scores(scripts, files, tmp_path, capsys):
+    data = ["--train_files", files, "--validation_files", files, "--test_files", f"mine={files}", "--show", "2"]
+    given = [*SMALL, *FAST, "--encoder_type", "bigru", *data, "--output_dir", tmp_path]
+    run(scripts.train, *given)
+    out = capsys.readouterr().out
+    assert "\nmine: present F1@M " in out and out.count("  given    graph cut; image segmentation; networks") == 2
+    assert json.loads((tmp_path / "scores.json").read_text())["mine"]["documents"] == 12
+    run(scripts.train, *given)  # goes on from what stands: nothing is prepared or trained again
+    assert "vocabulary: " not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run(scripts.train, *given, "--validation_files", files, files)
+    assert "holds documents of other files or for another encoder" in capsys.readouterr().err
+
+
 def test_a_warm_start_is_prepared_and_trained(scripts, files, backbone_config, tiny_tokenizer, tmp_path):
     from transformers import AutoModel
 
@@ -136,6 +150,8 @@ def test_what_the_caller_can_mend_is_said_in_a_line(scripts, files, tmp_path, ca
     cases = (
         (scripts.prepare, ["--output_dir", tmp_path], "There is nothing to prepare. Pass --train_files"),
         (scripts.train, ["--data", tmp_path, "--output_dir", tmp_path], "holds no 'tokenizer'. Make it with"),
+        (scripts.train, ["--output_dir", tmp_path], "There is nothing to prepare. Pass --train_files"),
+        (scripts.train, ["--output_dir", tmp_path, "--test_files", "x=none"], "'none', and there is no such file"),
         (scripts.evaluate, ["--model", tmp_path, "--test_files", "x"], "pass NAME=FILE"),
     )
     for script, given, message in cases:
