@@ -140,6 +140,10 @@ class ExHirdConfig(PreTrainedConfig):
         ids |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
         return cls(vocab_size=len(tokenizer), **{**ids, **options})
 
+    def get_text_config(self, decoder=None, encoder=None) -> "ExHirdConfig":
+        """This one: words have its ids, also where a pretrained encoder's sub-words have others (the Trainer aligns these)."""
+        return self
+
     @property
     def word_size(self) -> int:
         """Size of a word's embedding."""

@@ -108,6 +108,14 @@ def test_evaluation_gives_log_probabilities_and_nothing_else(
     assert trainer.predict(to_predict).label_ids is None
 
 
+def test_the_trainer_leaves_the_ids_of_a_pretrained_encoder(tiny_exhird, tokenizer_for, rows, tmp_path, caplog):
+    model, kind = tiny_exhird("pretrained"), "pretrained"
+    before = model.config.text_config.to_dict()
+    make_trainer(model, rows[kind], tokenizer_for(kind), tmp_path, max_steps=1).train()
+    assert model.config.text_config.to_dict() == before
+    assert "new PAD/BOS/EOS tokens" not in caplog.text
+
+
 class Interrupt(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 4:
