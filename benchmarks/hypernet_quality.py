@@ -53,7 +53,15 @@ TUNED_AS = {"title-guided": "bilstm", "bilstm, without titles": "bilstm"}  # who
 TUNED_ON = {"bbc_news": "ag_news", "squad_v2": "squad_v1"}  # whose rates are taken
 OTHERS = ("hypernet, shared weights", "plain", "bilstm", "hypernet")
 
-# name -> script, readers, files below --data, arguments, seeds
+
+def questions(place: str) -> tuple:
+    files = {"train_files": "train", "validation_files": "held_out", "test_files": "validation"}
+    arguments = {"max_length": 256, "stride": 64, "num_train_epochs": 2, "max_train_rows": 2000, "max_test_rows": 1000}
+    arguments |= {"save_strategy": "no", "show": 0}
+    return "train_qa.py", ("plain", "bilstm", "hypernet"), files, place, arguments, (0,)
+
+
+# name -> script, readers, files, their folder below --data, arguments, seeds
 TASKS = {
     "inspec": (
         "train_keyphrases.py",
@@ -86,38 +94,8 @@ TASKS = {
         {"max_length": 128, "num_train_epochs": 3, **EVERY_EPOCH},
         (0,),
     ),
-    "squad_v1": (
-        "train_qa.py",
-        ("plain", "bilstm", "hypernet"),
-        {"train_files": "train", "validation_files": "held_out", "test_files": "validation"},
-        "qa/squad_v1",
-        {
-            "max_length": 256,
-            "stride": 64,
-            "num_train_epochs": 2,
-            "max_train_rows": 2000,
-            "max_test_rows": 1000,
-            "save_strategy": "no",
-            "show": 0,
-        },
-        (0,),
-    ),
-    "squad_v2": (
-        "train_qa.py",
-        ("plain", "bilstm", "hypernet"),
-        {"train_files": "train", "validation_files": "held_out", "test_files": "validation"},
-        "qa/squad_v2",
-        {
-            "max_length": 256,
-            "stride": 64,
-            "num_train_epochs": 2,
-            "max_train_rows": 2000,
-            "max_test_rows": 1000,
-            "save_strategy": "no",
-            "show": 0,
-        },
-        (0,),
-    ),
+    "squad_v1": questions("qa/squad_v1"),
+    "squad_v2": questions("qa/squad_v2"),
 }
 WAYS = {
     "frozen": {"freeze_backbone": True, "cache_states": True},
