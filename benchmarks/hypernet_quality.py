@@ -3,11 +3,12 @@
     python benchmarks/hypernet_quality.py --data PATH --work FOLDER       # PATH/keyphrases, classification, qa
 
 Each reader has the same encoder, head, rows and epochs, states of the same size (512) and the rate that does best on validation
-rows with the first seed and the frozen encoder (bbc_news takes ag_news's, squad_v2 squad_v1's): the hypernetwork as in the paper (one way), and both ways with weights that
-all texts share, a BiLSTM, for keyphrases the title-guided encoder and a BiLSTM over states that know no title (both at the
-BiLSTM's rate), for classes and answers the states as they are. Frozen and fine-tuned, where the encoder has a rate of its own,
-by the scripts of examples/hypernet. Keyphrases are chosen by the best path or by a threshold of probability, whichever does
-better on validation documents; the best paths alone are a row of their own.
+rows with the first seed and the frozen encoder (bbc_news takes ag_news's, squad_v2 squad_v1's): the hypernetwork as in the
+paper (one way), and both ways with weights that all texts share, a BiLSTM, for keyphrases the title-guided encoder and a
+BiLSTM over states that know no title (both at the BiLSTM's rate), for classes and answers the states as they are (classes by
+their mean). Frozen and fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are
+chosen by the best path or by a threshold of probability, whichever does better on validation documents; the best paths alone
+are a row of their own.
 
 A run that lies in the work folder or stands in results/hypernet_quality.json is not made again.
 """
@@ -47,7 +48,7 @@ READERS = {
     "title-guided": {"reader": "title_guided"},
     "bilstm, without titles": {"reader": "bilstm", "title_column": "no such column"},
     "hypernet": ONE_WAY,
-    "plain": {"reader": "plain"},
+    "plain": {"reader": "plain", "readout": "mean"},  # its last state would be that of one word
 }
 TUNED_AS = {"title-guided": "bilstm", "bilstm, without titles": "bilstm"}  # whose rate they take
 TUNED_ON = {"bbc_news": "ag_news", "squad_v2": "squad_v1"}  # whose rates are taken

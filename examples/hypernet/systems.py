@@ -36,6 +36,7 @@ class ModelArguments:
     meta_dropout: float = field(default=0.0, metadata={"help": "on the title's vector"})
     base_weights: bool = field(default=False, metadata={"help": "add weights that all texts share"})
     head_dropout: float = field(default=0.1, metadata={"help": "on the text's states"})
+    readout: str = field(default="last", metadata={"help": "what a text is classified by: its last state, or the mean"})
 
 
 def build(head: str, args: ModelArguments, backbone: str, **options):
