@@ -6,7 +6,7 @@ Each reader has the same encoder, head, rows and epochs, states of the same size
 rows with the first seed and the frozen encoder (bbc_news takes ag_news's, squad_v2 squad_v1's): the hypernetwork as in the
 paper (one way), and both ways with weights that all texts share, a BiLSTM, for keyphrases the title-guided encoder and a
 BiLSTM over states that know no title (both at the BiLSTM's rate), for classes and answers the states as they are (classes by
-their mean). Frozen and fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are
+their mean), for classes LSTMs whose states' mean is classified in place of the last one. Frozen and fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are
 chosen by the best path or by a threshold of probability, whichever does better on validation documents; the best paths alone
 are a row of their own.
 
@@ -48,11 +48,18 @@ READERS = {
     "title-guided": {"reader": "title_guided"},
     "bilstm, without titles": {"reader": "bilstm", "title_column": "no such column"},
     "hypernet": ONE_WAY,
+    "hypernet, mean": ONE_WAY | {"readout": "mean"},
+    "bilstm, mean": {"reader": "bilstm", "readout": "mean"},
     "plain": {"reader": "plain", "readout": "mean"},  # its last state would be that of one word
 }
-TUNED_AS = {"title-guided": "bilstm", "bilstm, without titles": "bilstm"}  # whose rate they take
+TUNED_AS = {
+    "title-guided": "bilstm",
+    "bilstm, without titles": "bilstm",
+    "bilstm, mean": "bilstm",
+    "hypernet, mean": "hypernet",
+}  # whose rate they take
 TUNED_ON = {"bbc_news": "ag_news", "squad_v2": "squad_v1"}  # whose rates are taken
-OTHERS = ("hypernet, shared weights", "plain", "bilstm", "hypernet")
+CLASSIFIERS = ("hypernet, shared weights", "plain", "bilstm", "bilstm, mean", "hypernet", "hypernet, mean")
 
 
 def questions(place: str) -> tuple:
@@ -81,7 +88,7 @@ TASKS = {
     ),
     "ag_news": (
         "train_classification.py",
-        OTHERS,
+        CLASSIFIERS,
         {"train_files": "train", "test_files": "test"},
         "classification/ag_news",
         {"max_length": 128, "num_train_epochs": 3, "max_train_rows": 3000, "max_test_rows": 2000, **EVERY_EPOCH},
@@ -89,7 +96,7 @@ TASKS = {
     ),
     "bbc_news": (
         "train_classification.py",
-        OTHERS,
+        CLASSIFIERS,
         {"train_files": "train", "test_files": "test"},
         "classification/bbc_news",
         {"max_length": 128, "num_train_epochs": 3, **EVERY_EPOCH},

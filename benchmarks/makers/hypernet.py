@@ -13,9 +13,10 @@ TASKS = {
 }
 READERS = {
     "hypernet": "hypernetwork",
-    "hypernet, both ways": "hypernetwork, both ways",
+    "hypernet, mean": "hypernetwork, mean of states",
     "hypernet, shared weights": "both ways, shared weights",
     "bilstm": "BiLSTM",
+    "bilstm, mean": "BiLSTM, mean of states",
     "bilstm, without titles": "BiLSTM, no titles",
     "title-guided": "title-guided",
     "plain": "the states as they are",
