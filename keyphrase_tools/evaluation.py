@@ -140,8 +140,8 @@ class ExtractionMetrics:
         if not same:
             raise ValueError(
                 "The labels that the Trainer evaluated are not those of ExtractionMetrics.rows. Pass "
-                "eval_dataset=Dataset.from_dict(metrics.rows), and a collator that pads on the right "
-                "(tokenizer.padding_side='right')."
+                "eval_dataset=Dataset.from_dict(metrics.rows), a collator that pads on the right "
+                "(tokenizer.padding_side='right'), and no train_sampling_strategy='group_by_length', which sorts these rows too."
             )
 
 
