@@ -194,6 +194,7 @@ def test_what_the_kills_are_held_against_opens_and_is_whole(merge, tmp_path):
 
 INTERRUPT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
 sys.path.insert(0, sys.argv.pop(1))
 import merge_tools.cli as cli
 
