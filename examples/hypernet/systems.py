@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from baselines import BiLstmModel, PlainModel, TitleGuidedModel
+from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer, Trainer
 
 from modeling_hypernet import (
@@ -66,7 +67,10 @@ class TwoRatesTrainer(Trainer):
 
 
 class PathTrainer(TwoRatesTrainer):
-    """Evaluates by the likeliest paths, as the pipeline extracts: predictions are logits and paths."""
+    """Evaluates by the likeliest paths, as the pipeline extracts: predictions are logits and paths, in the rows' order."""
+
+    def _get_eval_sampler(self, eval_dataset):
+        return SequentialSampler(eval_dataset)  # the stock one sorts by length where training does
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         inputs = self._prepare_inputs(inputs)
