@@ -132,7 +132,8 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, training_args: 
     if missing:
         raise ValueError(f"--test_files names {missing[0]!r}, and there is no such file.")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
-    folder = rows_of(data_args, backbone, training_args.output_dir)
+    with training_args.main_process_first(desc="documents"):  # one prepares, the others find what it made
+        folder = rows_of(data_args, backbone, training_args.output_dir)
     tokenizer = ExHirdTokenizer.from_pretrained(folder / "tokenizer")
     rows = {split: load_from_disk(str(folder / split)) for split in ("train", "validation")}
     rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
@@ -176,7 +177,7 @@ def main():
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
     print(f"validation loss a document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
-    if data_args.test_files:
+    if data_args.test_files and trainer.is_world_process_zero():
         evaluate.evaluate(evaluate.Arguments(output, data_args.test_files))
         show(generate, next(iter(evaluate.test_sets(data_args.test_files).values())), data_args.show)
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
