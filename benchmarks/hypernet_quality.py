@@ -6,9 +6,9 @@ Each reader has the same encoder, head, rows and epochs, states of the same size
 rows with the first seed and the frozen encoder (bbc_news takes ag_news's, squad_v2 squad_v1's): the hypernetwork as in the
 paper (one way), and both ways with weights that all texts share, a BiLSTM, for keyphrases the title-guided encoder and a
 BiLSTM over states that know no title (both at the BiLSTM's rate), for classes and answers the states as they are (classes by
-their mean), for classes LSTMs whose states' mean is classified in place of the last one. Frozen and fine-tuned, where the encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are
-chosen by the best path or by a threshold of probability, whichever does better on validation documents; the best paths alone
-are a row of their own.
+their mean), and for classes LSTMs whose states' mean is classified in place of the last one. Frozen and fine-tuned, where the
+encoder has a rate of its own, by the scripts of examples/hypernet. Keyphrases are chosen by the best path or by a threshold of
+probability, whichever does better on validation documents; the best paths alone are a row of their own.
 
 A run that lies in the work folder or stands in results/hypernet_quality.json is not made again.
 """
