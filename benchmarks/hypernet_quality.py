@@ -109,6 +109,7 @@ WAYS = {
     "frozen": {"freeze_backbone": True, "cache_states": True},
     "fine-tuned": {
         "freeze_backbone": False,
+        "attention_dropout": 0.0,
         "bf16": True,
         "train_sampling_strategy": "group_by_length",
     },

@@ -142,6 +142,15 @@ def find_lora_targets(backbone: nn.Module) -> list[str]:
     )
 
 
+def set_attention_dropout(config, dropout: float):
+    """Of any encoder; the field has one of two names."""
+    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
+    if not names:
+        raise ValueError(f"A {config.model_type!r} encoder has no dropout of attention. Leave attention_dropout out.")
+    for name in names:
+        setattr(config, name, dropout)
+
+
 def auto_encoder(config):
     """The auto class that builds an encoder of this configuration, T5's without its decoder."""
     if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:

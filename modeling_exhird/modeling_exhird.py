@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import can_return_tuple
 
-from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone
+from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone, set_attention_dropout
 from .configuration_exhird import ExHirdConfig, check_options
 from .decoder_exhird import HierarchicalDecoder, Memory
 from .encoders_exhird import ENCODERS, PhraseStart, PieceEncoder
@@ -94,13 +94,23 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_backbone(cls, name_or_path: str, tokenizer, *, dtype: torch.dtype = torch.float32, **options):
+    def from_backbone(
+        cls,
+        name_or_path: str,
+        tokenizer,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention_dropout: float | None = None,
+        **options,
+    ):
         """The same decoder over any pretrained encoder: a warm start, which the papers do not have.
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens.
             tokenizer: an `ExHirdTokenizer` with `pieces`, the encoder's own tokenizer.
             dtype: of all weights.
+            attention_dropout (`float`, *optional*): of the encoder, in place of its own. With 0 a CPU trains a good deal
+                faster: its fused attention knows no dropout.
             options: fields of `ExHirdConfig`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
                 `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`, `proxies`,
                 `code_revision`.
@@ -129,6 +139,8 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
             ) from error
         # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
         config = ExHirdConfig.for_tokenizer(tokenizer, text_config=copy.deepcopy(backbone.config), **options)
+        if attention_dropout is not None:
+            set_attention_dropout(config.text_config, attention_dropout)
         if os.path.isdir(name_or_path):
             config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
         model = cls(config)

@@ -69,13 +69,22 @@ class HypernetPreTrainedModel(PreTrainedModel):
             self.base_model.backbone.requires_grad_(False)
 
     @classmethod
-    def from_backbone(cls, name_or_path: str, *, dtype: torch.dtype = torch.float32, **options):
+    def from_backbone(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention_dropout: float | None = None,
+        **options,
+    ):
         """A model over a pretrained encoder, all else newly initialised, so that the weights it writes have the variance
         1 / N_h: the generators are scaled by what z is for some random texts.
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens.
             dtype: of all weights. Not the checkpoint's own by default: a new head does not learn in half precision.
+            attention_dropout (`float`, *optional*): of the encoder, in place of its own. With 0 a CPU trains a good deal
+                faster: its fused attention knows no dropout.
             options: fields of `HypernetConfig` (`meta_size=16`, `freeze_backbone=False`, `id2label=...`), and of what
                 `from_pretrained` takes `revision`, `token`, `cache_dir`, `local_files_only`, `trust_remote_code`,
                 `attn_implementation`, `subfolder`, `force_download`, `proxies`, `code_revision`.
@@ -102,6 +111,8 @@ class HypernetPreTrainedModel(PreTrainedModel):
         options = special_ids(name_or_path, backbone.config, loading) | options
         # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
         config = cls.config_class(text_config=copy.deepcopy(backbone.config), **options)
+        if attention_dropout is not None:
+            set_attention_dropout(config.text_config, attention_dropout)
         if os.path.isdir(name_or_path):
             config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
         model = cls(config)
@@ -189,6 +200,15 @@ def special_ids(name_or_path: str, config, loading: dict) -> dict[str, int | Non
         "cls_token_id": getattr(known, "cls_token_id", None),
         "sep_token_id": getattr(known, "eos_token_id", None) if sep is None else sep,
     }
+
+
+def set_attention_dropout(config, dropout: float):
+    """Of any encoder; the field has one of two names."""
+    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
+    if not names:
+        raise ValueError(f"A {config.model_type!r} encoder has no dropout of attention. Leave attention_dropout out.")
+    for name in names:
+        setattr(config, name, dropout)
 
 
 def auto_encoder(config):

@@ -308,7 +308,10 @@ def test_from_backbone_takes_over_the_weights(saved_encoder, tokenizer_for, batc
     model.save_pretrained(tmp_path)
     assert saved_encoder not in (tmp_path / "config.json").read_text()
     assert torch.isfinite(model(**batch).loss) and all(p.requires_grad for p in backbone.parameters())
-    half = ExHirdForKeyphraseGeneration.from_backbone(saved_encoder, tokenizer, dtype=torch.bfloat16)
+    half = ExHirdForKeyphraseGeneration.from_backbone(
+        saved_encoder, tokenizer, dtype=torch.bfloat16, attention_dropout=0.25
+    )
+    assert half.config.text_config.attention_probs_dropout_prob == 0.25
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 

@@ -167,7 +167,11 @@ def test_backbone_states_may_be_given(tiny_hypernet, batch):
 def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(
     backbone, normalize, saved_encoder, batch, tiny_tokenizer
 ):
-    model = HypernetModel.from_backbone(saved_encoder(backbone), hidden_size=32, normalize_meta=normalize)
+    model = HypernetModel.from_backbone(
+        saved_encoder(backbone), hidden_size=32, normalize_meta=normalize, attention_dropout=0.25
+    )
+    of_encoder = model.backbone.config.to_dict()
+    assert 0.25 in (of_encoder.get("attention_dropout"), of_encoder.get("attention_probs_dropout_prob"))
     encoder = AutoModel.from_pretrained(saved_encoder(backbone))
     for name, p in encoder.state_dict().items():
         if "pooler" not in name:

@@ -74,3 +74,23 @@ def test_projections_without_a_known_name_are_asked_for(tiny_tokenizer):
     config = SekeConfig(text_config={"model_type": "xlnet", **ENCODERS["xlnet"], "vocab_size": len(tiny_tokenizer)})
     with pytest.raises(ValueError, match=r"XLNetModel.*lora_config\(target_modules="):
         SekeForTokenClassification(config).lora_config()
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_attention_dropout_is_the_callers(kind, tmp_path):
+    config = AutoConfig.for_model(kind, vocab_size=50, **ENCODERS[kind])
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    auto = AutoModelForTextEncoding if kind == "t5" else AutoModel
+    auto.from_config(config).save_pretrained(tmp_path)
+    if kind in ("t5", "xlnet"):
+        with pytest.raises(ValueError, match="no dropout of attention"):
+            SekeForTokenClassification.from_backbone(tmp_path, attention_dropout=0.5)
+        return
+    given = {"input_ids": torch.arange(5, 45)[None], "attention_mask": torch.ones(1, 40, dtype=torch.long)}
+    for dropout in (0.0, 0.5):
+        backbone = SekeForTokenClassification.from_backbone(tmp_path, attention_dropout=dropout).backbone.train()
+        with torch.no_grad():
+            first, second = (backbone(**given).last_hidden_state for _ in range(2))
+        assert torch.equal(first, second) is (dropout == 0)
