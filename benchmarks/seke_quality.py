@@ -87,8 +87,8 @@ def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict
     row = {"system": head, "seed": seed, "calibration": record["calibration"], "threshold": record["threshold"]}
     row["epochs"] = max(entry.get("epoch", 0) for entry in record["epochs"])
     for name, documents in splits.items():
-        best = extract(documents.texts, batch_size=16, top_k=10)
         every = extract(documents.texts, batch_size=16, top_k=None)
+        best = [phrases[:10] for phrases in every]
         placed = [sorted(phrases, key=lambda phrase: phrase["start"]) for phrases in every]
         row[name] = {"by score": documents.score(best), "by place": documents.score(placed)}
     said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"]["by score"].items())

@@ -77,7 +77,8 @@ class PathTrainer(TwoRatesTrainer):
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         inputs = self._prepare_inputs(inputs)
-        paths, outputs = self.accelerator.unwrap_model(model).decode(**inputs, return_outputs=True)
+        with self.accelerator.autocast():  # which wraps forward alone
+            paths, outputs = self.accelerator.unwrap_model(model).decode(**inputs, return_outputs=True)
         return outputs.loss, None if prediction_loss_only else (outputs.logits, paths), inputs.get("labels")
 
 

@@ -12,7 +12,7 @@ import yaml
 from torch.testing import assert_close
 from transformers import AutoModel, TrainingArguments, pipeline
 
-from modeling_hypernet import HypernetConfig
+from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
 
 HYPERNET = Path(__file__).resolve().parents[2] / "examples" / "hypernet"
 FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "8"]
@@ -115,9 +115,18 @@ def test_keyphrases_are_learnt_by_one_command_and_scored(reader, scripts, backbo
         assert not (tmp_path / "config.json").exists()
 
 
-def test_without_a_word_about_scores_the_best_epoch_is_kept(scripts, backbone, files, tmp_path):
-    grouped = ["--train_sampling_strategy", "group_by_length"]  # of training rows; those of validation keep their order
-    run(scripts.train_keyphrases, *FAST, *grouped, "--backbone", backbone, "--output_dir", tmp_path, *files)
+def test_without_a_word_about_scores_the_best_epoch_is_kept(scripts, backbone, files, tmp_path, monkeypatch):
+    decode, halves = HypernetForTokenClassification.decode, []
+
+    def seen(model, **inputs):
+        halves.append(torch.is_autocast_enabled("cpu"))
+        return decode(model, **inputs)
+
+    monkeypatch.setattr(HypernetForTokenClassification, "decode", seen)
+    given = ["--train_sampling_strategy", "group_by_length"]  # of training rows; those of validation keep their order
+    given += ["--bf16", "true", "--freeze_backbone", "false"]
+    run(scripts.train_keyphrases, *FAST, *given, "--backbone", backbone, "--output_dir", tmp_path, *files)
+    assert halves[0] and not halves[-1]  # validation as in training, the test as the pipeline reads
     results = json.loads((tmp_path / "results.json").read_text())
     scores = [entry["eval_span_f1"] for entry in results["epochs"] if "eval_span_f1" in entry]
     assert len(scores) == 2 and results["best_validation_span_f1"] == max(scores)
