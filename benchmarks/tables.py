@@ -47,6 +47,7 @@ PAGES = (
     "docs/hypernet.md",
     "docs/exhird.md",
     "docs/keyphrases.md",
+    "docs/definitions.md",
 )
 
 
