@@ -219,7 +219,33 @@ def measure_parts(options, texts) -> list[dict]:
     return rows
 
 
-PARTS = {"documents": measure_documents, "parts": measure_parts, "head": measure_heads}
+def measure_dropout(options, texts) -> list[dict]:
+    """What a step of training gains without dropout in the encoder's attention, which its fused kernel lacks on a CPU."""
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
+    batch = tokenizer(texts[:BATCH], padding=True, truncation=True, return_tensors="pt")
+    labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    rows = []
+    for kind in ("float32", "bfloat16"):
+        calls = {}
+        for name, dropout in (("dropout 0.1", 0.1), ("no dropout", 0.0)):
+            model = SekeForTokenClassification.from_backbone(str(get_model_path()), attention_dropout=dropout).train()
+
+            def train(model=model, half=kind == "bfloat16"):
+                model.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                    loss = model(**batch, labels=labels).loss
+                loss.backward()
+
+            calls[name] = train
+        times = interleaved(calls, options.rounds)
+        ratio = times["dropout 0.1"]["median_ms"] / times["no dropout"]["median_ms"]
+        rows.append({"what": "dropout", "kind": kind, "times": times, "ratio": ratio})
+        said = ", ".join(f"{name} {entry['median_ms']:.0f} ms" for name, entry in times.items())
+        print(f"a step of training, {kind}: {said}   {ratio:.2f}x", flush=True)
+    return rows
+
+
+PARTS = {"documents": measure_documents, "parts": measure_parts, "dropout": measure_dropout, "head": measure_heads}
 
 
 def main():

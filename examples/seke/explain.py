@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, AutoTokenizer, HfArgumentParser
 
 import keyphrase_tools  # noqa: F401  (registers the models)
+from keyphrase_tools.corpus import opening
 from keyphrase_tools.documents import full_text, read_jsonl
 from keyphrase_tools.specialisation import load_spacy, token_experts
 from keyphrase_tools.specialisation_views import write_views
@@ -31,7 +32,9 @@ class Arguments:
 
 def explain(args: Arguments):
     """Writes and prints everything."""
-    model, tokenizer = (kind.from_pretrained(args.model) for kind in (AutoModelForTokenClassification, AutoTokenizer))
+    with opening(args.model):
+        model = AutoModelForTokenClassification.from_pretrained(args.model)
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
     texts = [full_text(row) for row in read_jsonl(args.files, ("text",))][: args.documents]
     tokens = token_experts(
         model, tokenizer, tqdm(texts, unit="document"), load_spacy(args.spacy), batch_size=args.batch_size

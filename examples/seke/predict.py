@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from transformers import HfArgumentParser, pipeline
 
-from keyphrase_tools.corpus import Corpus, extract_corpus
+from keyphrase_tools.corpus import Corpus, extract_corpus, opening
 
 
 @dataclass
@@ -41,8 +41,11 @@ def main():
     try:
         columns = {"text_column": args.text_column, "title_column": args.title_column}
         corpus = Corpus(args.source, split=args.split, **columns)
-        dtype = getattr(torch, args.dtype)
-        extract = pipeline("keyphrase-extraction", model=args.model, dtype=dtype, device=state.device)
+        if args.dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"--dtype {args.dtype!r} is not known. Use float32, bfloat16 or float16.")
+        with opening(args.model):
+            dtype = getattr(torch, args.dtype)
+            extract = pipeline("keyphrase-extraction", model=args.model, dtype=dtype, device=state.device)
         finished = extract_corpus(
             extract,
             corpus,

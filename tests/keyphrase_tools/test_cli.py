@@ -88,5 +88,12 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, message, folder, gold,
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["extract", "explain"])
+def test_a_model_that_is_not_there_is_named(command, gold, tmp_path):
+    done = call(command, gold, tmp_path / "out", "--model", "no/such-model")
+    assert done.exit_code == 2 and "error: The model 'no/such-model' could not be opened: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_card_needs_a_run(folder):
     assert "results.json is not there. Training writes it" in call("card", folder).stderr
