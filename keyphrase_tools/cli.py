@@ -70,12 +70,13 @@ def extract(
         import torch
         from transformers import pipeline
 
-        from .corpus import Corpus, extract_corpus, opening
+        from .corpus import Corpus, extract_corpus
+        from .opening import opening
 
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"--dtype {dtype!r} is not known. Use float32, bfloat16 or float16.")
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
-        with opening(model):
+        with opening("--model", model):
             reader = pipeline("keyphrase-extraction", model=model, dtype=getattr(torch, dtype), device=device)
         options = {"top_k": top_k, "min_score": min_score} | ({} if threshold is None else {"threshold": threshold})
         finished = extract_corpus(reader, corpus, output, batch_size=batch_size, mentions=mentions, **options)
@@ -127,7 +128,8 @@ def explain(
 
         import keyphrase_tools  # noqa: F401  (registers the models)
 
-        from .corpus import Corpus, opening
+        from .corpus import Corpus
+        from .opening import opening
         from .specialisation import load_spacy, token_experts
         from .specialisation_views import write_views
         from .words import join_title
@@ -137,7 +139,7 @@ def explain(
         read = corpus.read(lambda number: documents is None or number < documents)
         contents = [document.content for document in read if document.content is not None]
         texts = [join_title(content.get("title"), content["text"]) for content in contents]
-        with opening(model):
+        with opening("--model", model):
             classifier = AutoModelForTokenClassification.from_pretrained(model)
             tokenizer = AutoTokenizer.from_pretrained(model)
         tokens = token_experts(classifier, tokenizer, tqdm(texts, unit="document"), nlp, batch_size=batch_size)

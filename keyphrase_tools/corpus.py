@@ -10,7 +10,6 @@ import shutil
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -109,23 +108,6 @@ class Corpus:
             known = ", ".join(map(repr, row))
             return Document(number, name, None, f"{wrong!r} is {row.get(wrong)!r:.60} and no text; columns: {known}")
         return Document(number, name, {"title": title, "text": text})
-
-
-@contextmanager
-def opening(model: str):
-    """Around what opens a model: an error names it.
-
-    Raises:
-        OSError: with the cause's first line.
-    """
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        cause = next(iter(str(error).splitlines()), type(error).__name__)
-        raise OSError(
-            f"The model {model!r} could not be opened: {cause:.300} --model is a folder with a token classifier and its "
-            "tokenizer, or the Hub id of one."
-        ) from error
 
 
 def open_dataset(name: str, split: str):

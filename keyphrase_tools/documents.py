@@ -6,13 +6,14 @@ from pathlib import Path
 
 from .words import join_title
 
+NAME_COLUMNS = "Name yours with --text_column, --title_column and --keyphrases_column."  # of scripts with these
 EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
 
 def read_jsonl(
-    paths: str | Path | Sequence[str | Path], required: Sequence[str] = (), example: str = EXAMPLE
+    paths: str | Path | Sequence[str | Path], required: Sequence[str] = (), example: str = EXAMPLE, hint: str = ""
 ) -> list[dict]:
-    """Rows of one or more JSON Lines files; `example` is what a line should be like, for messages.
+    """Rows of one or more JSON Lines files; for messages, `example` is what a line should be like, `hint` how columns are named.
 
     Raises:
         FileNotFoundError: for a file that is not there.
@@ -42,7 +43,7 @@ def read_jsonl(
                 if missing:
                     raise ValueError(
                         f"{path}, line {number}: there is no {', '.join(map(repr, missing))}; the columns are "
-                        f"{', '.join(map(repr, row))}. Name yours with --text_column and --keyphrases_column."
+                        f"{', '.join(map(repr, row))}. {hint or f'A line is such as {example}.'}"
                     )
                 rows.append(row)
     if not rows:

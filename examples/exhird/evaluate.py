@@ -18,6 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from keyphrase_tools.documents import read_jsonl
 from keyphrase_tools.metrics import keyphrase_f1
+from keyphrase_tools.opening import opening
 from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.keyphrases_exhird import KeyphraseWriter
 from modeling_exhird.targets_exhird import clean_keyphrases
@@ -61,8 +62,9 @@ def test_sets(given: list[str]) -> dict[str, str]:
 
 def evaluate(args: Arguments) -> dict[str, dict]:
     files = test_sets(args.test_files)
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
+    with opening("--model", args.model):
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}

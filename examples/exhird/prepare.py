@@ -15,7 +15,8 @@ from datasets import Dataset, load_dataset
 from settings import parse_arguments, told
 from transformers import AutoTokenizer
 
-from keyphrase_tools.documents import read_jsonl
+from keyphrase_tools.documents import NAME_COLUMNS, read_jsonl
+from keyphrase_tools.opening import opening
 from modeling_exhird import ExHirdTokenizer, encode
 
 COLUMNS = ("title", "text", "keyphrases")
@@ -47,7 +48,7 @@ def load(args: Arguments) -> dict[str, dict[str, list]]:
     elif args.train_files and args.validation_files:
         required = (args.text_column, args.keyphrases_column)
         files = {"train": args.train_files, "validation": args.validation_files}
-        rows = {split: read_jsonl(paths, required) for split, paths in files.items()}
+        rows = {split: read_jsonl(paths, required, hint=NAME_COLUMNS) for split, paths in files.items()}
     else:
         raise ValueError(
             "There is nothing to prepare. Pass --train_files and --validation_files, or --dataset_name midas/kp20k."
@@ -80,7 +81,8 @@ def prepare(args: Arguments):
     output, splits = Path(args.output_dir), load(args)
     tokenizer = ExHirdTokenizer.from_texts(texts_of(splits["train"]), vocab_size=args.vocab_size)
     if args.pieces:
-        tokenizer = tokenizer.with_pieces(AutoTokenizer.from_pretrained(find_backbone(args.pieces)))
+        with opening("The encoder", args.pieces):
+            tokenizer = tokenizer.with_pieces(AutoTokenizer.from_pretrained(find_backbone(args.pieces)))
     tokenizer.save_pretrained(output / "tokenizer")
     print(f"vocabulary: {len(tokenizer):,} words")
     options = {"tokenizer": tokenizer, "max_source": args.max_source, "max_target": args.max_target}

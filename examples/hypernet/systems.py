@@ -6,6 +6,7 @@ from baselines import BiLstmModel, PlainModel, TitleGuidedModel
 from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer, Trainer
 
+from keyphrase_tools.opening import opening
 from modeling_hypernet import (
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
@@ -94,12 +95,7 @@ def find_backbone(name: str) -> str:
 
 def open_tokenizer(backbone: str, max_length: int):
     """The backbone's tokenizer; its limit is saved with it, so that pipelines read as training did."""
-    try:
+    with opening("--backbone", backbone):
         tokenizer = AutoTokenizer.from_pretrained(backbone)
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"--backbone {backbone!r} could not be opened: it is no folder with a tokenizer, and the Hub has none either, or "
-            f"is out of reach. The cause: {' '.join(str(error).split()):.200}"
-        ) from error
     tokenizer.model_max_length = max_length
     return tokenizer

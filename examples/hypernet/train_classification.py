@@ -22,6 +22,7 @@ from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import HypernetCollator, StatesDataset, encode_pairs
 
 EXAMPLE = '{"title": "...", "text": "...", "label": "..."}'
+NAME_COLUMNS = "Name yours with --text_column, --title_column and --label_column."
 
 
 @dataclass
@@ -52,7 +53,7 @@ def load_texts(args: DataArguments) -> tuple[dict[str, list[dict]], list[str]]:
         names = feature.names if isinstance(feature, ClassLabel) else None
     elif args.train_files:
         files = {"train": args.train_files, "validation": args.validation_files, "test": args.test_files}
-        rows = {split: read_jsonl(paths, required, EXAMPLE) for split, paths in files.items() if paths}
+        rows = {split: read_jsonl(paths, required, EXAMPLE, NAME_COLUMNS) for split, paths in files.items() if paths}
     else:
         raise ValueError(
             "There is nothing to train on. Pass --train_files train.jsonl or --dataset_name fancyzhx/ag_news."
@@ -61,7 +62,7 @@ def load_texts(args: DataArguments) -> tuple[dict[str, list[dict]], list[str]]:
     if missing:
         raise ValueError(
             f"There is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, rows['train'][0]))}. "
-            "Name yours with --text_column, --title_column and --label_column."
+            f"{NAME_COLUMNS}"
         )
     if names is None:
         found = sorted({row[args.label_column] for row in rows["train"]})

@@ -19,7 +19,7 @@ from systems import ModelArguments, PathTrainer, build, find_backbone, open_toke
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.decoding import tag_spans
-from keyphrase_tools.documents import coverage, read_jsonl
+from keyphrase_tools.documents import NAME_COLUMNS, coverage, read_jsonl
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.labels import encode, tag
 from keyphrase_tools.words import split_words
@@ -52,14 +52,14 @@ def load_documents(args: DataArguments) -> dict[str, dict[str, list]]:
         rows = {split: hub[split].to_list() for split in ("train", "validation", "test") if split in hub}
     elif args.train_files:
         files = {"train": args.train_files, "validation": args.validation_files, "test": args.test_files}
-        rows = {split: read_jsonl(paths, required) for split, paths in files.items() if paths}
+        rows = {split: read_jsonl(paths, required, hint=NAME_COLUMNS) for split, paths in files.items() if paths}
     else:
         raise ValueError("There is nothing to train on. Pass --train_files train.jsonl or --dataset_name midas/inspec.")
     missing = [name for name in required if name not in rows["train"][0]]
     if missing:
         raise ValueError(
             f"There is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, rows['train'][0]))}. "
-            "Name yours with --text_column, --title_column and --keyphrases_column."
+            f"{NAME_COLUMNS}"
         )
     if "validation" not in rows:
         parts = Dataset.from_dict({"i": range(len(rows["train"]))}).train_test_split(args.validation_share, seed=42)

@@ -26,6 +26,7 @@ from scores import bleu, references_of, without_full_stops
 from train_expert import load_split, parse_arguments, refuse, say
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from keyphrase_tools.opening import opening
 from merge_tools.embedding import embed_texts
 from modeling_lexicon import LexiconForCausalLM
 from modeling_lexicon.configuration_lexicon import READABLE_TYPES
@@ -131,9 +132,10 @@ def open_model(args: WritingArguments, changes: dict | None = None):
         ValueError: for a model that has no experts, or none of the gates that the changed routing needs.
     """
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-    if not changes:
-        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+    with opening("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        model = None if changes else AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+    if model is not None:
         return model.to(device).eval(), tokenizer
     kind, told = AutoConfig.from_pretrained(args.model_name_or_path).model_type, ", ".join(changes)
     if kind not in READABLE_TYPES:

@@ -29,6 +29,7 @@ from transformers import (
     set_seed,
 )
 
+from keyphrase_tools.opening import opening
 from modeling_lexicon.data_lexicon import (
     DefinitionCollator,
     definition_nll,
@@ -145,9 +146,10 @@ def new_model(fields: str, attention_dropout: float | None, tokenizer, seed: int
 def build(args: ModelArguments, rows: list[dict], start: str | None, seed: int):
     """The model and its tokenizer; a run that is resumed takes the tokenizer that its checkpoint was trained with."""
     if args.from_scratch is None:
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
         dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
-        return AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
+        with opening("--model_name_or_path", args.model_name_or_path):
+            tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+            return AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
     vocab_size = json.loads(args.from_scratch).get("vocab_size", LlamaConfig().vocab_size)
     tokenizer = AutoTokenizer.from_pretrained(start) if start else train_tokenizer(rows, vocab_size)
     return new_model(args.from_scratch, args.attention_dropout, tokenizer, seed), tokenizer

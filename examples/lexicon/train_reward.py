@@ -25,6 +25,7 @@ from transformers import (
 )
 
 import modeling_lexicon  # noqa: F401  (registers the mixture)
+from keyphrase_tools.opening import opening
 
 
 @dataclass
@@ -46,7 +47,8 @@ class RewardArguments:
 
 def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTrainer:
     """Samples, pairs and the trainer."""
-    tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+    with opening("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
     output.mkdir(parents=True, exist_ok=True)
     for split, files in (("train", args.train_files), ("validation", args.validation_files)):
@@ -64,7 +66,8 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
         columns[split], too_long = encode_pairs(path, tokenizer, args.max_length)
         say(f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long dropped")
     set_seed(training_args.seed)  # of the new head, whether or not anything was sampled before
-    reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
+    with opening("--reward_base", args.reward_base):
+        reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
     reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     training_args.remove_unused_columns = False
     return RewardTrainer(

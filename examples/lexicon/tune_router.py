@@ -21,6 +21,7 @@ from torch import nn
 from train_expert import DataArguments, encoded, finish, last_checkpoint, load_split, parse_arguments, refuse, say
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from keyphrase_tools.opening import opening
 from modeling_lexicon.data_lexicon import DefinitionCollator, definition_nll, perplexity_metric
 
 if importlib.util.find_spec("modeling_lexicon"):
@@ -142,8 +143,9 @@ def with_domains(rows: Dataset, config) -> Dataset:
 def prepare(args: RouterArguments, data_args: DataArguments, training_args: TrainingArguments):
     """Everything before training, and so every error that the caller can mend -> the trainer."""
     set_seed(training_args.seed)
-    tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-    model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+    with opening("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
     freeze(model, args.parts)
     if args.router_aux_loss_coef is not None:
         balance(model, args.router_aux_loss_coef)

@@ -36,6 +36,7 @@ from summaries import CHUNK, SummaryFile, Writing, open_summariser, read_summari
 from tqdm import tqdm
 from transformers import AutoConfig
 
+from keyphrase_tools.opening import opening
 from modeling_moesumm import MoeSummCollator, MoeSummConfig
 from modeling_moesumm.summarizing_moesumm import Summarizer
 
@@ -145,7 +146,9 @@ class Analysis:
     """A model, the texts, and the four parts; each writes its files and returns what is to be said."""
 
     def __init__(self, args: AnalysisArguments):
-        check_model(AutoConfig.from_pretrained(args.model), args)
+        with opening("--model", args.model):
+            config = AutoConfig.from_pretrained(args.model)
+        check_model(config, args)
         self.args, self.output = args, Path(args.output_dir)
         data = DataArguments(args.datasets, args.document_column, args.summary_column, max_rows=args.max_rows)
         self.test = one_split(read_sources(data), args.split, data)

@@ -28,6 +28,7 @@ from summaries import SummaryFile, Writing, open_summariser, read_summaries, sta
 from transformers import AutoConfig
 
 import modeling_moesumm  # noqa: F401  registers the models
+from keyphrase_tools.opening import opening
 
 NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bertscore": "BERTScore"}
 MEAN = ("rouge1", "rouge2", "rougeL")  # what a system is judged by, as one number
@@ -89,7 +90,8 @@ def files_of(place: str, folder: Path, test: dict, args: EvaluationArguments, wr
         return files
     if not test:
         raise ValueError(f"{place} is a model: pass --datasets for it to summarise.")
-    known = getattr(AutoConfig.from_pretrained(place), "datasets", None)
+    with opening("The model", place):
+        known = getattr(AutoConfig.from_pretrained(place), "datasets", None)
     unknown = [] if args.zero_shot or known is None else [name for name in test if name not in known]
     if unknown:
         raise ValueError(

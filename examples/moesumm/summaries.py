@@ -9,6 +9,7 @@ from datasets import Dataset
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from keyphrase_tools.opening import opening
 from modeling_moesumm.summarizing_moesumm import Summarizer
 
 CHUNK = 8  # batches that are sorted by length together, and written at once
@@ -100,8 +101,9 @@ def state_of(place: str) -> str:
 
 def open_summariser(place: str):
     """A model, on a GPU if there is one, and its tokenizer."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(place)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), AutoTokenizer.from_pretrained(place)
+    with opening("The model", place):
+        model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
 def read_summaries(path: Path) -> tuple[list[str], list[str]]:

@@ -32,6 +32,7 @@ from transformers import (
     set_seed,
 )
 
+from keyphrase_tools.opening import opening
 from modeling_moesumm import MixedDatasetSampler, MixedSampling, MoeSummCollator, MoeSummForConditionalGeneration
 
 # what each is made of, as options of MoeSummForConditionalGeneration.from_backbone
@@ -115,6 +116,8 @@ class BackboneTrainer(SummaryTrainer):
 
 def open_model(args: ModelArguments, names: list[str]):
     """A new model of the variant, whose selectors know these data sets, and its tokenizer."""
+    with opening("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
     if args.variant == "backbone":
         model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
     else:
@@ -124,7 +127,7 @@ def open_model(args: ModelArguments, names: list[str]):
             options["margin_loss_coef"] = args.margin_loss_coef
         options |= VARIANTS[args.variant]
         model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
-    return model, AutoTokenizer.from_pretrained(args.model_name_or_path)
+    return model, tokenizer
 
 
 def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None):
@@ -197,8 +200,9 @@ class FewShot:
         self.test = one_split(sources, "test", self.data_args)
         for rows in self.train.values():
             drawn(rows, max(self.few.few_shot_rows), seed=0)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
-        self.knows_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
+        with opening("--model_name_or_path", self.args.model_name_or_path):
+            self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
+            self.knows_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
 
     def run(self):
         told(self.prepare, traceback=self.args.traceback)

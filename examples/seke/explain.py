@@ -12,8 +12,8 @@ from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, AutoTokenizer, HfArgumentParser
 
 import keyphrase_tools  # noqa: F401  (registers the models)
-from keyphrase_tools.corpus import opening
 from keyphrase_tools.documents import full_text, read_jsonl
+from keyphrase_tools.opening import opening
 from keyphrase_tools.specialisation import load_spacy, token_experts
 from keyphrase_tools.specialisation_views import write_views
 
@@ -32,7 +32,7 @@ class Arguments:
 
 def explain(args: Arguments):
     """Writes and prints everything."""
-    with opening(args.model):
+    with opening("--model", args.model):
         model = AutoModelForTokenClassification.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
     texts = [full_text(row) for row in read_jsonl(args.files, ("text",))][: args.documents]

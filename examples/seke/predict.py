@@ -15,7 +15,8 @@ import torch
 from accelerate import PartialState
 from transformers import HfArgumentParser, pipeline
 
-from keyphrase_tools.corpus import Corpus, extract_corpus, opening
+from keyphrase_tools.corpus import Corpus, extract_corpus
+from keyphrase_tools.opening import opening
 
 
 @dataclass
@@ -43,7 +44,7 @@ def main():
         corpus = Corpus(args.source, split=args.split, **columns)
         if args.dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"--dtype {args.dtype!r} is not known. Use float32, bfloat16 or float16.")
-        with opening(args.model):
+        with opening("--model", args.model):
             dtype = getattr(torch, args.dtype)
             extract = pipeline("keyphrase-extraction", model=args.model, dtype=dtype, device=state.device)
         finished = extract_corpus(

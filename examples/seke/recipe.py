@@ -22,9 +22,10 @@ from transformers import (
 
 from keyphrase_tools.calibration import calibrate, calibration_error
 from keyphrase_tools.cards import write_card
-from keyphrase_tools.documents import coverage, full_text, read_jsonl
+from keyphrase_tools.documents import NAME_COLUMNS, coverage, full_text, read_jsonl
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.labels import encode
+from keyphrase_tools.opening import opening
 from modeling_seke import SekeForTokenClassification
 
 ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
@@ -115,12 +116,12 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
             if missing:
                 raise ValueError(
                     f"{args.dataset_name} has no {', '.join(map(repr, missing))} in {split}; the columns are "
-                    f"{', '.join(map(repr, rows.column_names))}. Name yours with --text_column and --keyphrases_column."
+                    f"{', '.join(map(repr, rows.column_names))}. {NAME_COLUMNS}"
                 )
         documents = {split: hub[split].to_list() for split in ("train", "validation", "test") if split in hub}
     elif args.train_files:
         files = {"train": args.train_files, "validation": args.validation_files, "test": args.test_files}
-        documents = {split: read_jsonl(paths, required) for split, paths in files.items() if paths}
+        documents = {split: read_jsonl(paths, required, hint=NAME_COLUMNS) for split, paths in files.items() if paths}
     else:
         raise ValueError("There is nothing to train on. Pass --train_files train.jsonl or --dataset_name midas/inspec.")
     if "validation" not in documents:
@@ -178,7 +179,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     gold = {split: [row[data_args.keyphrases_column] for row in rows] for split, rows in documents.items()}
 
     backbone = find_backbone(model_args.backbone)
-    tokenizer = AutoTokenizer.from_pretrained(model_args.start_from or backbone)
+    with opening(*(("--start_from", model_args.start_from) if model_args.start_from else ("--backbone", backbone))):
+        tokenizer = AutoTokenizer.from_pretrained(model_args.start_from or backbone)
     tokenizer.model_max_length = data_args.max_length  # saved with it: the pipelines read windows as in training
     train = encode({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {coverage(train)}")

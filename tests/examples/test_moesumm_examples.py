@@ -347,7 +347,7 @@ def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, 
     assert "broken.jsonl, line 2" in fails(train, capsys, *with_datasets(f"mail={broken}"))
     assert "'speech', 'summary'. Name the one" in fails(train, capsys, *with_datasets(f"mail={odd}"))
     assert "no row in train" in fails(train, capsys, *with_datasets(f"mail={empty}"))
-    assert "could not be opened as a backbone" in fails(train, capsys, *arguments, "--model_name_or_path", "nowhere")
+    assert "'nowhere' could not be opened" in fails(train, capsys, *arguments, "--model_name_or_path", "nowhere")
     assert "variant='moe' is not known" in fails(train, capsys, *arguments, "--variant", "moe")
     few = ["--setting", "few_shot", "--few_shot_rows", 50]
     assert "50 rows were asked for, and there are 20" in fails(train, capsys, *arguments, *few)

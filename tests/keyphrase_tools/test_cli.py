@@ -91,7 +91,7 @@ def test_what_cannot_be_done_is_said_in_a_line(arguments, message, folder, gold,
 @pytest.mark.parametrize("command", ["extract", "explain"])
 def test_a_model_that_is_not_there_is_named(command, gold, tmp_path):
     done = call(command, gold, tmp_path / "out", "--model", "no/such-model")
-    assert done.exit_code == 2 and "error: The model 'no/such-model' could not be opened: " in done.stderr
+    assert done.exit_code == 2 and "error: --model 'no/such-model' could not be opened: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

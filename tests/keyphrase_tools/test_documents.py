@@ -39,7 +39,7 @@ def test_rows_of_several_files_come_in_order_and_blank_lines_are_passed_over(wri
         ('["graph"]', "a JSON object is wanted, not a list"),
         ('"graph"', "a JSON object is wanted, not a str"),
         ('{"abstract": "x", "keyphrases": []}', "there is no 'text'; the columns are 'abstract', 'keyphrases'"),
-        ('{"body": "x"}', "there is no 'text', 'keyphrases'; the columns are 'body'. Name yours with --text_column"),
+        ('{"body": "x"}', "there is no 'text', 'keyphrases'; the columns are 'body'. A line is such as {"),
     ],
 )
 def test_a_broken_line_is_named_by_file_and_line(write, line, said):
