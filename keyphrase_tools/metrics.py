@@ -28,6 +28,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 from .stemming import stem as stem_word
 from .stemming import stem_phrase
@@ -37,6 +38,7 @@ Cut = int | str
 
 CUTS = (1, 3, 5, 10, "k", "M")
 PARTS = ("total", "present", "absent")
+EVALUATE_MODULE = str(Path(__file__).resolve().parent / "keyphrase_f1")  # for evaluate.load
 
 _CHOICES = {
     "denominator": ("flexible", "fixed"),

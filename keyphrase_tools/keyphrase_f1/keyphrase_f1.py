@@ -1,4 +1,4 @@
-"""keyphrase_tools.metrics.keyphrase_f1 as a module for evaluate: evaluate.load("keyphrase_tools/keyphrase_f1")."""
+"""keyphrase_tools.metrics.keyphrase_f1 as a module for evaluate: evaluate.load(keyphrase_tools.metrics.EVALUATE_MODULE)."""
 
 import datasets
 import evaluate

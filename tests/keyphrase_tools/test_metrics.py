@@ -442,7 +442,8 @@ def test_the_modules_table_is_what_the_conventions_hold():
 
 PROGRAM = """
 import json, evaluate
-metric = evaluate.load("keyphrase_tools/keyphrase_f1")
+from keyphrase_tools.metrics import EVALUATE_MODULE
+metric = evaluate.load(EVALUATE_MODULE)
 predictions = [["neural networks", "graph cut"], []]
 references = [["neural network"], ["deep models"]]
 sources = ["a neural network", "deep models"]
@@ -466,7 +467,7 @@ def test_evaluate_loads_the_module_from_its_folder_without_a_network(tmp_path):
     places = {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **offline, **places, "HF_METRICS_CACHE": str(tmp_path / "metrics"), "USE_TORCH": "0"}
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     seke, exhird, lines, in_batches, error = json.loads(done.stdout)
 
