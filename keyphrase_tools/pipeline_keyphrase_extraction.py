@@ -18,6 +18,7 @@ from .windows import NO_LIMIT, WordProbabilities, check_window, encode_windows
 from .words import join_title, split_words
 
 KEYS = ("title", "text")  # of a document that is a mapping
+GROWTH = 4  # so many times as many short windows as long ones are read at once
 BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
 
 
@@ -38,7 +39,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         threshold (`float`, default the model's own, `config.keyphrase_threshold`): a word belongs to a keyphrase where its
             probability of B or I reaches it. Where neither says anything, the model's `decode` decides, such as the best
             path of a CRF, or, if it has none, the likeliest label.
-        batch_size (`int`, default 8): windows that the model reads at once. Documents are sorted by length first.
+        batch_size (`int`, default 8): windows that the model reads at once. Documents are sorted by length first, and of
+            shorter windows as many are read as fit into the room of so many of the longest, up to four times as many.
         on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's
             label is taken from the window in which it stands furthest from a cut edge; `"error"` refuses them,
             `"truncate"` reads their beginning only. A title that is meta-text stands in each window.
@@ -146,10 +148,19 @@ class KeyphraseExtractionPipeline(Pipeline):
             prepared = self.preprocess(chunk, first=first, **reading)
             # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
             windows = sorted(prepared["windows"], key=lambda window: len(window.word_starts), reverse=True)
-            for start in range(0, len(windows), batch_size):
-                self._read(windows[start : start + batch_size], prepared["said"], decode)
+            for batch in self._batches(windows, batch_size):
+                self._read(batch, prepared["said"], decode)
             yield from self.postprocess(prepared, **choosing)
             first += len(chunk)
+
+    def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
+        """Windows, longest first -> batches that take, padded, no more room than so many of the longest."""
+        most = batch_size if self.reads_titles else GROWTH * batch_size  # a title's own weights take the same room each
+        room, start = batch_size * len(windows[0].word_starts) if windows else 0, 0
+        while start < len(windows):
+            count = min(max(batch_size, room // max(1, len(windows[start].word_starts))), most)
+            yield windows[start : start + count]
+            start += count
 
     def preprocess(
         self,

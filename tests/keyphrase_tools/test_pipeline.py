@@ -269,6 +269,23 @@ def test_the_batch_size_does_not_change_the_answer(extract, batch_size):
     assert_same(extract(documents, batch_size=batch_size, top_k=None), extract(documents, top_k=None))
 
 
+def test_short_documents_are_read_together_in_the_room_of_long_ones(extract, monkeypatch):
+    shapes, forward = [], extract.forward
+
+    def seen(batch, **kwargs):
+        shapes.append(tuple(batch["input_ids"].shape))
+        return forward(batch, **kwargs)
+
+    monkeypatch.setattr(extract, "forward", seen)
+    documents = [random_text(40, i) for i in range(2)] + [random_text(n, n) for n in (15, 14, 13, 12)]
+    documents += [random_text(2, i) for i in range(24)]
+    extract(documents, batch_size=2)
+    (first, longest), *rest = shapes
+    assert first == 2 and all(n * length <= 2 * longest and 2 <= n <= 8 for n, length in rest[:-1])
+    assert sum(n for n, _ in shapes) >= len(documents)  # some are read in two windows
+    assert max(n for n, _ in rest) == 8  # four times as many, though more would fit
+
+
 @pytest.mark.parametrize("name", ["bert", "deberta-v2", "modernbert"])
 def test_a_tokenizer_that_pads_on_the_left_gives_the_same_answer(sharp_seke, tiny_tokenizer, name):
     left = copy.deepcopy(tiny_tokenizer)
