@@ -179,8 +179,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     gold = {split: [row[data_args.keyphrases_column] for row in rows] for split, rows in documents.items()}
 
     backbone = find_backbone(model_args.backbone)
-    with opening(*(("--start_from", model_args.start_from) if model_args.start_from else ("--backbone", backbone))):
-        tokenizer = AutoTokenizer.from_pretrained(model_args.start_from or backbone)
+    start = model_args.start_from or backbone
+    with opening("--start_from" if model_args.start_from else "--backbone", start):
+        tokenizer = AutoTokenizer.from_pretrained(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it: the pipelines read windows as in training
     train = encode({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {coverage(train)}")
