@@ -25,6 +25,17 @@ POLL, NOTED = 0.2, 5.0  # seconds between two looks at a process, and between tw
 AT_ONCE = ("cluster", "mixture")  # steps whose output appears whole, in a place that must be free
 
 
+class Busy(ValueError):
+    """A step that a process of another run is at; `pid` as that run noted it."""
+
+    def __init__(self, step: Step, pid: str):
+        super().__init__(
+            f"The step {step.name} is being run already, by process {pid}. Wait for it, or end it, then start the same "
+            "command again."
+        )
+        self.pid = pid
+
+
 class StepFailed(Exception):
     """A step that ended with an error; `code` is the exit code for it."""
 
@@ -67,7 +78,7 @@ def lock_of(step: Step) -> int:
     """The open lock of a step's folder. The step's process holds it too, also when this one is killed.
 
     Raises:
-        ValueError: where a process of another run has it.
+        Busy: where a process of another run has it.
     """
     step.folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(step.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -76,10 +87,7 @@ def lock_of(step: Step) -> int:
     except BlockingIOError:
         pid = os.read(lock, 20).decode()
         os.close(lock)
-        raise ValueError(
-            f"The step {step.name} is being run already, by process {pid or 'unknown'}. Wait for it, or end it, then start "
-            "the same command again."
-        ) from None
+        raise Busy(step, pid or "unknown") from None
     return lock
 
 
@@ -104,7 +112,7 @@ class Runner:
     """
 
     def __init__(self, jobs: int = 1, start: Callable = start_process):
-        self.jobs, self.start, self.ran = jobs, start, set()
+        self.jobs, self.start, self.ran, self.told = jobs, start, set(), set()
 
     def is_done(self, step: Step) -> bool:
         return stamp_of(step) is not None
@@ -116,24 +124,22 @@ class Runner:
         return shlex.join(["python", *words])
 
     def run(self, steps: list[Step]) -> None:
-        """
+        """A step that another run is at is waited for.
+
         Raises:
             StepFailed: when a command fails; others that run beside it are ended, and go on the next time.
-            ValueError: where another process runs one of them.
         """
-        waiting, running = [], []
-        for step in steps:
-            if self.is_done(step):
-                print(f"{step.name:10} stands: {step.folder}", flush=True)
-                clear(step)
-            else:
-                waiting.append(step)
+        waiting, running = list(steps), []
         try:
             while waiting or running:
                 for step in list(waiting):
-                    if self.may_begin(step, [one.step for one in running]):
+                    if self.is_done(step):
+                        print(f"{step.name:10} stands: {step.folder}", flush=True)
+                        clear(step)
                         waiting.remove(step)
-                        running.append(self.begin(step))
+                    elif self.may_begin(step, [one.step for one in running]) and (begun := self.begin(step)):
+                        waiting.remove(step)
+                        running.append(begun)
                 running = [one for one in running if not self.ended(one)]
                 if running:
                     tell(running)
@@ -146,8 +152,19 @@ class Runner:
         beside = step.parallel and all(one.parallel for one in running) and len(running) < self.jobs
         return all(map(self.is_done, step.inputs)) and (beside or not running)
 
-    def begin(self, step: Step) -> Running:
-        lock = lock_of(step)
+    def begin(self, step: Step) -> Running | None:
+        """The step's process; `None` where another run is at it, or has just ended it."""
+        try:
+            lock = lock_of(step)
+        except Busy as busy:
+            if step.key not in self.told:
+                print(f"{step.name:10} waits: process {busy.pid} of another run is at it", flush=True)
+            self.told.add(step.key)
+            time.sleep(POLL)
+            return None
+        if self.is_done(step):
+            os.close(lock)
+            return None
         for name, content in step.written.items():
             replace_file(step.folder / name, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         if step.kind in AT_ONCE and step.out.exists():

@@ -476,16 +476,29 @@ def test_experts_run_beside_one_another_with_a_thread_each_and_nothing_else_does
     assert started[1][1].terminated
 
 
-def test_a_step_that_another_process_runs_is_left_to_it(scripts, config, monkeypatch, capsys):
+def test_a_step_that_another_process_runs_is_waited_for_and_not_made_again(scripts, config, monkeypatch, capsys):
     path = config()
+    run(scripts, monkeypatch, capsys, path)
     base = plan_of(scripts, path)["base"]
-    base.folder.mkdir(parents=True)
+    stamp = (base.folder / "done.json").rename(base.folder / "kept.json")
+    looks = []
     with (base.folder / "lock").open("w+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("4711")
         file.flush()
+
+        def sleep(_):  # the other run ends its step, some time after it was found
+            looks.append(stamp.exists())
+            if len(looks) == 3:
+                stamp.rename(base.folder / "done.json")
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(scripts.execution.time, "sleep", sleep)
         with pytest.raises(ValueError, match="The step base is being run already, by process 4711. Wait for it"):
-            run(scripts, monkeypatch, capsys, path)
+            run(scripts, monkeypatch, capsys, path, "--from", "base")
+        said, ran = run(scripts, monkeypatch, capsys, path)
+    assert looks == [True] * 3 and said.count("base       waits: process 4711 of another run is at it") == 1
+    assert not ran and said.count(" stands: ") == len(plan_of(scripts, path))
 
 
 @pytest.mark.parametrize(
