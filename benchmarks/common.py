@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -35,7 +36,9 @@ def read(path: str) -> str:
 
 
 def commit() -> str:
-    """The commit measured, marked where the working tree differs from it."""
+    """The commit measured, marked where the working tree differs from it; LEXPERTS_COMMIT names that of a copy without history."""
+    if "LEXPERTS_COMMIT" in os.environ:
+        return os.environ["LEXPERTS_COMMIT"]
     here = Path(__file__).resolve().parent
     run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True).stdout.strip()  # noqa: E731
     changed = run("status", "--porcelain", "--", "..", ":!results")
@@ -83,13 +86,21 @@ def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) ->
         call()
     for _ in range(rounds):
         for name, call in candidates.items():
+            wait_for_device()
             start = time.perf_counter()
             call()
+            wait_for_device()
             seconds[name].append(time.perf_counter() - start)
     return {
         name: {"median_ms": 1e3 * statistics.median(times), "rounds_ms": [round(1e3 * t, 3) for t in times]}
         for name, times in seconds.items()
     }
+
+
+def wait_for_device() -> None:
+    """Until the accelerator has done what it was given, if this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def peak_of(call: Callable[[], object], cuda: bool = False) -> float:

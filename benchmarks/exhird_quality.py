@@ -35,7 +35,6 @@ SHARED = {
     "save_total_limit": 1,
     "logging_steps": 50,
     "report_to": "none",
-    "use_cpu": True,
     "disable_tqdm": True,
 }
 TRANSFORMER = {"encoder_type": "transformer", "num_hidden_layers": 4, "num_attention_heads": 6, "learning_rate": 3e-4}
@@ -81,7 +80,8 @@ def run(options, system: str, seed: int) -> dict:
     start = time.perf_counter()
     if not (folder / "model.safetensors").exists():
         data = prepare(options, settings["encoder_type"] == "pretrained")
-        call("train.py", SHARED | settings | {"data": data, "output_dir": folder, "seed": seed}, folder / "log.txt")
+        given = {"data": data, "output_dir": folder, "seed": seed, "use_cpu": options.device == "cpu"}
+        call("train.py", SHARED | settings | given, folder / "log.txt")
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     found = {}
@@ -107,10 +107,11 @@ def main():
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="test documents of each set; by default all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for training")
     parser.add_argument("--jobs", type=int, default=2, help="at once, of one thread each")
     parser.add_argument("--name", default="exhird_quality", help="of the file in results/")
     options = parser.parse_args()
-    record = Record(options.name, shared=SHARED, rows=options.rows)
+    record = Record(options.name, shared=SHARED, rows=options.rows, device=options.device)
     for warm in sorted({SYSTEMS[name]["encoder_type"] == "pretrained" for name in options.systems}):
         prepare(options, warm)
     places = [(system, seed) for seed in options.seeds for system in options.systems]

@@ -1,8 +1,10 @@
-"""LM-Lexicon's recipe and its ablations on WordNet, with a Llama of 1.8 million parameters beside its embeddings.
+"""LM-Lexicon's recipe and its ablations on dictionaries, with small Llamas.
 
     python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; about two hours on two cores
+    python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml --sources wordnet oxford urban --rows 60000 --jobs 12
+                                                                        # on a GPU; writes lexicon_quality_medium.json
 
-By examples/lexicon/run_all.py with small.yml: one base for all, then the experts, the mixture and its tuning of every ablation with
+By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million: one base for all, then the experts, the mixture and its tuning of every ablation with
 every seed; `dense` is the base trained on on as many rows as all experts and the tuning together. Scored on the test rows,
 whose terms are in no training row: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold
 ones, and the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in
@@ -66,9 +68,10 @@ def script(name: str, *given, log: Path) -> None:
 
 def prepare(options, work: Path) -> Path:
     """The folder of the rows: whole terms of the training split, and the other splits as they are."""
-    folder = work / f"wordnet-{options.rows}"
+    folder = work / f"{'-'.join(options.sources)}-{options.rows}"
     if not (folder / "data.json").exists():
-        given = ["--sources", f"wordnet={Path(options.data) / 'definitions' / 'wordnet'}", "--keep_splits"]
+        places = (f"{source}={Path(options.data) / 'definitions' / source}" for source in options.sources)
+        given = ["--sources", *places, "--keep_splits"]
         script("prepare.py", *given, "--max_rows", options.rows, "--output_dir", folder, log=work / "prepare.log")
     return folder
 
@@ -81,7 +84,7 @@ def run(options, work: Path, rows: Path, system: str, seed: int) -> dict:
     for part in ("base", "expert", "router", "reward"):
         if system == MAIN or part != "reward":
             changes.append(f"{part}.disable_tqdm='true'")
-    given = ["--config", LEXICON / "small.yml", "--data", rows, "--work_dir", folder, "--set", *changes]
+    given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]
     script("run_all.py", *given, "--ablation", system, log=work / f"{system}-{seed}.log")
     return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text())
 
@@ -96,6 +99,7 @@ def final_model(found: dict) -> Path:
 def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     """Perplexity of the rows' definitions, and the mean entropy of the routers as a share of the largest."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     policy = getattr(model.config, "routing_policy", None)
     if policy == "domain":
         texts = [prompt(row["term"], row["context"]) for row in rows]
@@ -111,8 +115,9 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
         batch = collator(
             [{name: columns[name][i] for name in names} for i in range(start, min(start + 64, len(columns["row"])))]
         )
+        batch = {name: x.to(model.device) for name, x in batch.items()}
         outputs = model(**batch, output_router_logits=True)
-        sums.append(routing_sums(*routing_of(outputs, model.config)[:2], batch["attention_mask"]))
+        sums.append(routing_sums(*routing_of(outputs, model.config)[:2], batch["attention_mask"]).cpu())
     layers = summarise(torch.cat(sums))
     return found | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
 
@@ -135,24 +140,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--work", required=True)
+    parser.add_argument("--config", choices=("small.yml", "medium.yml"), default="small.yml")
+    parser.add_argument("--sources", nargs="+", default=["wordnet"])
     parser.add_argument("--rows", type=int, default=8000, help="for training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[21, 42, 84])
     parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS), default=[MAIN, *ABLATIONS])
     parser.add_argument("--jobs", type=int, default=2, help="recipes at once, of one thread each")
-    parser.add_argument("--name", default="lexicon_quality", help="of the file in results/")
+    parser.add_argument("--name", help="of the file in results/")
     options = parser.parse_args()
     work = Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     rows = prepare(options, work)
-    record = Record(options.name, rows=options.rows)
-    for seed in options.seeds:  # the first makes what the others share; a step that another recipe runs is refused
-        measure(options, record, work, rows, options.systems[0], seed)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            list(
-                pool.map(
-                    lambda system, seed=seed: measure(options, record, work, rows, system, seed), options.systems[1:]
-                )
-            )
+    name = options.name or ("lexicon_quality" if options.config == "small.yml" else "lexicon_quality_medium")
+    record = Record(name, rows=options.rows, sources=options.sources, config=options.config)
+    places = [(system, seed) for system in options.systems for seed in options.seeds]
+    with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
+        list(pool.map(lambda place: measure(options, record, work, rows, *place), places))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def train(options, head: str, seed: int) -> Path:
             "num_train_epochs": options.epochs,
             "show": 0,
         }
-        given |= {"bf16": options.bf16, "disable_tqdm": True, "save_total_limit": 1}
+        given |= {"bf16": options.bf16, "disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
         command = [sys.executable, ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml"]
         command += [part for name, value in given.items() for part in (f"--{name}", value)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -83,7 +83,7 @@ def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict
     """Test and validation scores, ranked by score and by place, and what the run recorded of calibration."""
     folder = train(options, head, seed)
     record = json.loads((folder / "results.json").read_text())
-    extract = pipeline("keyphrase-extraction", model=str(folder))
+    extract = pipeline("keyphrase-extraction", model=str(folder), device=options.device)
     row = {"system": head, "seed": seed, "calibration": record["calibration"], "threshold": record["threshold"]}
     row["epochs"] = max(entry.get("epoch", 0) for entry in record["epochs"])
     for name, documents in splits.items():
@@ -128,10 +128,11 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--bf16", action="store_true", help="matrix products of training in bfloat16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="at once, of one thread each")
     parser.add_argument("--baselines_only", action="store_true")
     options = parser.parse_args()
-    record = Record("seke_quality", epochs=options.epochs, bf16=options.bf16)
+    record = Record("seke_quality", epochs=options.epochs, bf16=options.bf16, device=options.device)
     splits = {name: Documents(options, name) for name in ("test", "validation")}
     for name, extract in BASELINES.items():
         if not record.find(system=name):

@@ -1,6 +1,7 @@
 """SEKE against the straightforward way of computing it: the head, documents a second, memory, and what its parts cost.
 
     python benchmarks/seke_speed.py --data PATH      # PATH/keyphrases/inspec/test.jsonl; about 15 minutes on two cores
+    python benchmarks/seke_speed.py --data PATH --device cuda        # 64 documents at a time; writes seke_speed_cuda.json
 
 Straightforward: every document padded to 256 sub-tokens, padding routed and read like text, a loop over experts with masks, and
 PyTorch's bidirectional LSTM over the padded batch. Its weights are those of the model. The pipeline and the script decode by
@@ -27,7 +28,7 @@ from modeling_seke import SekeConfig, SekeForTokenClassification
 from modeling_seke.head_seke import TokenLayout, reference_experts
 
 PADDED = 256
-BATCH = 8
+BATCHES = {"cpu": 8, "cuda": 64}
 WIDTHS = {"MiniLM": (384, 12), "DeBERTa-base": (768, 12)}
 VARIANTS = {"vanilla": (False, False), "MoE": (True, False), "RNN": (False, True), "MoE + RNN": (True, True)}
 
@@ -85,25 +86,26 @@ def steps(model, call):
     return {"forward and backward": train, "forward": infer}
 
 
-def head_calls(width: str, lengths: list[int]):
-    model = head_of(width)
-    mask = (torch.arange(PADDED) < torch.tensor(lengths)[:, None]).long()
-    states = torch.randn(len(lengths), PADDED, WIDTHS[width][0])
+def head_calls(width: str, lengths: list[int], device: str):
+    model = head_of(width).to(device)
+    mask = (torch.arange(PADDED) < torch.tensor(lengths)[:, None]).long().to(device)
+    states = torch.randn(len(lengths), PADDED, WIDTHS[width][0], device=device)
     return model, {"plain": lambda: plain_head(model, states), "ours": lambda: our_head(model, states, mask)}
 
 
 def measure_heads(options, texts) -> list[dict]:
-    """(a) and (c): eight documents of Inspec's lengths, and eight full ones."""
+    """(a) and (c): a batch of documents of Inspec's lengths, and one of full ones."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     real = sorted(min(len(ids), PADDED) for ids in tokenizer(texts, verbose=False)["input_ids"])
-    spread = [real[int((i + 0.5) / BATCH * len(real))] for i in range(BATCH)]
+    batch = BATCHES[options.device]
+    spread = [real[int((i + 0.5) / batch * len(real))] for i in range(batch)]
     rows = []
     for width in WIDTHS:
-        for kind, lengths in (("Inspec's lengths", spread), ("full", [PADDED] * BATCH)):
-            model, calls = head_calls(width, lengths)
+        for kind, lengths in (("Inspec's lengths", spread), ("full", [PADDED] * batch)):
+            model, calls = head_calls(width, lengths, options.device)
             for way in ("forward and backward", "forward"):
                 times = interleaved({name: steps(model, call)[way] for name, call in calls.items()}, options.rounds)
-                peaks = {name: in_process(width, lengths, name, way) for name in calls}
+                peaks = {name: in_process(width, lengths, name, way, options.device) for name in calls}
                 row = {
                     "what": "head",
                     "width": width,
@@ -119,16 +121,16 @@ def measure_heads(options, texts) -> list[dict]:
     return rows
 
 
-def in_process(width: str, lengths: list[int], name: str, way: str) -> float:
+def in_process(width: str, lengths: list[int], name: str, way: str, device: str) -> float:
     """Peak memory in a process of its own."""
-    given = [width, json.dumps(lengths), name, way]
+    given = [width, json.dumps(lengths), name, way, device]
     command = [sys.executable, __file__, "--data", "", "--peak", *given]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def peak(width: str, lengths: str, name: str, way: str) -> float:
-    model, calls = head_calls(width, json.loads(lengths))
-    return peak_of(steps(model, calls[name])[way])
+def peak(width: str, lengths: str, name: str, way: str, device: str) -> float:
+    model, calls = head_calls(width, json.loads(lengths), device)
+    return peak_of(steps(model, calls[name])[way], device == "cuda")
 
 
 def load(options):
@@ -142,11 +144,11 @@ def load(options):
 
 
 @torch.no_grad()
-def straightforward(model, tokenizer, texts: list[str]) -> list[list[dict]]:
-    """Documents in order, eight at a time, cut at 256."""
+def straightforward(model, tokenizer, texts: list[str], size: int) -> list[list[dict]]:
+    """Documents in order, some at a time, cut at 256."""
     found = []
-    for start in range(0, len(texts), BATCH):
-        batch = texts[start : start + BATCH]
+    for start in range(0, len(texts), size):
+        batch = texts[start : start + size]
         encoded = tokenizer(
             batch,
             padding="max_length",
@@ -156,7 +158,8 @@ def straightforward(model, tokenizer, texts: list[str]) -> list[list[dict]]:
             return_tensors="pt",
         )
         offsets = encoded.pop("offset_mapping").tolist()
-        p = plain_head(model, model.backbone(**encoded).last_hidden_state).float().softmax(-1).numpy()
+        states = model.backbone(**encoded.to(model.device)).last_hidden_state
+        p = plain_head(model, states).float().softmax(-1).cpu().numpy()
         for text, own, row in zip(batch, offsets, p, strict=True):
             words = split_words(text)
             first = {start: i for i, (start, end) in reversed(list(enumerate(own))) if end > start}
@@ -167,16 +170,16 @@ def straightforward(model, tokenizer, texts: list[str]) -> list[list[dict]]:
 
 def measure_documents(options, texts) -> list[dict]:
     """(b): documents a second, in float32, in bfloat16, and compiled."""
-    rows = []
+    rows, size = [], BATCHES[options.device]
     for kind in ("float32", "bfloat16", "compiled"):
         model, tokenizer = load(options)
-        model = model.eval().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
-        calls = {"plain": lambda m=model, t=tokenizer: straightforward(m, t, texts)}
-        extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer)
+        model = model.eval().to(options.device, torch.bfloat16 if kind == "bfloat16" else torch.float32)
+        calls = {"plain": lambda m=model, t=tokenizer: straightforward(m, t, texts, size)}
+        extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer, device=options.device)
         if kind == "compiled":
             model.forward = torch.compile(model.forward, dynamic=True)
-        calls["ours"] = lambda e=extract: e(texts, batch_size=BATCH, on_long="truncate")  # as the script does
-        calls["whole"] = lambda e=extract: e(texts, batch_size=BATCH)
+        calls["ours"] = lambda e=extract: e(texts, batch_size=size, on_long="truncate")  # as the script does
+        calls["whole"] = lambda e=extract: e(texts, batch_size=size)
         times = interleaved(calls, options.rounds)
         rate = {name: len(texts) / times[name]["median_ms"] * 1e3 for name in calls}
         rows.append(
@@ -192,12 +195,14 @@ def measure_documents(options, texts) -> list[dict]:
 def measure_parts(options, texts) -> list[dict]:
     """(d): what experts and recurrent encoder add to MiniLM with a linear head."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
-    batch = tokenizer(texts[: 2 * BATCH], padding=True, truncation=True, return_tensors="pt")
+    texts = texts[: 2 * BATCHES[options.device]]
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(options.device)
     labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
     calls = {}
     for name, (moe, rnn) in VARIANTS.items():
         torch.manual_seed(0)
         model = SekeForTokenClassification.from_backbone(str(get_model_path()), use_moe=moe, use_rnn=rnn)
+        model.to(options.device)
 
         def train(model=model):
             model.train().zero_grad()
@@ -223,17 +228,19 @@ def measure_parts(options, texts) -> list[dict]:
 def measure_dropout(options, texts) -> list[dict]:
     """What a step of training gains without dropout in the encoder's attention, which its fused kernel lacks on a CPU."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
-    batch = tokenizer(texts[:BATCH], padding=True, truncation=True, return_tensors="pt")
+    texts = texts[: BATCHES[options.device]]
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(options.device)
     labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
     rows = []
     for kind in ("float32", "bfloat16"):
         calls = {}
         for name, dropout in (("dropout 0.1", 0.1), ("no dropout", 0.0)):
-            model = SekeForTokenClassification.from_backbone(str(get_model_path()), attention_dropout=dropout).train()
+            model = SekeForTokenClassification.from_backbone(str(get_model_path()), attention_dropout=dropout)
+            model.to(options.device).train()
 
             def train(model=model, half=kind == "bfloat16"):
                 model.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                with torch.autocast(options.device, torch.bfloat16, enabled=half):
                     loss = model(**batch, labels=labels).loss
                 loss.backward()
 
@@ -255,8 +262,9 @@ def main():
     parser.add_argument("--model", help="a trained SEKE; by default MiniLM-L6 with a random head")
     parser.add_argument("--documents", type=int, help="of Inspec's test set; by default all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=tuple(BATCHES), default="cpu")
     parser.add_argument("--only", choices=tuple(PARTS))
-    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--peak", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
         print(peak(*options.peak))
@@ -266,10 +274,11 @@ def main():
     for part, measure in PARTS.items():
         if options.only in (None, part):
             found = [row | {"commit": commit()} for row in measure(options, texts)]
-            path = RESULTS / "seke_speed.json"
+            name, batch = "seke_speed" if options.device == "cpu" else "seke_speed_cuda", BATCHES[options.device]
+            path = RESULTS / f"{name}.json"
             older = json.loads(path.read_text())["results"] if path.exists() else []
             kept = [row for row in older if row["what"] != part]
-            write("seke_speed", kept + found, rounds=options.rounds, documents=len(texts), batch=BATCH, padded=PADDED)
+            write(name, kept + found, rounds=options.rounds, documents=len(texts), batch=batch, padded=PADDED)
 
 
 if __name__ == "__main__":

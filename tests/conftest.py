@@ -1,5 +1,6 @@
 """Shared by all tests: no network, two cores, and tiny models whose tokenizer reads any ASCII word."""
 
+import copy
 import os
 
 os.environ.update(
@@ -98,3 +99,34 @@ def tiny_seke(backbone_config):
         return SekeForTokenClassification(SekeConfig(text_config=backbone_config(name), **head)).eval()
 
     return build
+
+
+@pytest.fixture(scope="session")
+def same_on_cuda():
+    """same_on_cuda(model, batch) -> loss, outputs and gradients of both devices agree in float64; bfloat16 gives finite ones.
+
+    Needs a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    def run(model, batch, device):
+        model = copy.deepcopy(model).to(device)
+        for module in model.modules():  # cuDNN goes back through a network that is in training only
+            if isinstance(module, torch.nn.RNNBase):
+                module.train().dropout = 0.0
+        outputs = model(**{name: x.to(device) for name, x in batch.items()})
+        outputs.loss.backward()
+        gradients = {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+        return outputs.loss.detach().cpu(), gradients
+
+    def check(model, batch):
+        (loss, gradients), (expected, of_cpu) = (run(copy.deepcopy(model).double(), batch, d) for d in ("cuda", "cpu"))
+        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradients, of_cpu, rtol=1e-5, atol=1e-6)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss, gradients = run(model, batch, "cuda")
+        assert loss.isfinite() and all(g.isfinite().all() for g in gradients.values())
+        assert loss.item() == pytest.approx(expected.item(), rel=0.2)
+
+    return check

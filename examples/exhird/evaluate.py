@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from settings import parse_arguments, told
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -65,6 +66,7 @@ def evaluate(args: Arguments) -> dict[str, dict]:
     with opening("--model", args.model):
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}

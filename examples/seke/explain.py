@@ -8,6 +8,7 @@ With --spacy en_core_web_sm, or another pipeline that is installed, parts of spe
 import sys
 from dataclasses import dataclass, field
 
+import torch
 from tqdm import tqdm
 from transformers import AutoModelForTokenClassification, AutoTokenizer, HfArgumentParser
 
@@ -35,6 +36,7 @@ def explain(args: Arguments):
     with opening("--model", args.model):
         model = AutoModelForTokenClassification.from_pretrained(args.model)
         tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     texts = [full_text(row) for row in read_jsonl(args.files, ("text",))][: args.documents]
     tokens = token_experts(
         model, tokenizer, tqdm(texts, unit="document"), load_spacy(args.spacy), batch_size=args.batch_size

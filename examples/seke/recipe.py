@@ -101,7 +101,9 @@ class ScoreTestSet(TrainerCallback):
 
     def on_evaluate(self, args, state, control, metrics, model=None, **kwargs):
         threshold = metrics["eval_threshold"]
-        extract = pipeline("keyphrase-extraction", model=model, tokenizer=self.tokenizer, threshold=threshold)
+        extract = pipeline(
+            "keyphrase-extraction", model=model, tokenizer=self.tokenizer, threshold=threshold, device=model.device
+        )
         scores = evaluate_pipeline(extract, *self.test, rules=self.rules)
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 

@@ -1,0 +1,30 @@
+"""On a CUDA device as on a CPU: losses, gradients, keyphrases. Skipped where there is no such device."""
+
+import pytest
+from transformers import pipeline
+
+from .conftest import DOCUMENTS, each_kind
+
+
+@each_kind
+def test_losses_and_gradients_are_the_cpus(kind, tiny_exhird, batch_for, same_on_cuda):
+    same_on_cuda(tiny_exhird(kind), batch_for(kind))
+
+
+def test_block_sparse_attention_is_the_cpus(tiny_exhird, batch_for, same_on_cuda):
+    same_on_cuda(tiny_exhird(use_top_k=False), batch_for())
+
+
+@each_kind
+def test_keyphrases_are_the_cpus_in_any_batch(kind, tiny_exhird, tokenizer_for, same_on_cuda):
+    documents, found = DOCUMENTS["text"], {}
+    for device in ("cpu", "cuda"):
+        generate = pipeline(
+            "keyphrase-generation", model=tiny_exhird(kind), tokenizer=tokenizer_for(kind), device=device
+        )
+        found[device] = generate(documents, batch_size=4)
+        alone = [phrase["keyphrase"] for phrase in generate(documents[0])]
+        assert alone == [phrase["keyphrase"] for phrase in found[device][0]]
+    for here, there in zip(found["cpu"], found["cuda"], strict=True):
+        assert [p["keyphrase"] for p in here] == [p["keyphrase"] for p in there]
+        assert [p["score"] for p in here] == pytest.approx([p["score"] for p in there], rel=1e-2)

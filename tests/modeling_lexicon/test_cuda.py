@@ -1,0 +1,25 @@
+"""On a CUDA device as on a CPU: losses, gradients, what is written. Skipped where there is no such device."""
+
+import pytest
+import torch
+
+from .conftest import each_of_few_layers, each_policy, tiny_lexicon
+
+
+@each_of_few_layers
+@each_policy
+def test_losses_and_gradients_are_the_cpus(policy, layers, batch, same_on_cuda):
+    same_on_cuda(tiny_lexicon(policy=policy, layers=layers, router_aux_loss_coef=0.1), batch)
+
+
+@each_policy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_text_is_written(policy, dtype, prompts, same_on_cuda):
+    written = {}
+    for device in ("cpu", "cuda"):
+        model = tiny_lexicon(policy=policy).to(device, dtype)
+        given = {name: x[:2, :4].to(device) for name, x in prompts.items()}
+        written[device] = model.generate(**given, do_sample=False, max_new_tokens=6, min_new_tokens=6).cpu()
+    assert written["cpu"].shape == written["cuda"].shape
+    if dtype == torch.float32:
+        assert torch.equal(written["cpu"], written["cuda"])
