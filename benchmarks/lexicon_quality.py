@@ -153,7 +153,7 @@ def main():
     rows = prepare(options, work)
     name = options.name or ("lexicon_quality" if options.config == "small.yml" else "lexicon_quality_medium")
     record = Record(name, rows=options.rows, sources=options.sources, config=options.config)
-    places = [(system, seed) for system in options.systems for seed in options.seeds]
+    places = [(system, seed) for seed in options.seeds for system in options.systems]
     with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
         list(pool.map(lambda place: measure(options, record, work, rows, *place), places))
 
