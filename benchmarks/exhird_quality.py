@@ -94,7 +94,14 @@ def run(options, system: str, seed: int) -> dict:
                 call("evaluate.py", given | ({"max_rows": options.rows} if options.rows else {}), folder / "log.txt")
             found.setdefault(what, {})[name] = json.loads((output / "scores.json").read_text())[name]
     seconds = time.perf_counter() - start
-    row = {"system": system, "seed": seed, "settings": settings, "scores": found, "seconds": seconds}
+    row = {
+        "system": system,
+        "seed": seed,
+        "device": options.device,
+        "settings": settings,
+        "scores": found,
+        "seconds": seconds,
+    }
     present = "   ".join(f"{name} {100 * s['present']['F1@M']:.1f}" for name, s in found["exclusion"].items())
     print(f"{system}, seed {seed}: present F1@M {present}   ({seconds:.0f} s)", flush=True)
     return row

@@ -84,7 +84,13 @@ def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict
     folder = train(options, head, seed)
     record = json.loads((folder / "results.json").read_text())
     extract = pipeline("keyphrase-extraction", model=str(folder), device=options.device)
-    row = {"system": head, "seed": seed, "calibration": record["calibration"], "threshold": record["threshold"]}
+    row = {
+        "system": head,
+        "seed": seed,
+        "device": options.device,
+        "calibration": record["calibration"],
+        "threshold": record["threshold"],
+    }
     row["epochs"] = max(entry.get("epoch", 0) for entry in record["epochs"])
     for name, documents in splits.items():
         every = extract(documents.texts, batch_size=16, top_k=None)

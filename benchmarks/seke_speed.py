@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,13 +94,12 @@ def head_calls(width: str, lengths: list[int], device: str):
     return model, {"plain": lambda: plain_head(model, states), "ours": lambda: our_head(model, states, mask)}
 
 
-def measure_heads(options, texts) -> list[dict]:
+def measure_heads(options, texts) -> Iterator[dict]:
     """(a) and (c): a batch of documents of Inspec's lengths, and one of full ones."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     real = sorted(min(len(ids), PADDED) for ids in tokenizer(texts, verbose=False)["input_ids"])
     batch = BATCHES[options.device]
     spread = [real[int((i + 0.5) / batch * len(real))] for i in range(batch)]
-    rows = []
     for width in WIDTHS:
         for kind, lengths in (("Inspec's lengths", spread), ("full", [PADDED] * batch)):
             model, calls = head_calls(width, lengths, options.device)
@@ -115,10 +115,9 @@ def measure_heads(options, texts) -> list[dict]:
                     "times": times,
                 }
                 row |= {"ratio": times["plain"]["median_ms"] / times["ours"]["median_ms"], "peak_MiB": peaks}
-                rows.append(row)
                 said = ", ".join(f"{name} {times[name]['median_ms']:.0f} ms {peaks[name]:.0f} MiB" for name in calls)
                 print(f"head, {width}, {kind}, {way}: {said}   {row['ratio']:.2f}x", flush=True)
-    return rows
+                yield row
 
 
 def in_process(width: str, lengths: list[int], name: str, way: str, device: str) -> float:
@@ -168,9 +167,9 @@ def straightforward(model, tokenizer, texts: list[str], size: int) -> list[list[
     return found
 
 
-def measure_documents(options, texts) -> list[dict]:
+def measure_documents(options, texts) -> Iterator[dict]:
     """(b): documents a second, in float32, in bfloat16, and compiled."""
-    rows, size = [], BATCHES[options.device]
+    size = BATCHES[options.device]
     for kind in ("float32", "bfloat16", "compiled"):
         model, tokenizer = load(options)
         model = model.eval().to(options.device, torch.bfloat16 if kind == "bfloat16" else torch.float32)
@@ -182,17 +181,15 @@ def measure_documents(options, texts) -> list[dict]:
         calls["whole"] = lambda e=extract: e(texts, batch_size=size)
         times = interleaved(calls, options.rounds)
         rate = {name: len(texts) / times[name]["median_ms"] * 1e3 for name in calls}
-        rows.append(
-            {"what": "documents", "kind": kind, "times": times, "rate": rate, "ratio": rate["ours"] / rate["plain"]}
-        )
+        ratio = rate["ours"] / rate["plain"]
         print(
-            f"documents a second, {kind}: straightforward {rate['plain']:.1f}, ours {rate['ours']:.1f}   {rows[-1]['ratio']:.2f}x; whole {rate['whole']:.1f}",
+            f"documents a second, {kind}: straightforward {rate['plain']:.1f}, ours {rate['ours']:.1f}   {ratio:.2f}x; whole {rate['whole']:.1f}",
             flush=True,
         )
-    return rows
+        yield {"what": "documents", "kind": kind, "times": times, "rate": rate, "ratio": ratio}
 
 
-def measure_parts(options, texts) -> list[dict]:
+def measure_parts(options, texts) -> Iterator[dict]:
     """(d): what experts and recurrent encoder add to MiniLM with a linear head."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
     texts = texts[: 2 * BATCHES[options.device]]
@@ -213,25 +210,22 @@ def measure_parts(options, texts) -> list[dict]:
                 model.eval()(**batch)
 
         calls[name] = {"forward and backward": train, "forward": infer}
-    rows = []
     for way in ("forward", "forward and backward"):
         times = interleaved({name: call[way] for name, call in calls.items()}, options.rounds)
         vanilla = times["vanilla"]["median_ms"]
         more = {name: 100 * (entry["median_ms"] / vanilla - 1) for name, entry in times.items()}
-        rows.append({"what": "parts", "way": way, "times": times, "more_percent": more})
         print(
             f"{way}: vanilla {vanilla:.0f} ms; " + ", ".join(f"{n} {v:+.0f}%" for n, v in more.items() if v), flush=True
         )
-    return rows
+        yield {"what": "parts", "way": way, "times": times, "more_percent": more}
 
 
-def measure_dropout(options, texts) -> list[dict]:
+def measure_dropout(options, texts) -> Iterator[dict]:
     """What a step of training gains without dropout in the encoder's attention, which its fused kernel lacks on a CPU."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
     texts = texts[: BATCHES[options.device]]
     batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(options.device)
     labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
-    rows = []
     for kind in ("float32", "bfloat16"):
         calls = {}
         for name, dropout in (("dropout 0.1", 0.1), ("no dropout", 0.0)):
@@ -247,10 +241,9 @@ def measure_dropout(options, texts) -> list[dict]:
             calls[name] = train
         times = interleaved(calls, options.rounds)
         ratio = times["dropout 0.1"]["median_ms"] / times["no dropout"]["median_ms"]
-        rows.append({"what": "dropout", "kind": kind, "times": times, "ratio": ratio})
         said = ", ".join(f"{name} {entry['median_ms']:.0f} ms" for name, entry in times.items())
         print(f"a step of training, {kind}: {said}   {ratio:.2f}x", flush=True)
-    return rows
+        yield {"what": "dropout", "kind": kind, "times": times, "ratio": ratio}
 
 
 PARTS = {"documents": measure_documents, "parts": measure_parts, "dropout": measure_dropout, "head": measure_heads}
@@ -271,14 +264,15 @@ def main():
         return
     rows = read_jsonl(Path(options.data) / "keyphrases" / "inspec" / "test.jsonl")
     texts = [full_text(row) for row in rows][: options.documents]
+    name, batch = "seke_speed" if options.device == "cpu" else "seke_speed_cuda", BATCHES[options.device]
+    path = RESULTS / f"{name}.json"
     for part, measure in PARTS.items():
         if options.only in (None, part):
-            found = [row | {"commit": commit()} for row in measure(options, texts)]
-            name, batch = "seke_speed" if options.device == "cpu" else "seke_speed_cuda", BATCHES[options.device]
-            path = RESULTS / f"{name}.json"
             older = json.loads(path.read_text())["results"] if path.exists() else []
-            kept = [row for row in older if row["what"] != part]
-            write(name, kept + found, rounds=options.rounds, documents=len(texts), batch=batch, padded=PADDED)
+            found = [row for row in older if row["what"] != part]
+            for row in measure(options, texts):
+                found.append(row | {"commit": commit()})
+                write(name, found, rounds=options.rounds, documents=len(texts), batch=batch, padded=PADDED)
 
 
 if __name__ == "__main__":

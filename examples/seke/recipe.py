@@ -232,9 +232,6 @@ def describe(model, args: ModelArguments) -> dict:
         "type": "seke",
         "backbone": Path(backbone).name if Path(backbone).exists() else backbone,
         **{name: getattr(model.config, name) for name in HEAD},
-        "parameters": sum(p.numel() for p in model.get_base_model().parameters())
-        if args.lora
-        else model.num_parameters(),
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
 
@@ -284,6 +281,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args: Tra
     output = Path(training_args.output_dir)
     trainer.train(resume_from_checkpoint=last_checkpoint(output))
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    record["model"]["parameters"] = model.num_parameters()
     model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}

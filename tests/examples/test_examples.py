@@ -72,6 +72,10 @@ def test_training_by_script_ends_in_a_checkpoint_for_both_pipelines(lora, backbo
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["test"]) == {"lexperts", "seke"}
     assert sum("test_f1@10" in entry for entry in results["epochs"]) == 2
+    weights = load_file(tmp_path / "model.safetensors")
+    assert results["model"]["parameters"] == sum(
+        x.numel() for x in weights.values()
+    )  # of what is saved, no adapter's copies
     text = full_text(read_jsonl(CORPUS / "test.jsonl")[0])
     for task in ("token-classification", "keyphrase-extraction"):
         assert isinstance(pipeline(task, model=str(tmp_path))(text), list)
