@@ -1,4 +1,4 @@
-"""SEKE's four ablations on Inspec, three seeds each, beside YAKE and KeyBERT; ranking by score and by place; calibration.
+"""SEKE's four ablations on Inspec, and two ways for experts to start, three seeds each, beside YAKE and KeyBERT; ranking by score and by place; calibration.
 
     python benchmarks/seke_quality.py --data PATH --work FOLDER      # PATH/keyphrases/inspec; pip install yake keybert
 
@@ -29,24 +29,26 @@ from keyphrase_tools.labels import present
 from keyphrase_tools.words import split_words
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADS = ("moe_rnn", "vanilla", "rnn", "moe")
+UNIFORM = ", uniform"  # experts that start as PyTorch's linear layers do
+HEADS = ("moe_rnn", "vanilla", "rnn", "moe", "moe_rnn" + UNIFORM, "moe" + UNIFORM)
 SPLITS = ("train", "validation", "test")
 
 
 def train(options, head: str, seed: int) -> Path:
     """A finished run's folder."""
-    folder = Path(options.work).resolve() / f"{head}-{seed}"
+    folder = Path(options.work).resolve() / f"{head.replace(UNIFORM, '-uniform')}-{seed}"
     if not (folder / "results.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         files = {f"{split}_files": Path(options.data) / "keyphrases" / "inspec" / f"{split}.jsonl" for split in SPLITS}
         given = files | {
-            "ablation": head,
+            "ablation": head.removesuffix(UNIFORM),
             "seed": seed,
             "output_dir": folder,
             "num_train_epochs": options.epochs,
             "show": 0,
         }
         given |= {"bf16": options.bf16, "disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
+        given |= {"expert_init": "uniform"} if head.endswith(UNIFORM) else {}
         command = [sys.executable, ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml"]
         command += [part for name, value in given.items() for part in (f"--{name}", value)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

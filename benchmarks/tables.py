@@ -26,6 +26,7 @@ MAKERS = {
     "table:seke_inspec": seke.seke_inspec,
     "table:seke_head": seke.seke_head,
     "table:seke_speed": seke.seke_speed,
+    "table:seke_speed_cuda": seke.seke_speed_cuda,
     "table:seke_quality": seke.seke_quality,
     "table:merge_speed": merging.merge_speed,
     "table:moe_speed": merging.moe_speed,

@@ -7,6 +7,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 RNN_TYPES = ("lstm", "gru")
+EXPERT_INITS = ("identity", "uniform")
 KEYPHRASE_LABELS = ("O", "B-KEY", "I-KEY")
 
 
@@ -28,6 +29,9 @@ class SekeConfig(PreTrainedConfig):
             learns by a straight-through estimate only; a warning says so.
         expert_intermediate_size (`int`, default 4 times the backbone's hidden size):
             Width of an expert's hidden layer.
+        expert_init (`"identity"` or `"uniform"`, default `"identity"` where the width is twice the hidden size or more):
+            How new experts start: each as E_i(x) = x and a little more of its own, so that the mixture hands the
+            backbone's states on until it has learnt better; or as PyTorch's linear layers do, as the authors' experts.
         expert_dropout, rnn_dropout, head_dropout (`float`, defaults 0.1, 0.3, 0.1):
             Dropout inside each expert; before and between the recurrent layers; on the backbone's states.
         rnn_type (`"lstm"` or `"gru"`, default `"lstm"`), rnn_num_layers (`int`, default 2):
@@ -67,6 +71,7 @@ class SekeConfig(PreTrainedConfig):
     num_experts: int = 4
     num_experts_per_tok: int = 2
     expert_intermediate_size: int | None = None
+    expert_init: str | None = None
     expert_dropout: float | int = 0.1
     rnn_type: str = "lstm"
     rnn_num_layers: int = 2
@@ -94,6 +99,14 @@ class SekeConfig(PreTrainedConfig):
         self._check()
         if self.expert_intermediate_size is None:
             self.expert_intermediate_size = 4 * self.hidden_size
+        wide = self.expert_intermediate_size >= 2 * self.hidden_size
+        if self.expert_init is None:
+            self.expert_init = "identity" if wide else "uniform"
+        if self.expert_init not in EXPERT_INITS or (self.expert_init == "identity" and not wide):
+            raise ValueError(
+                f"expert_init={self.expert_init!r} with expert_intermediate_size={self.expert_intermediate_size}: use "
+                f"'identity', for which the width must be {2 * self.hidden_size} (twice the hidden size) or more, or 'uniform'."
+            )
 
     @property
     def hidden_size(self) -> int:

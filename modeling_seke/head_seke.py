@@ -7,6 +7,8 @@ The whole head runs on the T real tokens only, time-major (the order of a `Packe
 nothing and, on either side or in holes, changes nothing.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -94,6 +96,17 @@ class SekeExperts(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(E, d))
         self.out_proj = nn.Parameter(torch.empty(E, d, d))
         self.out_bias = nn.Parameter(torch.empty(E, d))
+
+    def near_identity(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Parameters and values with which E_i(x) = ReLU(x) - ReLU(-x) = x, plus what the other hidden units have of their own."""
+        d = self.out_proj.shape[-1]
+        eye = torch.eye(d, dtype=self.out_proj.dtype, device=self.out_proj.device)
+        both = torch.cat([eye, -eye])  # (2d, d)
+        up, down, up_bias = (p.detach().clone() for p in (self.up_proj, self.down_proj, self.up_bias))
+        up[:, : 2 * d], down[:, :, : 2 * d], up_bias[:, : 2 * d] = both, both.T, 0.0
+        yield from ((self.up_proj, up), (self.up_bias, up_bias), (self.down_proj, down))
+        yield self.out_proj, eye.expand_as(self.out_proj)
+        yield from ((p, torch.zeros_like(p)) for p in (self.down_bias, self.out_bias))
 
     def weights_by_expert(self) -> list[tuple[torch.Tensor, ...]]:
         # unbind: one stacked gradient for each parameter, where indexing would add up E gradients of full size

@@ -76,6 +76,9 @@ class SekePreTrainedModel(PreTrainedModel):
                 bound = weight.shape[-1] ** -0.5
                 init.uniform_(weight, -bound, bound)
                 init.uniform_(getattr(module, f"{name}_bias"), -bound, bound)
+            if self.config.expert_init == "identity":
+                for parameter, value in module.near_identity():
+                    init.copy_(parameter, value)
         elif isinstance(module, nn.GRU):
             for name, weight in module.named_parameters():
                 init.xavier_uniform_(weight) if "weight" in name else init.zeros_(weight)

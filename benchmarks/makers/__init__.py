@@ -15,7 +15,14 @@ def provenance(record: dict) -> str:
     versions = record["versions"]
     rows = record["results"] if isinstance(record["results"], list) else []
     commits = sorted({row["commit"] for row in rows if "commit" in row}) or [record["commit"]]
+    if where["accelerator"]:
+        place = f"on one {where['accelerator']}"
+    else:
+        place = f"{where['threads']} threads of {where['processor']}"
+        on_gpu = [row for row in rows if row.get("device") == "cuda"]
+        if on_gpu:
+            place += f", {len(on_gpu)} of {len([row for row in rows if 'device' in row])} runs on one {record['settings']['gpu']}"
     return (
         f"Measured {record['date']} at {', '.join(commits)} with torch {versions['torch']}, transformers "
-        f"{versions['transformers']}, {where['threads']} threads of {where['processor']}."
+        f"{versions['transformers']}, {place}."
     )

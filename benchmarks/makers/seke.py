@@ -4,7 +4,14 @@ from statistics import mean, stdev
 
 from . import load, provenance
 
-NAMES = {"moe_rnn": "SEKE (MoE+RNN)", "vanilla": "vanilla head", "moe": "MoE", "rnn": "RNN"}
+NAMES = {
+    "moe_rnn": "SEKE (MoE+RNN)",
+    "vanilla": "vanilla head",
+    "moe": "MoE",
+    "rnn": "RNN",
+    "moe_rnn, uniform": "MoE+RNN, experts that start as PyTorch's linear layers",
+    "moe, uniform": "MoE, likewise",
+}
 # the authors' own script with the same backbone, recipe and number of documents, as measured for this project
 AUTHORS = {
     "moe_rnn": [(28.4, 33.9), (33.3, 39.4), (36.6, 43.2), (37.5, 43.8)],
@@ -53,6 +60,29 @@ def seke_head() -> str:
             sizes.setdefault(place, []).append(f"{times} ({row['ratio']:.2f}x)")
     lines += [f"| {place} | " + " | ".join(cells) + " |" for place, cells in sizes.items()]
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_head.py`"])
+
+
+def seke_speed_cuda() -> str:
+    """What was measured on a GPU: the cost of the head's parts, and of dropout."""
+    record = load("seke_speed_cuda")
+    size = record["settings"]["batch"]
+    parts = [row for row in record["results"] if row["what"] == "parts"]
+    heads = [name for name in parts[0]["more_percent"] if name != "vanilla"]
+    lines = [
+        f"| MiniLM-L6, {2 * size} documents | vanilla head | {' | '.join(heads)} |",
+        "| --- |" + " --- |" * (len(heads) + 1),
+    ]
+    for row in parts:
+        cells = " | ".join(f"{row['more_percent'][name]:+.0f}%" for name in heads)
+        lines.append(f"| {row['way']} | {row['times']['vanilla']['median_ms']:.0f} ms | {cells} |")
+    for row in record["results"]:
+        if row["what"] == "dropout":
+            with_it, without = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
+            lines += [
+                "",
+                f"A step of training, {size} documents, {row['kind']}: {with_it}, without dropout in attention {without}.",
+            ]
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH --device cuda`"])
 
 
 def seke_speed() -> str:

@@ -29,7 +29,7 @@ from keyphrase_tools.opening import opening
 from modeling_seke import SekeForTokenClassification
 
 ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
-HEAD = ("use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "router_aux_loss_coef")
+HEAD = ("use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_init", "router_aux_loss_coef")
 RECORDED = (
     "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "weight_decay",
     "lr_scheduler_type", "warmup_steps", "bf16", "seed",
@@ -54,6 +54,10 @@ class ModelArguments:
     use_rnn: bool = field(default=True, metadata={"help": "recurrent encoder"})
     num_experts: int = field(default=4, metadata={"help": "experts in the mixture"})
     num_experts_per_tok: int = field(default=2, metadata={"help": "experts that a token chooses"})
+    expert_init: str | None = field(
+        default=None,
+        metadata={"help": "how experts start: identity, the default where they are wide enough, or uniform"},
+    )
     router_aux_loss_coef: float = field(default=0.0, metadata={"help": "weight of the load-balancing loss"})
     lora: bool = field(default=True, metadata={"help": "LoRA on queries and values; otherwise all weights are trained"})
 

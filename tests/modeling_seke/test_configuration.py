@@ -20,6 +20,11 @@ from modeling_seke import SekeConfig
         ({"rnn_type": "rwkv"}, r"rnn_type='rwkv'.*'lstm', 'gru'"),
         ({"rnn_num_layers": 0}, r"rnn_num_layers=0"),
         ({"expert_intermediate_size": 0}, r"expert_intermediate_size=0"),
+        ({"expert_init": "zeros"}, r"expert_init='zeros'.*'uniform'"),
+        (
+            {"expert_init": "identity", "expert_intermediate_size": 100},
+            r"expert_init='identity' with expert_intermediate_size=100.*1536 \(twice the hidden size\) or more, or 'uniform'",
+        ),
         ({"router_aux_loss_coef": -0.1}, r"router_aux_loss_coef=-0.1.*Use 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0"),
         ({"rnn_dropout": 1.5}, r"rnn_dropout=1.5"),
@@ -39,6 +44,8 @@ def test_a_value_of_the_wrong_type_is_refused():
 def test_defaults_are_those_of_the_paper():
     config = SekeConfig(text_config=BertConfig(hidden_size=48, num_attention_heads=4))
     assert (config.num_experts, config.num_experts_per_tok, config.expert_intermediate_size) == (4, 2, 4 * 48)
+    assert config.expert_init == "identity"
+    assert SekeConfig(expert_intermediate_size=100).expert_init == "uniform"
     assert config.id2label == {0: "O", 1: "B-KEY", 2: "I-KEY"} and config.num_labels == 3
     assert config.router_aux_loss_coef == config.router_z_loss_coef == config.label_smoothing == 0
 

@@ -136,6 +136,22 @@ def test_what_a_checkpoint_lacks_is_initialised(backbone, tiny_seke, tmp_path):
     assert torch.equal(loaded.backbone.get_input_embeddings().weight, full.backbone.get_input_embeddings().weight)
 
 
+def test_new_experts_hand_states_on_each_with_a_little_of_its_own(tiny_seke):
+    x = torch.randn(200, 32)
+    model = tiny_seke(expert_init="identity").moe.experts
+    outputs = torch.stack([model.one_expert(x, weights) for weights in model.weights_by_expert()])  # (E, 200, d)
+    own = outputs - x
+    assert 0.01 < own.std() < 0.3 and own[0].std() > 0.01
+    assert (own[0] - own[1]).std() > own[0].std()  # no two alike, so that the router has something to choose from
+    with torch.no_grad():
+        model.up_proj[:, 64:] = 0
+        model.up_bias[:, 64:] = 0
+    outputs = torch.stack([model.one_expert(x, weights) for weights in model.weights_by_expert()])
+    assert_close(outputs, x.expand_as(outputs))
+    other = tiny_seke(expert_init="uniform").moe.experts  # negative control
+    assert (other.one_expert(x, other.weights_by_expert()[0]) - x).std() > 0.9
+
+
 @each_backbone
 def test_gradient_checkpointing_gives_the_same_gradients(backbone, tiny_seke, batch):
     plain, checkpointed = tiny_seke(backbone), tiny_seke(backbone)
