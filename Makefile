@@ -8,7 +8,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench tables clean
+.PHONY: help demo test cuda lint format bench tables clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -18,6 +18,9 @@ demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (abo
 
 test: $(READY)  ## the test suite
 	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+
+cuda: $(READY)  ## the tests that need a CUDA device
+	TEST_CUDA=1 $(RUN) -m pytest tests/*/test_cuda.py $(ARGS)
 
 lint: $(READY)  ## style and unused code
 	$(RUN) -m ruff check .

@@ -12,6 +12,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     OMP_WAIT_POLICY="PASSIVE",  # threads that wait do not spin: on busy cores a tiny model is a hundred times faster
 )
+if os.environ.get("TEST_CUDA") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a pipeline takes a GPU by itself; the same tests everywhere
 os.environ.pop("COLUMNS", None)  # of a test worker's terminal: tables are as wide as in a pipe
 
 import string
@@ -108,7 +110,7 @@ def same_on_cuda():
     Needs a CUDA device. In float64, for which CUDA lacks grouped products: `dtype=torch.float32`.
     """
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("no CUDA device, or not asked for: make cuda")
     torch.backends.cudnn.allow_tf32 = False  # recurrent networks would read float32 with ten bits
 
     def run(model, batch, device):

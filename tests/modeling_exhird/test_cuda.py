@@ -1,4 +1,4 @@
-"""On a CUDA device as on a CPU: losses, gradients, keyphrases. Skipped where there is no such device."""
+"""On a CUDA device as on a CPU: losses, gradients, keyphrases. Run by `make cuda`."""
 
 import pytest
 from transformers import pipeline

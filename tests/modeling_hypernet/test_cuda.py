@@ -1,4 +1,4 @@
-"""On a CUDA device as on a CPU: losses and gradients of all heads. Skipped where there is no such device."""
+"""On a CUDA device as on a CPU: losses and gradients of all heads. Run by `make cuda`."""
 
 import pytest
 

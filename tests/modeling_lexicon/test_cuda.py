@@ -1,4 +1,4 @@
-"""On a CUDA device as on a CPU: losses, gradients, what is written. Skipped where there is no such device."""
+"""On a CUDA device as on a CPU: losses, gradients, what is written. Run by `make cuda`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""On a CUDA device as on a CPU: losses, gradients, summaries. Skipped where there is no such device."""
+"""On a CUDA device as on a CPU: losses, gradients, summaries. Run by `make cuda`."""
 
 import pytest
 import torch
