@@ -1,12 +1,12 @@
 """LM-Lexicon's recipe and its ablations on dictionaries, with small Llamas.
 
     python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; about two hours on two cores
-    python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml --sources wordnet oxford urban --rows 60000 --jobs 4
-                                                                        # on a GPU; writes lexicon_quality_medium.json
+    python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml \\
+        --sources wordnet oxford urban --rows 60000 --jobs 4            # on a GPU; writes lexicon_quality_medium.json
 
-By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a recipe
-takes up to 20 GiB of the GPU): one base for all, then the experts, the mixture and its tuning of every ablation with
-every seed; `dense` is the base trained on on as many rows as all experts and the tuning together. Scored on the test rows,
+By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a
+recipe takes up to 20 GiB of the GPU): one base for all, then the experts, the mixture and its tuning of every ablation with every
+seed; `dense` is the base trained on on as many rows as all experts and the tuning together. Scored on the test rows,
 whose terms are in no training row: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold
 ones, and the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in
 the work folder or stands in results/lexicon_quality.json is not made again.
