@@ -1,4 +1,4 @@
-"""SEKE's four ablations on Inspec, and two ways for experts to start, three seeds each, beside YAKE and KeyBERT; ranking by score and by place; calibration.
+"""SEKE's four ablations on Inspec, three seeds each, beside YAKE and KeyBERT; ranking by score and by place; calibration.
 
     python benchmarks/seke_quality.py --data PATH --work FOLDER      # PATH/keyphrases/inspec; pip install yake keybert
 
