@@ -67,6 +67,7 @@ def main():
         unread = f"; {finished.errors:,} could not be read, and say why" if finished.errors else ""
         by = f" by {state.num_processes} processes" if state.num_processes > 1 else ""
         print(f"{finished.documents:,} documents in {args.output}{by}{unread}")
+    state.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """The generator under the stock Trainer: learning, evaluating, resuming, accumulating, LoRA, two processes."""
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +10,10 @@ from torch.testing import assert_close
 from transformers import Trainer, TrainerCallback, TrainingArguments, pipeline, set_seed
 
 from modeling_exhird import ExHirdCollator, ExHirdForKeyphraseGeneration
+from tests.torchrun import run_by_torchrun
 
 from .conftest import DOCUMENTS, each_kind, without_labels
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINED_KINDS = pytest.mark.parametrize("kind", ["transformer", "bigru", "pretrained"])
 
 
@@ -239,14 +235,7 @@ def test_two_processes_by_torchrun_give_the_gradients_of_one(tiny_exhird, batch_
     for kind, options in kinds.items():
         tiny_exhird(kind, **options).save_pretrained(tmp_path / kind)
         torch.save(batch_for(kind), tmp_path / f"{kind}-batch.pt")
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path), *kinds], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_by_torchrun(TWO_PROCESSES, tmp_path, *kinds)
     for kind, options in kinds.items():
         model = tiny_exhird(kind, **options).train()
         model(**batch_for(kind)).loss.backward()

@@ -1,10 +1,5 @@
 """The hypernetwork under the stock Trainer: learning, resuming, accumulating, LoRA, two processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from datasets import Dataset
@@ -13,10 +8,10 @@ from torch.testing import assert_close
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from modeling_hypernet import HypernetCollator, HypernetForTokenClassification, encode_pairs, encode_questions
+from tests.torchrun import run_by_torchrun
 
 from .conftest import KINDS
 
-ROOT = Path(__file__).resolve().parents[2]
 TITLES = ["graph cut", "learning", None, "network cuts"] * 6
 TEXTS = [
     "the graph cut of the network",
@@ -184,12 +179,7 @@ def test_two_processes_by_torchrun_give_the_gradients_of_one(frozen, tiny_hypern
     torch.save(batch, tmp_path / "batch.pt")
     model = tiny_hypernet(freeze_backbone=frozen)
     model.save_pretrained(tmp_path / "model")
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_by_torchrun(TWO_PROCESSES, tmp_path)
     gradients = torch.load(tmp_path / "gradients.pt", weights_only=True)
     model(**batch, num_items_in_batch=(batch["labels"] != -100).sum()).loss.backward()
     assert set(gradients) == {name for name, p in model.named_parameters() if p.grad is not None}

@@ -1,10 +1,5 @@
 """LM-Lexicon under the stock Trainer and beside it: learning, resuming, accumulating, LoRA, two processes, sharding."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
@@ -14,8 +9,7 @@ from transformers.trainer_utils import load_sharded_checkpoint
 
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
 from tests.modeling_lexicon.conftest import POLICIES, each_policy, gradients, tiny_lexicon
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.torchrun import run_by_torchrun
 
 
 @pytest.fixture(scope="module")
@@ -253,14 +247,7 @@ def test_two_processes_replicated_or_sharded_give_the_gradients_of_one(rows, tmp
     torch.save(batch, tmp_path / "batch.pt")
     for policy in POLICIES:
         tiny_lexicon(policy=policy, layers="attention and mlp").save_pretrained(tmp_path / policy)
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path), *POLICIES], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_by_torchrun(TWO_PROCESSES, tmp_path, *POLICIES)
     for policy in POLICIES:
         model = tiny_lexicon(policy=policy, layers="attention and mlp")
         model(**batch, num_items_in_batch=(batch["labels"][:, 1:] != -100).sum()).loss.backward()

@@ -1,10 +1,5 @@
 """MoeSumm under the stock Seq2SeqTrainer and beside it: learning, resuming, accumulating, LoRA, two processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from peft import AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel, get_peft_model
@@ -13,8 +8,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 
 from modeling_moesumm import MoeSummForConditionalGeneration
 from tests.modeling_moesumm.conftest import V, each_backbone, gradients, tiny_moesumm
+from tests.torchrun import run_by_torchrun
 
-ROOT = Path(__file__).resolve().parents[2]
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 
 
@@ -229,14 +224,7 @@ def test_two_processes_replicated_or_sharded_give_the_gradients_of_one(batch, tm
     torch.save(batch, tmp_path / "batch.pt")
     for backbone in backbones:
         tiny_moesumm(backbone).save_pretrained(tmp_path / backbone)
-    script = tmp_path / "script.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path), *backbones], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_by_torchrun(TWO_PROCESSES, tmp_path, *backbones)
     for backbone in backbones:
         model = tiny_moesumm(backbone).train()
         model(**batch, num_items_in_batch=(batch["labels"] != -100).sum()).loss.backward()

@@ -1,10 +1,6 @@
 """SEKE under the stock Trainer: learning, resuming, accumulating, LoRA, two processes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +19,8 @@ from transformers import (
 
 from keyphrase_tools.labels import encode
 from modeling_seke import SekeForTokenClassification
+from tests.torchrun import run_by_torchrun
 
-ROOT = Path(__file__).resolve().parents[2]
 BACKBONES = ("bert", "deberta-v2", "modernbert")
 each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
 TEXTS = [
@@ -276,16 +272,6 @@ def test_fully_sharded_by_fsdp2_it_has_the_gradients_of_one(tiny_seke, tiny_toke
         torch.optim.SGD(model.parameters(), lr=0.1).step()
         for name, p in model.named_parameters():
             assert_close(sharded["stepped"][name], p.detach(), rtol=1e-4, atol=1e-6, msg=f"{backbone} {name}")
-
-
-def run_by_torchrun(code, folder, *arguments):
-    script = folder / "script.py"
-    script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command += [str(folder), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_run_under_torchrun_trains_with_the_stock_trainer(tiny_seke, tiny_tokenizer, rows, tmp_path):
