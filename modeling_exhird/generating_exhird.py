@@ -8,6 +8,7 @@ import torch
 
 from .decoder_exhird import Memory, Step
 from .outputs_exhird import GeneratedRows
+from .words_exhird import TINY
 
 BANNED = -1e20
 
@@ -33,8 +34,8 @@ class Limits:
         self.max_phrases, self.max_length, self.window, self.beams = max_phrases, max_length, window, beams
         self.end, self.stop, self.pad = config.end_phrase_token_id, config.eos_token_id, config.pad_token_id
 
-    def apply(self, log_p: torch.Tensor, phrase: int, step: int, firsts: list[torch.Tensor]) -> torch.Tensor:
-        """log P (n, V + O) with what is out of place at -1e20.
+    def apply(self, p: torch.Tensor, phrase: int, step: int, firsts: list[torch.Tensor], value: float):
+        """P, or log P, (n, V + O), which it overwrites: what is out of place gets the value.
 
         Args:
             firsts: each phrase before's first word, (n,) extended ids, -1 for none.
@@ -42,12 +43,12 @@ class Limits:
         banned = [self.stop] if step else [self.end]
         if step == phrase == 0:
             banned = [self.end, self.stop]
-        log_p[:, [self.pad, *banned]] = BANNED  # padding can be copied where a document has nothing else
+        p[:, [self.pad, *banned]] = value  # padding can be copied where a document has nothing else
         if step == 1 and self.window:
             for words in firsts if self.window < 0 else firsts[-self.window :]:
                 said = (words >= 0).nonzero().squeeze(1)
-                log_p[said, words[said]] = BANNED
-        return log_p
+                p[said, words[said]] = value
+        return p
 
 
 @torch.no_grad()
@@ -96,10 +97,9 @@ def write_phrase(model, memory: Memory, h, extra: int, limits: Limits, phrase: i
     for step in range(limits.max_length):
         now = model.decoder.step(model.read_words(word), now, query, memory)
         p = model.mixture.probabilities(now.vector, now.attention, memory.copy_ids, extra)
-        log_p = limits.apply((p + 1e-20).log(), phrase, step, firsts)
-        best, word = log_p.max(1)
+        best, word = limits.apply(p, phrase, step, firsts, -1.0).max(1)
         ids[:, step] = torch.where(open_, word, limits.pad)
-        total = total + torch.where(open_, best, 0.0)
+        total = total + torch.where(open_, (best + TINY).log(), 0.0)
         ended = torch.where(open_[:, None], now.vector, ended)
         open_ = open_ & (word != limits.end) & (word != limits.stop)
         if not open_.any():
@@ -122,7 +122,7 @@ def write_phrase_by_beams(model, memory: Memory, h, extra: int, limits: Limits, 
     for step in range(limits.max_length):
         now = model.decoder.step(model.read_words(word), now, query, memory)
         p = model.mixture.probabilities(now.vector, now.attention, memory.copy_ids, extra)
-        log_p = limits.apply((p + 1e-20).log(), phrase, step, firsts)
+        log_p = limits.apply((p + TINY).log(), phrase, step, firsts, BANNED)
         stay = torch.full_like(log_p, BANNED)
         stay[:, limits.pad] = 0  # a phrase that has ended goes on as it is
         log_p = torch.where(open_[:, None], log_p, stay)

@@ -33,7 +33,7 @@ class WordMixture(nn.Module):
         g = self.copy(a).sigmoid()
         written = self.logits(a).softmax(-1) * (1 - g)
         space = written.new_zeros(len(written), extra)
-        return torch.cat([written, space], 1).scatter_add(1, copy_ids, (alpha * g).to(written.dtype))
+        return torch.cat([written, space], 1).scatter_add_(1, copy_ids, (alpha * g).to(written.dtype))
 
     def forward(self, a, alpha, copy_ids, rows, words) -> torch.Tensor:
         """P of given words only, without all others' P.
