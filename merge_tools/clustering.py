@@ -222,7 +222,9 @@ def draw(x: np.ndarray, labels: np.ndarray, found: dict, path: Path, seed: int):
     from sklearn.manifold import TSNE
 
     chosen = np.random.default_rng(seed).permutation(len(x))[:DRAWN]
-    y = PCA(min(50, *x[chosen].shape), random_state=seed).fit_transform(x[chosen])
+    y = np.zeros((1, 1))  # one row has no variance to look along
+    if len(chosen) > 1:
+        y = PCA(min(50, *x[chosen].shape), random_state=seed).fit_transform(x[chosen])
     if len(chosen) > 5 and y.shape[1] > 2:
         y = TSNE(2, perplexity=min(30, (len(chosen) - 1) / 3), random_state=seed, init="pca").fit_transform(y)
     figure = Figure(figsize=(11, 6.5), layout="constrained")

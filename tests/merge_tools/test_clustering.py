@@ -84,6 +84,15 @@ def test_balanced_clusters_are_of_equal_size_and_know_their_rows(data, tmp_path)
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_rows_are_drawn(count, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
+    cluster(path, tmp_path / "out", k=1, embedder=embed, name="mine")
+    assert (tmp_path / "out" / "clusters.png").stat().st_size > 5000
+
+
 def test_centroids_route_rows_to_their_own_cluster(data, tmp_path):
     cluster(data, tmp_path / "out", k=2, embedder=embed, name="mine", plot=False)
     with safe_open(tmp_path / "out" / "centroids.safetensors", "pt") as file:
