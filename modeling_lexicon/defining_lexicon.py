@@ -5,6 +5,7 @@ Letters: B rows, n samples of a row, T tokens.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -244,8 +245,15 @@ def open_reward(reward_model, device):
     """A model of one label, or its place -> the model in eval mode."""
     if reward_model is None:
         return None
-    if isinstance(reward_model, str):
-        reward_model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+    if isinstance(reward_model, str | Path):
+        try:
+            reward_model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+        except (OSError, ValueError) as error:
+            cause = " ".join(str(error).split())
+            raise OSError(
+                f"reward_model {str(reward_model)!r} could not be opened: {cause:.300} It is the folder of a model with one label, "
+                "or a Hub id."
+            ) from error
     if reward_model.config.num_labels != 1:
         raise ValueError(
             f"The reward model has {reward_model.config.num_labels} labels, and a reward is one number. Load or train it with "

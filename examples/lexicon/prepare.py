@@ -7,7 +7,8 @@
 A source is a file, a folder of them or a Hub data set; corpora.py lists the forms. Rows of Hei++, MultiRD and Webster's
 Unabridged, which have no contexts, are dropped, and rows with an empty field; a row of several contexts becomes several.
 Runs of white space become one space. A term goes to a split by a hash of its own, whatever other rows there are, so that
-no term is in two; --keep_splits keeps the splits that files or rows name. The folder also gets data.json (what was read, dropped and
+no term is in two, though synonyms may share a definition (--unseen_definitions leaves those out of validation and test);
+--keep_splits keeps the splits that files or rows name. The folder also gets data.json (what was read, dropped and
 kept; lengths and overlaps as in Table 1) and divergent.jsonl (same term and context, several definitions: Table 5).
 """
 
@@ -48,6 +49,12 @@ class PreparationArguments:
     )
     keep_duplicates: bool = field(
         default=False, metadata={"help": "keep repeats of a term, context and definition inside a split"}
+    )
+    unseen_definitions: bool = field(
+        default=False,
+        metadata={
+            "help": "leave out of validation and test what has a training row's definition, as WordNet's synonyms have"
+        },
     )
     max_rows: int | None = field(
         default=None, metadata={"help": "rows of each split: whole terms, drawn by their hash"}
@@ -166,6 +173,17 @@ def draw_terms(rows: list[dict], max_rows: int | None, seed: int) -> list[dict]:
     return [row for row in rows if key(row["term"]) in chosen]
 
 
+def leave_out_seen(splits: dict[str, list[dict]], counts: dict) -> None:
+    """Drops, and counts, the held-out rows that have the definition of a training row."""
+    seen = {key(row["definition"]) for row in splits["train"]}
+    for split in SPLITS[1:]:
+        rows = [row for row in splits[split] if key(row["definition"]) not in seen]
+        reason = f"{split} with the definition of a training row"
+        counts["dropped"] |= {reason: dropped} if (dropped := len(splits[split]) - len(rows)) else {}
+        splits[split] = rows
+    counts["kept"] = dict(Counter(row["source"] for rows in splits.values() for row in rows))
+
+
 def divergent_groups(rows: list[dict]) -> list[list[dict]]:
     """Groups of rows of one term and context that have several definitions (Table 5)."""
     groups: dict[tuple[str, str], list[dict]] = {}
@@ -196,9 +214,14 @@ def describe(rows: list[dict]) -> dict:
 
 
 def overlap(train: list[dict], other: list[dict]) -> dict[str, float]:
-    """|train and other| / |other| in per cent, of terms, and of terms with their definitions (Table 1)."""
+    """|train and other| / |other| in per cent, of terms, of terms with their definitions (Table 1), and of definitions."""
     found = {}
-    for name, fields in (("terms", ("term",)), ("terms with definitions", ("term", "definition"))):
+    kinds = {
+        "terms": ("term",),
+        "terms with definitions": ("term", "definition"),
+        "definitions": ("definition",),
+    }
+    for name, fields in kinds.items():
         ours, theirs = ({tuple(key(row[what]) for what in fields) for row in rows} for rows in (train, other))
         found[name] = round(100 * len(ours & theirs) / len(theirs), 2)
     return found
@@ -229,6 +252,8 @@ def report(data: dict, output: Path) -> str:
 def prepare(args: PreparationArguments) -> dict:
     """Reads, splits, writes and tells; -> what stands in data.json."""
     splits, counts = collect(args)
+    if args.unseen_definitions:
+        leave_out_seen(splits, counts)
     splits = {split: draw_terms(rows, args.max_rows, args.seed) for split, rows in splits.items()}
     for split in [split for split, rows in splits.items() if not rows]:
         say(f"{split}: no rows, and no file")

@@ -1,4 +1,4 @@
-"""Pairs of a gold definition and one of the model's own, and a reward that prefers the gold one (LM-Lexicon, Eq. 7).
+"""Pairs of a gold definition and one of the model's own, or of two of its own, and a reward that prefers the first (LM-Lexicon, Eq. 7).
 
 trl's RewardTrainer puts prompt and answer together by a chat template, or takes texts; here the prompt ends in EOS and must be that of
 `encode_rows` to the token, and the rejected definitions come with the chosen one's prompt, so that the stock Trainer does.
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from resumable import write_lines
+from scores import bleu, without_full_stops
 from transformers import Trainer
 
 from modeling_lexicon import encode_rows
@@ -32,19 +33,45 @@ def rejected_of(samples: Sequence[dict], gold: str, kept: int) -> list[str]:
     return found[:kept]
 
 
+def gold_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, list[str]]:
+    """The gold definition and the likeliest samples (Eq. 7): what is learnt is to tell the one kind from the other."""
+    return gold, rejected_of(samples, gold, kept)
+
+
+def nearest_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, list[str]]:
+    """The sample of the largest BLEU against the gold definition, and the `kept` of the least: what a choice among samples needs."""
+    metric, _ = bleu()
+    texts = list(dict.fromkeys(sample["definition"] for sample in samples if sample["definition"]))
+    near = {text: metric(without_full_stops(text), without_full_stops(gold)) for text in texts}
+    chosen = max(texts, key=near.get, default="")
+    further = [text for text in sorted(texts, key=near.get) if near[text] < near[chosen]]
+    return chosen, further[:kept]
+
+
+PAIRS = {"gold": gold_pair, "nearest": nearest_pair}
+
+
 def write_pairs(
-    model, tokenizer, rows: list[dict], path: Path, *, samples: int, kept: int, batch_size: int, seed: int, **options
+    model,
+    tokenizer,
+    rows: list[dict],
+    path: Path,
+    *,
+    samples: int,
+    kept: int,
+    batch_size: int,
+    seed: int,
+    chosen: str = "gold",
+    **options,
 ):
-    """A line for each row: term, context, chosen, rejected (a list); resumable, see `write_lines`."""
+    """A line for each row: term, context, chosen, rejected (a list); resumable, see `write_lines`. `chosen`: a name in PAIRS."""
     definer = Definer(model, tokenizer, best_of=samples, num_definitions=samples, **options)
 
     def pairs_of(own: list[dict], start: int) -> list[dict]:
         pairs = []
         for row, found in zip(own, definer(own, first=start, batch_size=batch_size), strict=True):
-            rejected = rejected_of(found if samples > 1 else [found], row["definition"], kept)
-            pairs.append(
-                {"term": row["term"], "context": row["context"], "chosen": row["definition"], "rejected": rejected}
-            )
+            best, rejected = PAIRS[chosen](found if samples > 1 else [found], row["definition"], kept)
+            pairs.append({"term": row["term"], "context": row["context"], "chosen": best, "rejected": rejected})
         return pairs
 
     write_lines(path, rows, pairs_of, batch_size=batch_size, seed=seed, desc="samples")
@@ -114,6 +141,6 @@ class RewardTrainer(Trainer):
 
 
 def preferred(prediction) -> dict[str, float]:
-    """`compute_metrics`: the share of pairs whose gold definition has the larger reward."""
+    """`compute_metrics`: the share of pairs whose chosen definition has the larger reward."""
     chosen, rejected = prediction.predictions.T
     return {"accuracy": float((chosen > rejected).mean())}

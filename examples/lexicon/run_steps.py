@@ -41,7 +41,7 @@ GIVEN = (
     "test_files",
     "files",
 )
-OF_MODEL = ("from_scratch", "attention_dropout", "train")  # of train_expert.py alone
+OF_MODEL = ("from_scratch", "attention_dropout", "train", "learn")  # of train_expert.py alone
 OF_ROUTER = ("train", "router_aux_loss_coef", "lora", "lora_r")  # of tune_router.py alone
 
 

@@ -1,6 +1,6 @@
 """BLEU, ROUGE-L and METEOR of definitions, and what chance has to do with their differences.
 
-Scores are those of the reference implementations, in per cent; what these do for each pair anew, tokens, n-grams and stems, is
+Scores are those of the reference implementations, in per cent; what ROUGE and METEOR do for each pair anew, tokens and stems, is
 done once for each text. A score here is that of one prediction and one reference: a row's is the best over its references.
 """
 
@@ -87,14 +87,9 @@ def sacre_bleu() -> Metric:
     from sacrebleu.metrics import BLEU
 
     scorer = BLEU(effective_order=True)
-    ngrams = lru_cache(maxsize=None)(lambda text: count_ngrams(scorer.tokenizer(text.rstrip()).split()))
 
     def score(prediction: str, reference: str) -> float:
-        (sys_len, ours), (ref_len, theirs) = ngrams(prediction), ngrams(reference)
-        correct, total = matches(ours, theirs)
-        if not any(correct):
-            return 0.0
-        return BLEU.compute_bleu(correct, total, sys_len, ref_len, scorer.smooth_method, effective_order=True).score
+        return scorer.sentence_score(prediction, [reference]).score
 
     settings = f"sentence BLEU, nrefs:1|case:mixed|eff:yes|tok:13a|smooth:{scorer.smooth_method}"
     return score, {"package": "sacrebleu", "version": version("sacrebleu"), "settings": settings}

@@ -39,6 +39,8 @@ from modeling_lexicon.data_lexicon import (
     read_definitions,
 )
 
+TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # what stands in the names of those weights
+
 
 @dataclass
 class ModelArguments:
@@ -49,11 +51,24 @@ class ModelArguments:
     )
     dtype: str = field(default="float32", metadata={"help": "of the loaded weights: float32, bfloat16, auto"})
     attention_dropout: float | None = field(default=None, metadata={"help": "the only dropout that a Llama has"})
-    train: str = field(default="all", metadata={"help": "all weights, or those of the mlp alone, which merging keeps"})
+    train: str = field(
+        default="all",
+        metadata={
+            "help": "all weights, or mlp or linear alone: those of MLPs, or of attention too, which merging can keep"
+        },
+    )
+    learn: str = field(
+        default="definition",
+        metadata={
+            "help": "the definition, given its prompt; or the whole row, from which a new model learns its language"
+        },
+    )
 
     def __post_init__(self):
-        if self.train not in ("all", "mlp"):
-            raise ValueError(f"train={self.train!r} is no part of the model. Use all, or mlp.")
+        if self.train not in TRAINED:
+            raise ValueError(f"train={self.train!r} is no part of the model. Use {', '.join(TRAINED)}.")
+        if self.learn not in ("definition", "row"):
+            raise ValueError(f"learn={self.learn!r} is no part of a row to learn. Use definition, or row.")
         if (self.model_name_or_path is None) == (self.from_scratch is None):
             raise ValueError(
                 f"model_name_or_path={self.model_name_or_path!r} and from_scratch={self.from_scratch!r}: a model is either "
@@ -179,10 +194,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     if data_args.validation_files:
         rows["validation"] = load_split("validation", data_args.validation_files)
     model, tokenizer = build(model_args, rows["train"], start, training_args.seed)
-    if model_args.train == "mlp":
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad = ".mlp." in name
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = TRAINED[model_args.train] in name
     splits = {name: encoded(name, split, tokenizer, data_args.max_length) for name, split in rows.items()}
+    if model_args.learn == "row":
+        splits["train"] = splits["train"].map(lambda row: {"labels": row["input_ids"]})
     trainer = Trainer(
         model=model,
         args=training_args,

@@ -4,7 +4,8 @@
         --train_files train.jsonl --validation_files validation.jsonl --output_dir runs/reward
 
 For each row definitions are sampled from the model and the likeliest that are not the gold one are kept as rejected; pairs of the
-gold definition and each of them are what is learnt. Samples stand in pairs_train.jsonl from the moment they are drawn: start the
+gold definition and each of them are what is learnt. With --chosen nearest the pairs are of samples alone, the one nearest to the
+gold definition and the furthest: a reward that has to choose among samples. Samples stand in pairs_train.jsonl from the moment they are drawn: start the
 same command again after an interruption.
 """
 
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datasets import Dataset
-from rewards import PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
+from resumable import Note, digest, state_of
+from rewards import PAIRS, PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
 from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say
 from transformers import (
     AutoModelForCausalLM,
@@ -36,13 +38,23 @@ class RewardArguments:
     )
     train_files: list[str] = field(metadata={"help": "JSON Lines with term, context, definition"})
     validation_files: list[str] | None = field(default=None, metadata={"help": "likewise"})
+    chosen: str = field(
+        default="gold",
+        metadata={"help": "over samples of the model: the gold definition, or of the samples the one nearest to it"},
+    )
     samples: int = field(default=32, metadata={"help": "definitions that are sampled for a row"})
-    kept: int = field(default=8, metadata={"help": "of these, the likeliest that are not the gold one"})
+    kept: int = field(
+        default=8, metadata={"help": "of these, rejected: the likeliest that are not the gold one, or the furthest"}
+    )
     max_rows: int | None = field(default=None, metadata={"help": "rows of each file set, the first ones"})
     max_new_tokens: int = field(default=48, metadata={"help": "of a sampled definition"})
     sampling_batch_size: int = field(default=16, metadata={"help": "rows that are sampled for at once"})
     max_length: int = field(default=160, metadata={"help": "tokens of prompt and definition; longer pairs are dropped"})
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+    def __post_init__(self):
+        if self.chosen not in PAIRS:
+            raise ValueError(f"chosen={self.chosen!r} is not known. Use {' or '.join(PAIRS)}.")
 
 
 def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTrainer:
@@ -56,12 +68,16 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
             continue
         rows = load_split(split, files)[: args.max_rows]
         path = output / f"pairs_{split}.jsonl"
+        given = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
+        given |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
+        settings, note = {**given, "model": state_of(args.model_name_or_path), "rows": digest(rows)}, Note(path)
+        if path.exists():
+            note.compare(settings)
+        note.begin(settings)
         if not path.exists() or path.read_bytes().count(b"\n") < len(rows):
             model = (
                 model or AutoModelForCausalLM.from_pretrained(args.model_name_or_path).to(training_args.device).eval()
             )
-            given = {"samples": args.samples, "kept": args.kept, "batch_size": args.sampling_batch_size}
-            given |= {"seed": training_args.seed, "max_new_tokens": args.max_new_tokens}
             write_pairs(model, tokenizer, rows, path, **given)
         columns[split], too_long = encode_pairs(path, tokenizer, args.max_length)
         say(f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long dropped")
@@ -94,7 +110,7 @@ def main():
     results = trainer.evaluate() if trainer.eval_dataset is not None else {}
     (output / "results.json").write_text(json.dumps({**results, "log": trainer.state.log_history}, indent=1))
     if results:
-        say(f"validation: the gold definition has the larger reward in {results['eval_accuracy']:.1%} of the pairs")
+        say(f"validation: the chosen definition has the larger reward in {results['eval_accuracy']:.1%} of the pairs")
     say(f"The model is in {output}: pipeline('definition-modeling', ...)(row, best_of=8, reward_model={str(output)!r})")
 
 

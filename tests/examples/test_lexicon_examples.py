@@ -204,6 +204,30 @@ def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(
     assert train("expert", "--model_name_or_path", tmp_path / "base") < 0.9 * first
 
 
+def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows_file, tmp_path, lexicon, monkeypatch):
+    options = training_options(rows_file, tmp_path, "--from_scratch", json.dumps(SCRATCH), "--learn", "row")
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
+    arguments = lexicon.parse_arguments((lexicon.ModelArguments, lexicon.DataArguments, TrainingArguments), "")
+    trainer, _ = lexicon.prepare(*arguments)
+    for row in trainer.train_dataset:
+        assert row["labels"] == row["input_ids"]
+    for row, learned in zip(trainer.eval_dataset, trainer.train_dataset, strict=True):
+        definition = [label for label in row["labels"] if label != -100]
+        assert row["input_ids"] == learned["input_ids"] and 0 < len(definition) < len(row["labels"])
+        assert row["input_ids"][-len(definition) :] == definition
+
+
+@pytest.mark.parametrize("part, names", [("mlp", {"mlp"}), ("linear", {"mlp", "self_attn"})])
+def test_a_part_alone_is_trained(part, names, rows_file, tmp_path, lexicon, monkeypatch, capsys):
+    base = ("--from_scratch", json.dumps(SCRATCH), "--max_steps", 1)
+    for name, options in (("base", base), ("part", ("--model_name_or_path", tmp_path / "base", "--train", part))):
+        given = training_options(rows_file, tmp_path / name, *options)
+        in_this_process(monkeypatch, capsys, lexicon.train_main, *given)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "part"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
+
+
 def test_a_killed_run_started_again_ends_in_the_same_weights(rows_file, tmp_path, lexicon, monkeypatch, capsys):
     """Killed after its first checkpoint, with half a checkpoint left behind."""
     same = ("--from_scratch", json.dumps(SCRATCH), "--num_train_epochs", 8, "--save_strategy", "epoch")
@@ -230,6 +254,7 @@ def test_what_is_wrong_is_said_in_one_line(rows_file, tmp_path, lexicon, monkeyp
         (path, "a model is either loaded or made anew"),
         ((*path, "--from_scratch", '{"hiden_size": 8}'), "has hiden_size, which LlamaConfig does not know"),
         ((*path, "--from_scratch", "8"), "from_scratch='8' is no mapping"),
+        ((*path, "--from_scratch", "{}", "--learn", "context"), "learn='context' is no part of a row"),
         (("--train_files", tmp_path / "none.jsonl", "--output_dir", tmp_path, "--from_scratch", "{}"), "none.jsonl"),
     ):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])

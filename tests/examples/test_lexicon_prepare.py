@@ -232,10 +232,11 @@ def test_overlaps_and_divergent_rows_are_those_of_tables_1_and_5(scripts, tmp_pa
     write_lines(tmp_path / "raw" / "test.jsonl", test)
     run(scripts.prepare, "--sources", f"x={tmp_path / 'raw'}", "--keep_splits", "--output_dir", tmp_path / "out")
     data = json.loads((tmp_path / "out" / "data.json").read_text())
-    assert data["overlap with train"] == {"test": {"terms": 50.0, "terms with definitions": 25.0}}
-    assert (
-        "test: 50.00% of its terms in train, 25.00% of its terms with definitions in train" in capsys.readouterr().out
+    assert data["overlap with train"] == {"test": {"terms": 50.0, "terms with definitions": 25.0, "definitions": 66.67}}
+    said = (
+        "test: 50.00% of its terms in train, 25.00% of its terms with definitions in train, 66.67% of its definitions"
     )
+    assert said in capsys.readouterr().out
     splits = data["splits"]
     assert (splits["train"]["rows"], splits["train"]["terms"], splits["train"]["divergent rows"]) == (3, 2, 2)
     assert splits["test"]["divergent rows"] == 0 and splits["test"]["term absent from its context"] == 1
@@ -243,6 +244,26 @@ def test_overlaps_and_divergent_rows_are_those_of_tables_1_and_5(scripts, tmp_pa
     assert splits["train"]["tokens of a context"] == {"mean": round(8 / 3, 2), "std": round((2 / 9) ** 0.5, 2)}
     listed = [json.loads(line) for line in (tmp_path / "out" / "divergent.jsonl").read_text().splitlines()]
     assert listed == [{"split": "train", "term": "Bank", "context": "by the bank", "definitions": ["a slope", "a firm"], "sources": ["x"]}]  # fmt: skip
+
+
+def test_what_shares_a_definition_with_a_training_row_can_be_left_out(scripts, tmp_path, capsys):
+    rows = {
+        "train": [("oak", "a tree"), ("firm", "a company")],
+        "test": [("ash", "A  tree"), ("wood", "many trees")],
+        "validation": [("elm", "a tall tree")],
+    }
+    for split, found in rows.items():
+        lines = [{"term": term, "context": f"the {term}", "definition": definition} for term, definition in found]
+        write_lines(tmp_path / "raw" / f"{split}.jsonl", lines)
+    options = ("--sources", f"x={tmp_path / 'raw'}", "--keep_splits", "--output_dir", tmp_path / "out")
+    run(scripts.prepare, *options, "--unseen_definitions")
+    assert "1 test with the definition of a training row" in capsys.readouterr().out
+    found = {split: [row["term"] for row in lines] for split, lines in read(tmp_path / "out").items()}
+    assert found == {"train": ["oak", "firm"], "validation": ["elm"], "test": ["wood"]}
+    data = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert data["kept"] == {"x": 4} and data["overlap with train"]["test"]["definitions"] == 0
+    run(scripts.prepare, *options)
+    assert len(read(tmp_path / "out")["test"]) == 2
 
 
 def test_rows_of_no_split_go_by_their_term(scripts, tmp_path, capsys):

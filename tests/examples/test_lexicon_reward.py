@@ -62,6 +62,16 @@ def test_rejected_are_the_likeliest_that_are_not_the_gold_one(scripts):
     assert scripts[0].rejected_of(samples[:1], "a cat", 2) == []
 
 
+def test_the_nearest_sample_is_chosen_over_the_furthest(scripts):
+    texts = ("a cat that runs", "a dog", "", "a cat that sits", "a  dog", "the large cat that sits")
+    samples = [{"definition": text} for text in texts]
+    chosen, rejected = scripts[0].nearest_pair(samples, "a cat that sits down.", 2)
+    assert chosen == "a cat that sits" and set(rejected) == {"a dog", "a  dog"}
+    assert len(scripts[0].nearest_pair(samples, "a cat that sits down", 9)[1]) == 4
+    assert scripts[0].nearest_pair(samples[1:3], "a cat", 2) == ("a dog", [])  # nothing to choose from
+    assert scripts[0].nearest_pair(samples[2:3], "a cat", 2) == ("", [])
+
+
 def train(scripts, monkeypatch, capsys, folder, output, *options):
     given = ("--model_name_or_path", folder, "--reward_base", folder, "--train_files", folder / "rows.jsonl", "--validation_files",
              folder / "rows.jsonl", "--output_dir", output, "--samples", 6, "--kept", 3, "--max_new_tokens", 6, "--sampling_batch_size", 4,
@@ -85,6 +95,37 @@ def test_it_learns_to_prefer_the_gold_definitions_and_chooses_by_that(scripts, f
     torch.manual_seed(0)
     found = define(ROWS[0], best_of=4, num_definitions=4, reward_model=reward)
     assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+
+
+def test_killed_after_sampling_it_goes_on_with_the_same_pairs(scripts, folder, tmp_path, monkeypatch, capsys):
+    train(scripts, monkeypatch, capsys, folder, tmp_path, "--max_steps", 2)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    drawn = {path: path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")}
+    for path in tmp_path.iterdir():
+        if not path.name.startswith("pairs_"):
+            path.unlink()
+    train(scripts, monkeypatch, capsys, folder, tmp_path, "--max_steps", 2)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    assert len(drawn) == 2 and all(path.stat().st_mtime_ns == time for path, time in drawn.items())
+
+
+def test_pairs_of_other_settings_are_not_taken(scripts, folder, tmp_path, monkeypatch, capsys):
+    train(scripts, monkeypatch, capsys, folder, tmp_path, "--chosen", "nearest", "--max_steps", 1)
+    pairs = [json.loads(line) for line in (tmp_path / "pairs_train.jsonl").read_text().splitlines()]
+    assert not any(
+        pair["chosen"] in (row["definition"], *pair["rejected"]) for pair, row in zip(pairs, ROWS, strict=True)
+    )
+    train(scripts, monkeypatch, capsys, folder, tmp_path, "--chosen", "nearest", "--max_steps", 1)
+    for options, said in (
+        (
+            ("--samples", 5),
+            "pairs_train.jsonl was begun with other settings: chosen 'nearest', now 'gold'; samples 6, now 5",
+        ),
+        (("--chosen", "best"), "chosen='best' is not known. Use gold or nearest."),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            train(scripts, monkeypatch, capsys, folder, tmp_path, *options)
+        assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_interrupted_sampling_ends_in_the_same_pairs(scripts, folder, tmp_path):

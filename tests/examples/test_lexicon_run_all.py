@@ -270,6 +270,13 @@ def test_ablations_share_what_they_have_in_common(scripts, data):
         assert not changed(main, plans[name]), name
     for name in ("token_top1", "sequence_soft", "sequence_hard", "domain"):
         assert changed(main, plans[name]) == behind, name
+    for name in ("token_linear", "domain_linear"):
+        assert changed(main, plans[name]) == behind | experts, name
+        trained = plans[name]["expert-0"].written["settings.yml"]["train"]
+        assert trained == "linear" and "q_proj" in plans[name]["mixture"].written["mixture.yml"]["router_layers"]
+    assert changed(main, plans["reward_nearest"]) == {"reward", "best", "evaluate"}
+    for name in ("likelihood", "oracle"):
+        assert changed(main, plans[name]) == {"reward", "best", "evaluate"} and "reward" not in plans[name]
     for name in ("random", "lexical", "semantic_gold"):
         assert changed(main, plans[name]) == behind | experts | {"cluster"}, name
     assert changed(main, plans["no_split"]) == behind | experts | {"cluster"} and "cluster" not in plans["no_split"]
@@ -325,7 +332,7 @@ def outputs(steps):
 
 
 def test_a_killed_run_goes_on_to_the_same_result(scripts, config, tmp_path, monkeypatch, capsys):
-    """Killed while the base is trained; and again, by what a kill leaves behind, in clusters, mixture and pairs."""
+    """Killed while the base is trained; and again, by what a kill leaves behind, in clusters and mixture."""
     path = config()
     killed = subprocess.Popen(
         [sys.executable, *map(str, (LEXICON / "run_all.py", "--config", path, "--work_dir", tmp_path / "killed"))],
@@ -344,9 +351,6 @@ def test_a_killed_run_goes_on_to_the_same_result(scripts, config, tmp_path, monk
     for name in ("cluster", "mixture"):  # written whole, but not stamped
         steps[name].out.mkdir(parents=True)
         (steps[name].out / "left").write_text("from before")
-    steps["reward"].out.mkdir(parents=True)  # killed after it had sampled
-    for pairs in plan_of(scripts, path)["reward"].out.glob("pairs_*.jsonl"):
-        (steps["reward"].out / pairs.name).write_bytes(pairs.read_bytes())
     _, ran = run(scripts, monkeypatch, capsys, path, "--work_dir", tmp_path / "killed")
     assert ran == {step.key for step in steps.values()}
     files, scores, weights = outputs(steps)

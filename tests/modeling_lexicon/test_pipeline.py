@@ -109,7 +109,7 @@ def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenize
     reward = LlamaForSequenceClassification(config).eval()
     reward.save_pretrained(tmp_path)
     torch.manual_seed(0)
-    found = define(ROWS[0], best_of=5, num_definitions=5, reward_model=str(tmp_path), temperature=3.0, max_new_tokens=4)
+    found = define(ROWS[0], best_of=5, num_definitions=5, reward_model=tmp_path, temperature=3.0, max_new_tokens=4)
     assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
     torch.manual_seed(0)
     likely = define(ROWS[0], best_of=5, num_definitions=5, temperature=3.0, max_new_tokens=4)
@@ -120,6 +120,8 @@ def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenize
     with torch.no_grad():
         alone = [float(reward(torch.tensor([own])).logits) for own in (short, long)]
     assert definer.rewards([short, long], 2) == pytest.approx(alone, abs=1e-5)
+    with pytest.raises(OSError, match="reward_model '.*nowhere' could not be opened"):
+        define(ROWS[0], best_of=2, reward_model=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="The reward model has 2 labels, and a reward is one number"):
         define(
             ROWS[0],
