@@ -1,15 +1,16 @@
 """LM-Lexicon's recipe and its ablations on dictionaries, with small Llamas.
 
-    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; about two hours on two cores
+    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; some four hours on two cores
     python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml \\
-        --sources wordnet oxford urban --rows 60000 --jobs 4            # on a GPU; writes lexicon_quality_medium.json
+        --rows 20000 --jobs 4                                           # on a GPU; writes lexicon_quality_medium.json
 
 By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a
-recipe takes up to 20 GiB of the GPU): one base for all, then the experts, the mixture and its tuning of every ablation with every
-seed; `dense` is the base trained on on as many rows as all experts and the tuning together. Scored on the test rows,
-whose terms are in no training row: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold
-ones, and the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in
-the work folder or stands in results/lexicon_quality.json is not made again.
+recipe takes up to 20 GiB of the GPU). One base for all has read the other dictionaries, whole rows; then the experts,
+the mixture and its tuning of every ablation with every seed, on rows of --sources. `dense` is the base trained on on as many rows
+as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read the term or the
+definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold ones, and
+the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in the work
+folder or stands in results/lexicon_quality.json is not made again.
 """
 
 import argparse
@@ -39,52 +40,77 @@ LEXICON = Path(__file__).resolve().parent.parent / "examples" / "lexicon"
 sys.path.insert(0, str(LEXICON))
 from routing_report import routing_of, routing_sums, summarise  # noqa: E402
 
-MAIN = "main"
+BASE, MAIN = "base", "main"
 ABLATIONS = (
     "dense",
-    "no_split",
+    "domain",
     "random",
+    "domain_linear",
+    "token_linear",
+    "experts_1",
+    "no_split",
     "lexical",
     "semantic_gold",
     "token_top1",
     "sequence_soft",
     "sequence_hard",
-    "domain",
-    "experts_1",
     "experts_2",
     "experts_8",
 )
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+CHOOSERS = ("likelihood", "reward_nearest", "oracle")  # of the best of eight of MAIN's samples, with the first seed
+DICTIONARIES = ("wordnet", "oxford", "urban")
+BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}  # each base's recipe, and its epochs
 
 
-def script(name: str, *given, log: Path) -> None:
+def script(name: str, *given, log: Path, threads: int = 1) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with log.open("a") as file:
         command = [sys.executable, LEXICON / name, *given]
-        done = subprocess.run(
-            list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT
-        )
+        done = subprocess.run(list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment)
     if done.returncode:
         raise RuntimeError(f"{name} failed: see {log}")
 
 
-def prepare(options, work: Path) -> Path:
-    """The folder of the rows: whole terms of the training split, and the other splits as they are."""
-    folder = work / f"{'-'.join(options.sources)}-{options.rows}"
+def prepare(options, sources: tuple[str, ...], folder: Path, *more) -> Path:
+    """Makes the rows of some dictionaries; by its term a row is in the same split whatever the sources."""
     if not (folder / "data.json").exists():
-        places = (f"{source}={Path(options.data) / 'definitions' / source}" for source in options.sources)
-        given = ["--sources", *places, "--keep_splits"]
-        script("prepare.py", *given, "--max_rows", options.rows, "--output_dir", folder, log=work / "prepare.log")
+        places = (f"{source}={Path(options.data) / 'definitions' / source}" for source in sources)
+        script("prepare.py", "--sources", *places, *more, "--output_dir", folder, log=folder.with_suffix(".log"))
     return folder
 
 
-def run(options, work: Path, rows: Path, system: str, seed: int) -> dict:
+def hold_out(options, work: Path, others: Path) -> Path:
+    """The recipe's rows; held-out ones whose definition the base or an expert reads are left out, for synonyms share theirs."""
+    folder = work / f"{'-'.join(options.sources)}-{options.rows}"
+    if not folder.exists():
+        more = ("--max_rows", options.rows, "--unseen_definitions")
+        new = prepare(options, options.sources, folder.with_suffix(".new"), *more)
+        seen = {row["definition"] for row in read_definitions(others / "train.jsonl")[0]}
+        for split in ("validation", "test"):
+            rows = [row for row in read_definitions(new / f"{split}.jsonl")[0] if row["definition"] not in seen]
+            (new / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new.rename(folder)
+    return folder
+
+
+def make_base(options, work: Path, others: Path, rows: Path) -> Path:
+    """A new Llama that has read the training rows of the other dictionaries, whole."""
+    recipe, epochs = BASES[options.config]
+    folder = work / f"base-{Path(options.config).stem}"
+    if not (folder / "results.json").exists():
+        given = ["--train_files", others / "train.jsonl", "--validation_files", rows / "validation.jsonl"]
+        given += ["--learn", "row", "--num_train_epochs", epochs, "--disable_tqdm", "true", "--output_dir", folder]
+        script("train_expert.py", LEXICON / recipe, *given, log=folder.with_suffix(".log"), threads=options.jobs)
+    return folder
+
+
+def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> dict:
     """One recipe, in a folder of its seed that shares steps with the other systems -> its run.json."""
     folder = work / "runs"
-    changes = [f"seed={seed}", "base.seed=42", f"cluster.embedder={get_model_path()}"]
-    changes += [] if system == MAIN else ["reward=null", "best=null"]
-    for part in ("base", "expert", "router", "reward"):
-        if system == MAIN or part != "reward":
-            changes.append(f"{part}.disable_tqdm='true'")
+    changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
+    changes += [f"{part}.disable_tqdm='true'" for part in ("expert", "router")]
+    changes += ["reward=null", "best=null"] if system in ABLATIONS else []
+    changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_nearest") else []
     given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]
     script("run_all.py", *given, "--ablation", system, log=work / f"{system}-{seed}.log")
     return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text())
@@ -123,10 +149,10 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     return found | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
 
 
-def measure(options, record: Record, work: Path, rows: Path, system: str, seed: int) -> None:
+def measure(options, record: Record, work: Path, rows: Path, base: Path, system: str, seed: int) -> None:
     if record.find(system=system, seed=seed):
         return
-    found = run(options, work, rows, system, seed)
+    found = run(options, work, rows, base, system, seed)
     row = {"system": system, "seed": seed, "scores": found["scores"]}
     row["seconds"] = {step["name"]: step["seconds"] for step in found["steps"]}
     row |= measure_model(final_model(found), read_definitions(rows / "test.jsonl")[0])
@@ -145,18 +171,25 @@ def main():
     parser.add_argument("--sources", nargs="+", default=["wordnet"])
     parser.add_argument("--rows", type=int, default=8000, help="for training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[21, 42, 84])
-    parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS), default=[MAIN, *ABLATIONS])
+    parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS, *CHOOSERS), default=[MAIN, *ABLATIONS])
     parser.add_argument("--jobs", type=int, default=2, help="recipes at once, of one thread each")
     parser.add_argument("--name", help="of the file in results/")
     options = parser.parse_args()
     work = Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    rows = prepare(options, work)
+    sources = tuple(name for name in DICTIONARIES if name not in options.sources)
+    others = prepare(options, sources, work / "-".join(sources))
+    rows = hold_out(options, work, others)
+    base = make_base(options, work, others, rows)
     name = options.name or ("lexicon_quality" if options.config == "small.yml" else "lexicon_quality_medium")
     record = Record(name, rows=options.rows, sources=options.sources, config=options.config)
+    if not record.find(system=BASE):
+        record.add({"system": BASE, **measure_model(base, read_definitions(rows / "test.jsonl")[0])})
     places = [(system, seed) for seed in options.seeds for system in options.systems]
+    if options.systems == [MAIN, *ABLATIONS]:
+        places += [(chooser, options.seeds[0]) for chooser in CHOOSERS]
     with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
-        list(pool.map(lambda place: measure(options, record, work, rows, *place), places))
+        list(pool.map(lambda place: measure(options, record, work, rows, base, *place), places))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,17 @@ SYSTEMS = {
     "sequence_soft": "by sequence, soft",
     "sequence_hard": "by sequence, hard",
     "domain": "by domain",
-    "experts_1": "one expert",
+    "token_linear": "attention routed too, top 2 a token",
+    "domain_linear": "attention routed too, by domain",
+    "experts_1": "one expert: a dense model, its MLPs alone trained",
     "experts_2": "two experts",
     "experts_8": "eight experts",
+}
+CHOOSERS = {
+    "main": "a reward that prefers gold definitions",
+    "reward_nearest": "a reward that prefers samples near gold ones",
+    "likelihood": "likelihood",
+    "oracle": "the gold definition itself",
 }
 SCORES = {
     "BLEU, same context": lambda row: row["scores"]["plain"]["bleu (context)"],
@@ -38,8 +46,10 @@ def cell(values: list[float | None]) -> str:
 def lexicon_quality() -> str:
     record = load("lexicon_quality")
     runs = {name: [row for row in record["results"] if row["system"] == name] for name in SYSTEMS}
+    base = next(row for row in record["results"] if row["system"] == "base")
     lines = [
-        f"WordNet's test rows, {record['settings']['rows']:,} to train on, means over seeds, per cent but for perplexity and entropy:",
+        f"WordNet's test rows, {record['settings']['rows']:,} to train on, from a base of perplexity {base['perplexity']:.1f}; means over "
+        "seeds, per cent but for perplexity and entropy:",
         "",
         f"| | seeds | {' | '.join(SCORES)} |",
         "| --- | --- |" + " --- |" * len(SCORES),
@@ -48,13 +58,43 @@ def lexicon_quality() -> str:
         if rows:
             cells = (cell([score(row) for row in rows]) for score in SCORES.values())
             lines.append(f"| {SYSTEMS[name]} | {len(rows)} | {' | '.join(cells)} |")
-    curves = [row["scores"] for row in runs["main"] if "best_of_1" in row["scores"]]
-    if curves:
-        sizes = [name for name in curves[0] if name.startswith("best_of_")]
-        lines += ["", f"| best of, by reward | {' | '.join(name.removeprefix('best_of_') for name in sizes)} |"]
-        lines.append("| --- |" + " --- |" * len(sizes))
-        for label, column in (("BLEU, same context", "bleu (context)"), ("ROUGE-L, same context", "rouge (context)")):
-            cells = (cell([curve[name][column] for curve in curves]) for name in sizes)
-            lines.append(f"| {label} | {' | '.join(cells)} |")
+    curves = {name: [row for row in record["results"] if row["system"] == name] for name in CHOOSERS}
+    lines += ["", "BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:", ""]
+    lines += ["| chosen by | seeds | 1 | 2 | 4 | 8 |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, rows in curves.items():
+        if rows:
+            both = (
+                [[row["scores"][f"best_of_{n}"][f"{metric} (context)"] for row in rows] for metric in ("bleu", "rouge")]
+                for n in (1, 2, 4, 8)
+            )
+            cells = (" / ".join(map(cell, pair)) for pair in both)
+            lines.append(f"| {CHOOSERS[name]} | {len(rows)} | {' | '.join(cells)} |")
     command = "`python benchmarks/lexicon_quality.py --data PATH --work FOLDER`"
+    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+
+
+def lexicon_speed() -> str:
+    record = load("lexicon_speed")
+    found, settings = record["results"], record["settings"]
+    names = {"dense": "dense", "stock": "Mixtral, top 2", "token": "ours, top 2 a token", "domain": "ours, by domain"}
+    lines = [
+        f"Generation, tokens a second, {settings['new']} after each prompt, {settings['experts']} experts of the dense model's size:",
+        "",
+        f"| d, layers | rows at once | {' | '.join(names.values())} |",
+        "| --- | --- |" + " --- |" * len(names),
+    ]
+    for row in found["generation"]:
+        cells = " | ".join(f"{row['tokens_per_second'][name]:,.0f}" for name in names)
+        lines.append(f"| {row['d']}, {row['layers']} | {row['batch']} | {cells} |")
+    scores = found["scores"]
+    lines += ["", f"Scores of {scores['rows']:,} rows, {scores['pairs']:,} pairs, in seconds:", ""]
+    lines += ["| | ours | the reference implementation, pair by pair |", "| --- | --- | --- |"]
+    for name, seconds in scores["seconds"].items():
+        lines.append(f"| {name} | {seconds['ours']:.1f} | {seconds['pair by pair']:.1f} |")
+    lines += ["", "Balanced k-means of embeddings (384 numbers each), from the same first centroids:", ""]
+    lines += ["| | rows | clusters | seconds | memory at the peak | mean squared distance |", "| --- |" + " --- |" * 5]
+    for row in found["clusters"]:
+        cells = f"{row['seconds']:,.1f} | {row['peak_mib']:,.0f} MiB | {row['inertia']:.5f}"
+        lines.append(f"| {row['name']} | {row['rows']:,} | {row['k']} | {cells} |")
+    command = "`python benchmarks/lexicon_speed.py --data PATH --work FOLDER`"
     return "\n".join([*lines, "", f"{provenance(record)} {command}"])

