@@ -18,6 +18,7 @@ import keyphrase_tools  # noqa: F401
 from keyphrase_tools.documents import full_text, read_jsonl
 from keyphrase_tools.labels import present
 from keyphrase_tools.words import split_words
+from tests.examples.scripts import scripts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"
@@ -139,15 +140,11 @@ def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_every_recipe_is_read_by_the_script(path):
-    sys.path.insert(0, str(ROOT / "examples" / "seke"))
-    try:
-        from train import DataArguments, ModelArguments
-    finally:
-        sys.path.pop(0)
     settings = yaml.safe_load(path.read_text())
-    parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments))
     given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    *_, rest = parser.parse_args_into_dataclasses([*given, "--use_cpu", "true"], return_remaining_strings=True)
+    with scripts_of("seke", "train") as scripts:
+        parser = HfArgumentParser((scripts.train.DataArguments, scripts.train.ModelArguments, TrainingArguments))
+        *_, rest = parser.parse_args_into_dataclasses([*given, "--use_cpu", "true"], return_remaining_strings=True)
     assert rest == []
 
 

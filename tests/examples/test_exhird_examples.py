@@ -1,9 +1,7 @@
 """The generator's examples as a user runs them, on a vocabulary and texts of their own."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +11,9 @@ from transformers import TrainingArguments, pipeline
 
 from modeling_exhird import ExHirdConfig
 from modeling_exhird.schedule_exhird import PlateauSchedule, StopAfterRises
+from tests.examples.scripts import EXAMPLES, scripts_of
 
-EXHIRD = Path(__file__).resolve().parents[2] / "examples" / "exhird"
+EXHIRD = EXAMPLES / "exhird"
 SMALL = ["--hidden_size", "16", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "24"]
 FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "4"]
 FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # nothing of scores: each epoch then
@@ -22,19 +21,8 @@ FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # nothing of sco
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The examples' modules, which are scripts of a folder and no package."""
-    sys.path.insert(0, str(EXHIRD))
-    found = {}
-    try:
-        for name in ("settings", "prepare", "train", "evaluate"):
-            spec = importlib.util.spec_from_file_location(name, EXHIRD / f"{name}.py")
-            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-        yield SimpleNamespace(**found)
-    finally:
-        sys.path.remove(str(EXHIRD))
-        for name in found:
-            sys.modules.pop(name, None)
+    with scripts_of("exhird", "settings", "prepare", "train", "evaluate") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

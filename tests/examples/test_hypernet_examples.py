@@ -1,10 +1,7 @@
 """The hypernetwork's examples as a user runs them, on a tiny BERT and texts of their own."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +10,9 @@ from torch.testing import assert_close
 from transformers import AutoModel, TrainingArguments, pipeline
 
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
+from tests.examples.scripts import EXAMPLES, scripts_of
 
-HYPERNET = Path(__file__).resolve().parents[2] / "examples" / "hypernet"
+HYPERNET = EXAMPLES / "hypernet"
 FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "8"]
 FAST += ["--save_strategy", "epoch", "--num_train_epochs", "2", "--meta_size", "4", "--hidden_size", "8"]
 EVALUATED = ["--eval_strategy", "epoch"]
@@ -23,27 +21,10 @@ TEXT = "the graph cut of the network is learning in graph networks"
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The examples' modules, which are scripts of a folder and no package."""
-    sys.path.insert(0, str(HYPERNET))
-    found = {}
-    try:
-        for name in (
-            "settings",
-            "baselines",
-            "systems",
-            "squad",
-            "train_keyphrases",
-            "train_classification",
-            "train_qa",
-        ):
-            spec = importlib.util.spec_from_file_location(name, HYPERNET / f"{name}.py")
-            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-        yield SimpleNamespace(**found)
-    finally:
-        sys.path.remove(str(HYPERNET))
-        for name in found:
-            sys.modules.pop(name, None)
+    with scripts_of(
+        "hypernet", "settings", "baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"
+    ) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

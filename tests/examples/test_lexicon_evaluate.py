@@ -1,6 +1,5 @@
 """Scores of definitions: the reference implementations' own numbers, both protocols, seeds, tests, and what is missing."""
 
-import importlib
 import json
 import math
 import os
@@ -8,7 +7,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +23,9 @@ from transformers import (
     RobertaTokenizer,
 )
 
-LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
+from tests.examples.scripts import EXAMPLES, scripts_of
+
+LEXICON = EXAMPLES / "lexicon"
 LEXICAL = ("bleu", "rouge", "meteor")
 WORDS = (
     "a",
@@ -48,18 +48,8 @@ WORDS = (
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The scripts by their bare names, as they import one another; other folders and a library have modules of these names."""
-    names = ("corpora", "prepare", "scores", "model_scores", "evaluate")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, str(LEXICON))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(LEXICON))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with scripts_of("lexicon", "corpora", "prepare", "scores", "model_scores", "evaluate") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

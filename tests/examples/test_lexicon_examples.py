@@ -24,6 +24,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from modeling_lexicon import data_lexicon
+from tests.examples.scripts import scripts_of
+
 ROOT = Path(__file__).resolve().parents[2]
 LEXICON = ROOT / "examples" / "lexicon"
 THINGS = ("bird", "boat", "bell", "barn", "book")
@@ -37,19 +40,9 @@ SCRATCH = {name: value for name, value in TINY.items() if not name.endswith("_to
 
 @pytest.fixture(scope="module")
 def lexicon():
-    """The examples' modules, which are scripts of a folder and no package."""
-    sys.path.insert(0, str(LEXICON))
-    try:
-        import routing_report
-        import train_expert
-        import tune_router
-
-        from modeling_lexicon import data_lexicon as data
-
-        scripts = {"train_main": train_expert.main, "tune_main": tune_router.main}
-        yield SimpleNamespace(**vars(data) | vars(routing_report) | vars(train_expert) | scripts)
-    finally:
-        sys.path.remove(str(LEXICON))
+    with scripts_of("lexicon", "routing_report", "train_expert", "tune_router") as found:
+        mains = {"train_main": found.train_expert.main, "tune_main": found.tune_router.main}
+        yield SimpleNamespace(**vars(data_lexicon) | vars(found.routing_report) | vars(found.train_expert) | mains)
 
 
 def some_rows(count: int = 40) -> list[dict]:

@@ -19,8 +19,8 @@ from transformers import (
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import prompt
 from modeling_lexicon.defining_lexicon import SAMPLING, Definer, cut_around, length_of
+from tests.examples.scripts import scripts_of
 
-LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
@@ -38,27 +38,10 @@ ROWS = [
 ]
 
 
-def own_names():
-    return [path.stem for path in LEXICON.glob("*.py")]
-
-
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of this folder; others of their names may have been imported by other tests."""
-    before = {name: sys.modules.pop(name) for name in own_names() if name in sys.modules}
-    sys.path.insert(0, str(LEXICON))
-    try:
-        import generate
-        import in_context
-        import resumable
-        import train_expert
-
-        yield SimpleNamespace(generate=generate, in_context=in_context, resumable=resumable, train_expert=train_expert)
-    finally:
-        sys.path.remove(str(LEXICON))
-        for name in own_names():
-            sys.modules.pop(name, None)
-        sys.modules.update(before)
+    with scripts_of("lexicon", "generate", "in_context", "resumable", "train_expert") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -1,39 +1,28 @@
 """Definitions from the forms that they are published in: what is read, dropped, split, and told of them."""
 
 import csv
-import importlib
 import json
 import os
 import subprocess
 import sys
 from hashlib import blake2b
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from modeling_lexicon.data_lexicon import read_definitions
+from tests.examples.scripts import EXAMPLES, scripts_of
 from tests.loopback_hub import LoopbackHub, Repo
 
-LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
+LEXICON = EXAMPLES / "lexicon"
 SPLITS = ("train", "validation", "test")
 HEAD = ["WORD", "DEFINITION", "EXAMPLE", "DATASET_NAME", "SPLIT_TYPE"]
 
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The scripts by their bare names, as they import one another; other folders have modules of these names too."""
-    names = ("corpora", "prepare")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, str(LEXICON))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(LEXICON))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with scripts_of("lexicon", "corpora", "prepare") as found:
+        yield found
 
 
 def run(script, *given):

@@ -3,15 +3,14 @@
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, pipeline
 
 import modeling_lexicon  # noqa: F401
+from tests.examples.scripts import scripts_of
 
-LEXICON = Path(__file__).resolve().parents[2] / "examples" / "lexicon"
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
@@ -29,15 +28,8 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def scripts():
-    sys.path.insert(0, str(LEXICON))
-    try:
-        import rewards
-        import train_expert
-        import train_reward
-
-        yield rewards, train_reward, train_expert
-    finally:
-        sys.path.remove(str(LEXICON))
+    with scripts_of("lexicon", "rewards", "train_expert", "train_reward") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +37,7 @@ def folder(scripts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder)
-    scripts[2].train_tokenizer(ROWS, TINY["vocab_size"]).save_pretrained(folder)
+    scripts.train_expert.train_tokenizer(ROWS, TINY["vocab_size"]).save_pretrained(folder)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return folder
 
@@ -53,23 +45,23 @@ def folder(scripts, tmp_path_factory):
 def test_the_loss_is_its_formula(scripts):
     r = torch.tensor([1.0, -0.5, 0.2, 0.7])  # two chosen, two rejected
     expected = sum(-math.log(1 / (1 + math.exp(-d))) for d in (1.0 - 0.2, -0.5 - 0.7)) / 2
-    assert float(scripts[0].reward_loss(r)) == pytest.approx(expected, abs=1e-6)
+    assert float(scripts.rewards.reward_loss(r)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_rejected_are_the_likeliest_that_are_not_the_gold_one(scripts):
     samples = [{"definition": text} for text in ("A cat.", "a dog", "", "A  dog.", "a cat", "a cow", "an ox")]
-    assert scripts[0].rejected_of(samples, "a cat", 2) == ["a dog", "a cow"]
-    assert scripts[0].rejected_of(samples[:1], "a cat", 2) == []
+    assert scripts.rewards.rejected_of(samples, "a cat", 2) == ["a dog", "a cow"]
+    assert scripts.rewards.rejected_of(samples[:1], "a cat", 2) == []
 
 
 def test_the_nearest_sample_is_chosen_over_the_furthest(scripts):
     texts = ("a cat that runs", "a dog", "", "a cat that sits", "a  dog", "the large cat that sits")
     samples = [{"definition": text} for text in texts]
-    chosen, rejected = scripts[0].nearest_pair(samples, "a cat that sits down.", 2)
+    chosen, rejected = scripts.rewards.nearest_pair(samples, "a cat that sits down.", 2)
     assert chosen == "a cat that sits" and set(rejected) == {"a dog", "a  dog"}
-    assert len(scripts[0].nearest_pair(samples, "a cat that sits down", 9)[1]) == 4
-    assert scripts[0].nearest_pair(samples[1:3], "a cat", 2) == ("a dog", [])  # nothing to choose from
-    assert scripts[0].nearest_pair(samples[2:3], "a cat", 2) == ("", [])
+    assert len(scripts.rewards.nearest_pair(samples, "a cat that sits down", 9)[1]) == 4
+    assert scripts.rewards.nearest_pair(samples[1:3], "a cat", 2) == ("a dog", [])  # nothing to choose from
+    assert scripts.rewards.nearest_pair(samples[2:3], "a cat", 2) == ("", [])
 
 
 def train(scripts, monkeypatch, capsys, folder, output, *options):
@@ -78,7 +70,7 @@ def train(scripts, monkeypatch, capsys, folder, output, *options):
              "--learning_rate", 0.01, "--per_device_train_batch_size", 8, "--num_train_epochs", 6, "--use_cpu", "--report_to", "none",
              "--save_strategy", "no", "--disable_tqdm", "true", *options)  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["script", *map(str, given)])
-    scripts[1].main()
+    scripts.train_reward.main()
     return capsys.readouterr().out
 
 
@@ -133,13 +125,13 @@ def test_interrupted_sampling_ends_in_the_same_pairs(scripts, folder, tmp_path):
 
     model, tokenizer = LlamaForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     given = {"samples": 4, "kept": 2, "batch_size": 4, "seed": 1, "max_new_tokens": 4}
-    scripts[0].write_pairs(model, tokenizer, ROWS, tmp_path / "whole.jsonl", **given)
+    scripts.rewards.write_pairs(model, tokenizer, ROWS, tmp_path / "whole.jsonl", **given)
     whole = (tmp_path / "whole.jsonl").read_bytes()
     lines = whole.split(b"\n")
     for done in (0, 3, 9):
         part = tmp_path / f"{done}.jsonl"
         part.write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:7])
-        scripts[0].write_pairs(model, tokenizer, ROWS, part, **given)
+        scripts.rewards.write_pairs(model, tokenizer, ROWS, part, **given)
         assert part.read_bytes() == whole
 
 
@@ -149,4 +141,4 @@ def test_pairs_without_room_are_refused(scripts, folder, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"term": "a", "context": "b", "chosen": "c", "rejected": ["d"]}) + "\n")
     with pytest.raises(ValueError, match="None of the 1 pairs in .* has at most max_length=5 tokens"):
-        scripts[0].encode_pairs(path, AutoTokenizer.from_pretrained(folder), 5)
+        scripts.rewards.encode_pairs(path, AutoTokenizer.from_pretrained(folder), 5)

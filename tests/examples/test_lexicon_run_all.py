@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from typer.testing import CliRunner
 
 from merge_tools.cli import app
 from modeling_lexicon.data_lexicon import prompt
+from tests.examples.scripts import scripts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LEXICON = ROOT / "examples" / "lexicon"
@@ -53,18 +53,8 @@ def write_rows(path, rows):
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of this folder; others of their names may have been imported by other tests."""
-    names = [path.stem for path in LEXICON.glob("*.py")]
-    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    sys.path.insert(0, str(LEXICON))
-    try:
-        loaded = ("execution", "run_all", "run_steps", *SCRIPTS)
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in loaded})
-    finally:
-        sys.path.remove(str(LEXICON))
-        for name in names:
-            sys.modules.pop(name, None)
-        sys.modules.update(before)
+    with scripts_of("lexicon", "execution", "run_all", "run_steps", *SCRIPTS) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

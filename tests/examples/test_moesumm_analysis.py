@@ -1,14 +1,11 @@
 """The analysis of a MoeSumm model's deputies, on tiny models with random weights and texts of their own."""
 
-import importlib.util
 import io
 import itertools
 import json
 import random
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,10 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from transformers import AutoModelForSeq2SeqLM
 
+from tests.examples.scripts import scripts_of
 from tests.modeling_moesumm.conftest import tiny_backbone
 from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, writing_moesumm
 
-MOESUMM = Path(__file__).resolve().parents[2] / "examples" / "moesumm"
 SETS = ("news", "letters", "papers")
 SHORT = ("--num_beams", 2, "--summary_length", 20)
 KINDS = {"moesumm": {}, "no_dataset": {"dataset_aware": False}, "flat_moe": {"main_expert": False}}
@@ -29,17 +26,8 @@ KINDS = {"moesumm": {}, "no_dataset": {"dataset_aware": False}, "flat_moe": {"ma
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The examples' modules, which are scripts of a folder and no package."""
-    sys.path.insert(0, str(MOESUMM))
-    found = {}
-    try:
-        for name in ("attributes", "analyse"):
-            spec = importlib.util.spec_from_file_location(f"moesumm_{name}", MOESUMM / f"{name}.py")
-            found[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-        yield SimpleNamespace(**found)
-    finally:
-        sys.path.remove(str(MOESUMM))
+    with scripts_of("moesumm", "attributes", "analyse") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

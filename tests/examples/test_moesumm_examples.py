@@ -1,11 +1,9 @@
 """MoeSumm's examples as a user runs them, on a tiny BART and texts of their own."""
 
-import importlib.util
 import json
 import random
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,8 +21,8 @@ from transformers import (
 )
 
 from modeling_moesumm import MoeSummForConditionalGeneration
+from tests.examples.scripts import scripts_of
 
-MOESUMM = Path(__file__).resolve().parents[2] / "examples" / "moesumm"
 THINGS = ("bird", "boat", "bell", "barn", "book")
 SETS = ("mail", "news", "papers")
 FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "no"]
@@ -33,17 +31,8 @@ SHORT = ["--summary_length", "12", "--num_beams", "2"]
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The examples' modules, which are scripts of a folder and no package; evaluate.py bears the name of a library."""
-    sys.path.insert(0, str(MOESUMM))
-    found = {}
-    try:
-        for name in ("pretrain", "train", "evaluate", "scores", "sources", "summaries"):
-            spec = importlib.util.spec_from_file_location(f"moesumm_{name}", MOESUMM / f"{name}.py")
-            found[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-        yield SimpleNamespace(**found)
-    finally:
-        sys.path.remove(str(MOESUMM))
+    with scripts_of("moesumm", "pretrain", "train", "evaluate", "scores", "sources", "summaries") as found:
+        yield found
 
 
 def run(script, *given):
