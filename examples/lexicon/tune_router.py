@@ -1,4 +1,4 @@
-"""Trains the gates of a merged mixture, or gates and experts, with the stock Trainer, and reports how tokens are routed.
+"""Trains the gates of a merged mixture, gates and experts, or all of it with the stock Trainer, and reports how tokens are routed.
 
     python examples/lexicon/tune_router.py --model_name_or_path MIXTURE --train gates --train_files train.jsonl \
         --validation_files validation.jsonl --output_dir runs/tuned --router_aux_loss_coef 0.01 --eval_strategy epoch
@@ -27,13 +27,13 @@ from modeling_lexicon.data_lexicon import DefinitionCollator, definition_nll, pe
 if importlib.util.find_spec("modeling_lexicon"):
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
-PARTS = ("gates", "experts")
+PARTS = ("gates", "experts", "all")
 
 
 @dataclass
 class RouterArguments:
     model_name_or_path: str = field(metadata={"help": "folder or Hub id of the mixture"})
-    train: str = field(default="gates", metadata={"help": "what is trained: gates, or gates,experts"})
+    train: str = field(default="gates", metadata={"help": "what is trained: gates, experts, gates,experts, or all"})
     router_aux_loss_coef: float | None = field(
         default=None, metadata={"help": "weight of the load-balancing loss; without it, a Mixtral's is off"}
     )
@@ -45,7 +45,9 @@ class RouterArguments:
         self.parts = tuple(part.strip() for part in self.train.split(","))
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown:
-            raise ValueError(f"train={self.train!r}: there is no part {unknown[0]!r}. Use gates, or gates,experts.")
+            raise ValueError(f"train={self.train!r}: there is no part {unknown[0]!r}. Use gates, or gates,experts, or all.")
+        if self.lora and "all" in self.parts:
+            raise ValueError("train='all' with lora: an adapter holds a part of the weights. Leave one of them out.")
 
 
 class RoutingReport(TrainerCallback):
@@ -72,21 +74,22 @@ class RoutingReport(TrainerCallback):
 
 
 def freeze(model, parts: tuple[str, ...]) -> None:
-    """Leaves only gates, or gates and experts, to be trained.
+    """Leaves only the named parts to be trained.
 
     Raises:
         ValueError: for a model without routers, or whose gates would get no gradient.
     """
     kind = model.config.model_type
     if hasattr(model, "train_only"):
-        model.train_only(*parts)
+        if "all" not in parts:
+            model.train_only(*parts)
     elif kind == "mixtral":
         if "gates" in parts and model.config.num_experts_per_tok == 1:
             raise ValueError(
                 "num_experts_per_tok=1: a Mixtral's one chosen expert has weight 1 whatever its gate says, so that gates "
                 "get no gradient. Compose with experts_per_token: 2, or as a Lexicon model, whose top-1 lets it through."
             )
-        wanted = tuple({"gates": ".gate.", "experts": ".experts."}[part] for part in parts)
+        wanted = tuple({"gates": ".gate.", "experts": ".experts.", "all": ""}[part] for part in parts)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(any(part in name for part in wanted))
     else:

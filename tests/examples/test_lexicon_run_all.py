@@ -264,6 +264,9 @@ def test_ablations_share_what_they_have_in_common(scripts, data):
         assert changed(main, plans[name]) == behind | experts, name
         trained = plans[name]["expert-0"].written["settings.yml"]["train"]
         assert trained == "linear" and "q_proj" in plans[name]["mixture"].written["mixture.yml"]["router_layers"]
+        whole = plans[name.replace("linear", "all")]
+        assert changed(plans[name], whole) == behind - {"mixture"}
+        assert whole["router"].written["settings.yml"]["train"] == "all"
     assert changed(main, plans["reward_nearest"]) == {"reward", "best", "evaluate"}
     for name in ("likelihood", "oracle"):
         assert changed(main, plans[name]) == {"reward", "best", "evaluate"} and "reward" not in plans[name]
