@@ -6,7 +6,7 @@
 
 By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a
 recipe takes up to 20 GiB of the GPU). One base for all has read the other dictionaries, whole rows; then the experts,
-the mixture and its tuning of every ablation with every seed, on rows of --sources. `dense` is the base trained on on as many rows
+the mixture and its tuning of every ablation with every seed, on rows of --sources. `dense` is the base trained on as many rows
 as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read the term or the
 definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold ones, and
 the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in the work
@@ -47,6 +47,8 @@ ABLATIONS = (
     "random",
     "domain_linear",
     "token_linear",
+    "domain_all",
+    "token_all",
     "experts_1",
     "no_split",
     "lexical",

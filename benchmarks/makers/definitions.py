@@ -17,6 +17,8 @@ SYSTEMS = {
     "domain": "by domain",
     "token_linear": "attention routed too, top 2 a token",
     "domain_linear": "attention routed too, by domain",
+    "token_all": "attention routed, embeddings and norms tuned, top 2 a token",
+    "domain_all": "attention routed, embeddings and norms tuned, by domain",
     "experts_1": "one expert: a dense model, its MLPs alone trained",
     "experts_2": "two experts",
     "experts_8": "eight experts",
