@@ -45,7 +45,9 @@ class RouterArguments:
         self.parts = tuple(part.strip() for part in self.train.split(","))
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown:
-            raise ValueError(f"train={self.train!r}: there is no part {unknown[0]!r}. Use gates, or gates,experts, or all.")
+            raise ValueError(
+                f"train={self.train!r}: there is no part {unknown[0]!r}. Use gates, or gates,experts, or all."
+            )
         if self.lora and "all" in self.parts:
             raise ValueError("train='all' with lora: an adapter holds a part of the weights. Leave one of them out.")
 
