@@ -9,8 +9,8 @@ recipe takes up to 20 GiB of the GPU). One base for all has read the other dicti
 the mixture and its tuning of every ablation with every seed, on rows of --sources. `dense` is the base trained on as many rows
 as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read the term or the
 definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold ones, and
-the routers' entropy. The recipe itself (`main`) also has a reward model and the best of eight samples. What lies in the work
-folder or stands in results/lexicon_quality.json is not made again.
+the routers' entropy. With the first seed the recipe itself (`main`) also has a reward model and the best of eight samples, and others
+choose among the same samples. What lies in the work folder or stands in results/lexicon_quality.json is not made again.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ABLATIONS = (
     "experts_2",
     "experts_8",
 )
-CHOOSERS = ("likelihood", "reward_nearest", "oracle")  # of the best of eight of MAIN's samples, with the first seed
+CHOOSERS = ("reward_nearest", "likelihood", "oracle")  # of the best of eight of MAIN's samples, with the first seed
 DICTIONARIES = ("wordnet", "oxford", "urban")
 BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}  # each base's recipe, and its epochs
 
@@ -111,8 +111,10 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
     folder = work / "runs"
     changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
     changes += [f"{part}.disable_tqdm='true'" for part in ("expert", "router")]
-    changes += ["reward=null", "best=null"] if system in ABLATIONS else []
-    changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_nearest") else []
+    if system in CHOOSERS or (system == MAIN and seed == options.seeds[0]):
+        changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_nearest") else []
+    else:
+        changes += ["reward=null", "best=null"]
     given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]
     script("run_all.py", *given, "--ablation", system, log=work / f"{system}-{seed}.log")
     return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text())
@@ -172,7 +174,7 @@ def main():
     parser.add_argument("--config", choices=("small.yml", "medium.yml"), default="small.yml")
     parser.add_argument("--sources", nargs="+", default=["wordnet"])
     parser.add_argument("--rows", type=int, default=8000, help="for training")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 42, 84])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 84, 21])
     parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS, *CHOOSERS), default=[MAIN, *ABLATIONS])
     parser.add_argument("--jobs", type=int, default=2, help="recipes at once, of one thread each")
     parser.add_argument("--name", help="of the file in results/")

@@ -60,7 +60,8 @@ def lexicon_quality() -> str:
         if rows:
             cells = (cell([score(row) for row in rows]) for score in SCORES.values())
             lines.append(f"| {SYSTEMS[name]} | {len(rows)} | {' | '.join(cells)} |")
-    curves = {name: [row for row in record["results"] if row["system"] == name] for name in CHOOSERS}
+    chosen = [row for row in record["results"] if "best_of_8" in row.get("scores", {})]
+    curves = {name: [row for row in chosen if row["system"] == name] for name in CHOOSERS}
     lines += ["", "BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:", ""]
     lines += ["| chosen by | seeds | 1 | 2 | 4 | 8 |", "| --- | --- | --- | --- | --- | --- |"]
     for name, rows in curves.items():
