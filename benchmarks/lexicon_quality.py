@@ -5,12 +5,13 @@
         --rows 20000 --jobs 4                                           # on a GPU; writes lexicon_quality_medium.json
 
 By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a
-recipe takes up to 20 GiB of the GPU). One base for all has read the other dictionaries, whole rows; then the experts,
-the mixture and its tuning of every ablation with every seed, on rows of --sources. `dense` is the base trained on as many rows
-as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read the term or the
-definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the perplexity of the gold ones, and
-the routers' entropy. With the first seed the recipe itself (`main`) also has a reward model and the best of eight samples, and others
-choose among the same samples. What lies in the work folder or stands in results/lexicon_quality.json is not made again.
+recipe takes up to 20 GiB of the GPU). Each seed has a base that has read the other dictionaries, whole rows, and from which all
+systems start; then come the experts, the mixture and its tuning of every system, on rows of --sources. `dense` is the base
+trained on as many rows as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read
+the term or the definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the
+perplexity of the gold ones, and the routers' entropy. With --best_seeds the recipe itself (`main`) also has a reward model and
+the best of eight samples, and others choose among the same samples. What lies in the work folder or stands in
+results/lexicon_quality.json is not made again.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,7 +61,7 @@ ABLATIONS = (
     "experts_2",
     "experts_8",
 )
-CHOOSERS = ("reward_nearest", "likelihood", "oracle")  # of the best of eight of MAIN's samples, with the first seed
+CHOOSERS = ("reward_nearest", "likelihood", "oracle")  # of the best of eight of MAIN's samples
 DICTIONARIES = ("wordnet", "oxford", "urban")
 BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}  # each base's recipe, and its epochs
 
@@ -95,14 +97,23 @@ def hold_out(options, work: Path, others: Path) -> Path:
     return folder
 
 
-def make_base(options, work: Path, others: Path, rows: Path) -> Path:
-    """A new Llama that has read the training rows of the other dictionaries, whole."""
+def make_base(options, record: Record, work: Path, others: Path, rows: Path, seed: int) -> Path:
+    """A seed's new Llama, which has read the training rows of the other dictionaries, whole."""
     recipe, epochs = BASES[options.config]
-    folder = work / f"base-{Path(options.config).stem}"
+    folder = work / f"base-{Path(options.config).stem}-{seed}"
     if not (folder / "results.json").exists():
-        given = ["--train_files", others / "train.jsonl", "--validation_files", rows / "validation.jsonl"]
+        given = [
+            "--train_files",
+            others / "train.jsonl",
+            "--validation_files",
+            rows / "validation.jsonl",
+            "--seed",
+            seed,
+        ]
         given += ["--learn", "row", "--num_train_epochs", epochs, "--disable_tqdm", "true", "--output_dir", folder]
         script("train_expert.py", LEXICON / recipe, *given, log=folder.with_suffix(".log"), threads=options.jobs)
+    if not record.find(system=BASE, seed=seed):
+        record.add({"system": BASE, "seed": seed, **measure_model(folder, read_definitions(rows / "test.jsonl")[0])})
     return folder
 
 
@@ -111,7 +122,7 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
     folder = work / "runs"
     changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
     changes += [f"{part}.disable_tqdm='true'" for part in ("expert", "router")]
-    if system in CHOOSERS or (system == MAIN and seed == options.seeds[0]):
+    if system in CHOOSERS or (system == MAIN and seed in options.best_seeds):
         changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_nearest") else []
     else:
         changes += ["reward=null", "best=null"]
@@ -153,9 +164,7 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     return found | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
 
 
-def measure(options, record: Record, work: Path, rows: Path, base: Path, system: str, seed: int) -> None:
-    if record.find(system=system, seed=seed):
-        return
+def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: int, system: str) -> None:
     found = run(options, work, rows, base, system, seed)
     row = {"system": system, "seed": seed, "scores": found["scores"]}
     row["seconds"] = {step["name"]: step["seconds"] for step in found["steps"]}
@@ -175,6 +184,7 @@ def main():
     parser.add_argument("--sources", nargs="+", default=["wordnet"])
     parser.add_argument("--rows", type=int, default=8000, help="for training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 84, 21])
+    parser.add_argument("--best_seeds", type=int, nargs="*", default=[42], help="those with the best of eight samples")
     parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS, *CHOOSERS), default=[MAIN, *ABLATIONS])
     parser.add_argument("--jobs", type=int, default=2, help="recipes at once, of one thread each")
     parser.add_argument("--name", help="of the file in results/")
@@ -184,16 +194,16 @@ def main():
     sources = tuple(name for name in DICTIONARIES if name not in options.sources)
     others = prepare(options, sources, work / "-".join(sources))
     rows = hold_out(options, work, others)
-    base = make_base(options, work, others, rows)
     name = options.name or ("lexicon_quality" if options.config == "small.yml" else "lexicon_quality_medium")
     record = Record(name, rows=options.rows, sources=options.sources, config=options.config)
-    if not record.find(system=BASE):
-        record.add({"system": BASE, **measure_model(base, read_definitions(rows / "test.jsonl")[0])})
-    places = [(system, seed) for seed in options.seeds for system in options.systems]
-    if options.systems == [MAIN, *ABLATIONS]:
-        places += [(chooser, options.seeds[0]) for chooser in CHOOSERS]
-    with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
-        list(pool.map(lambda place: measure(options, record, work, rows, base, *place), places))
+    for seed in options.seeds:
+        systems = list(options.systems)
+        systems += CHOOSERS if systems == [MAIN, *ABLATIONS] and seed in options.best_seeds else ()
+        systems = [system for system in systems if not record.find(system=system, seed=seed)]
+        if systems:
+            base = make_base(options, record, work, others, rows, seed)
+            with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
+                list(pool.map(partial(measure, options, record, work, rows, base, seed), systems))
 
 
 if __name__ == "__main__":
