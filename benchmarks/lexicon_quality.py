@@ -61,7 +61,7 @@ ABLATIONS = (
     "experts_2",
     "experts_8",
 )
-CHOOSERS = ("reward_nearest", "likelihood", "oracle")  # of the best of eight of MAIN's samples
+CHOOSERS = ("reward_gold", "likelihood", "oracle")  # of the best of eight of MAIN's samples
 DICTIONARIES = ("wordnet", "oxford", "urban")
 BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}  # each base's recipe, and its epochs
 
@@ -123,7 +123,7 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
     changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
     changes += [f"{part}.disable_tqdm='true'" for part in ("expert", "router")]
     if system in CHOOSERS or (system == MAIN and seed in options.best_seeds):
-        changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_nearest") else []
+        changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_gold") else []
     else:
         changes += ["reward=null", "best=null"]
     given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]

@@ -24,8 +24,8 @@ SYSTEMS = {
     "experts_8": "eight experts",
 }
 CHOOSERS = {
-    "main": "a reward that prefers gold definitions",
-    "reward_nearest": "a reward that prefers samples near gold ones",
+    "main": "a reward that prefers the sample nearest to the gold definition",
+    "reward_gold": "a reward that prefers the gold definition (Eq. 7)",
     "likelihood": "likelihood",
     "oracle": "the gold definition itself",
 }

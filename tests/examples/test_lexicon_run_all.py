@@ -267,7 +267,7 @@ def test_ablations_share_what_they_have_in_common(scripts, data):
         whole = plans[name.replace("linear", "all")]
         assert changed(plans[name], whole) == behind - {"mixture"}
         assert whole["router"].written["settings.yml"]["train"] == "all"
-    assert changed(main, plans["reward_nearest"]) == {"reward", "best", "evaluate"}
+    assert changed(main, plans["reward_gold"]) == {"reward", "best", "evaluate"}
     for name in ("likelihood", "oracle"):
         assert changed(main, plans[name]) == {"reward", "best", "evaluate"} and "reward" not in plans[name]
     for name in ("random", "lexical", "semantic_gold"):
