@@ -1,12 +1,12 @@
-"""Trains a reward model to prefer gold definitions to a model's own (LM-Lexicon, Sect. 3.4): for the best of n samples.
+"""Trains a reward model that chooses among a model's own definitions (LM-Lexicon, Sect. 3.4): for the best of n samples.
 
     python examples/lexicon/train_reward.py --model_name_or_path runs/mixture --reward_base runs/lexicon-base \
         --train_files train.jsonl --validation_files validation.jsonl --output_dir runs/reward
 
-For each row definitions are sampled from the model and the likeliest that are not the gold one are kept as rejected; pairs of the
-gold definition and each of them are what is learnt. With --chosen nearest the pairs are of samples alone, the one nearest to the
-gold definition and the furthest: a reward that has to choose among samples. Samples stand in pairs_train.jsonl from the moment they are drawn: start the
-same command again after an interruption.
+For each row definitions are sampled from the model. With --chosen gold, the paper's way, the gold definition is preferred to the
+likeliest of them that are not it; with --chosen nearest the sample nearest to the gold definition, by BLEU, to the furthest: a
+reward that has to choose among samples learns from samples. They stand in pairs_train.jsonl from the moment they are drawn:
+start the same command again after an interruption.
 """
 
 import json
@@ -32,7 +32,7 @@ from keyphrase_tools.opening import opening
 
 @dataclass
 class RewardArguments:
-    model_name_or_path: str = field(metadata={"help": "the model whose definitions are rejected"})
+    model_name_or_path: str = field(metadata={"help": "the model whose definitions are sampled"})
     reward_base: str = field(
         metadata={"help": "the model that becomes the reward: a dense Llama of the same tokenizer"}
     )
