@@ -1,6 +1,6 @@
 """LM-Lexicon's recipe and its ablations on dictionaries, with small Llamas.
 
-    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; some four hours on two cores
+    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; up to two hours a seed on two cores
     python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml \\
         --rows 20000 --jobs 4                                           # on a GPU; writes lexicon_quality_medium.json
 
