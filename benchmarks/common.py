@@ -72,8 +72,8 @@ class Record:
         return next(found, None)
 
     def add(self, row: dict) -> dict:
-        """A row, with the commit that it was measured at."""
-        row = row | {"commit": commit()}
+        """A row, with the commit and the processor that it was measured at."""
+        row = row | {"commit": commit(), "processor": machine()["processor"]}
         with self.lock:  # read again: the same script may run for other places
             write(self.name, [*self.rows(), row], **self.settings)
         return row

@@ -18,7 +18,8 @@ def provenance(record: dict) -> str:
     if where["accelerator"]:
         place = f"on one {where['accelerator']}"
     else:
-        place = f"{where['threads']} threads of {where['processor']}"
+        processors = sorted({row.get("processor", where["processor"]) for row in rows}) or [where["processor"]]
+        place = f"{where['threads']} threads of {' and '.join(processors)}"
         on_gpu = [row for row in rows if row.get("device") == "cuda"]
         if on_gpu:
             place += f", {len(on_gpu)} of {len([row for row in rows if 'device' in row])} runs on one {record['settings']['gpu']}"
