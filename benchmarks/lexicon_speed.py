@@ -204,6 +204,7 @@ def main():
     parser.add_argument("--device", choices=MODELS, default="cpu", help="for generation")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=("generation", "scores", "clusters"))
+    parser.add_argument("--name", help="of the file in results/; without it, a part is not written")
     parser.add_argument("--no_peer", action="store_true", help="without k-means-constrained")
     options = parser.parse_args()
     parts = {
@@ -219,10 +220,10 @@ def main():
         "experts_per_token": K,
         "new": WRITTEN,
     }
-    if options.only:
-        print("A part: nothing is written.")
+    if options.only and not options.name:
+        print("A part: nothing is written. --name NAME writes it.")
     else:
-        write("lexicon_speed", found, **settings)
+        write(options.name or "lexicon_speed", found, **settings)
 
 
 if __name__ == "__main__":
