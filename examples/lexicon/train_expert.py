@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 from datasets import Dataset
+from finite import StopAtNaN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -212,6 +213,15 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     return trainer, start
 
 
+def train(trainer: Trainer, start: str | None) -> None:
+    """Trains, from a checkpoint if there is one; weights that become NaN end it with a line that says how to go on."""
+    trainer.add_callback(StopAtNaN())
+    try:
+        trainer.train(resume_from_checkpoint=start)
+    except FloatingPointError as error:
+        refuse(error)
+
+
 def finish(trainer: Trainer) -> None:
     """Saves model and tokenizer; scores the validation rows, if there are any, and writes results.json."""
     trainer.save_model()
@@ -239,7 +249,7 @@ def main():
         trainer, start = prepare(*arguments)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    trainer.train(resume_from_checkpoint=start)
+    train(trainer, start)
     finish(trainer)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from datasets import Dataset
 from resumable import Note, digest, state_of
 from rewards import PAIRS, PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
-from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say
+from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say, train
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -103,7 +103,7 @@ def main():
         trainer = prepare(args, training_args)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    train(trainer, last_checkpoint(training_args.output_dir))
     trainer.save_model()
     output = Path(training_args.output_dir)
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model

@@ -18,7 +18,17 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from routing_report import flat, places, routing_of, routing_sums, summarise, table
 from torch import nn
-from train_expert import DataArguments, encoded, finish, last_checkpoint, load_split, parse_arguments, refuse, say
+from train_expert import (
+    DataArguments,
+    encoded,
+    finish,
+    last_checkpoint,
+    load_split,
+    parse_arguments,
+    refuse,
+    say,
+    train,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from keyphrase_tools.opening import opening
@@ -185,7 +195,7 @@ def main():
         trainer = prepare(*arguments)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    trainer.train(resume_from_checkpoint=last_checkpoint(trainer.args.output_dir))
+    train(trainer, last_checkpoint(trainer.args.output_dir))
     trainer.model.config.output_router_logits = False  # who uses the saved mixture wants no balance computed
     finish(trainer)
 
