@@ -168,6 +168,10 @@ def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: i
     found = run(options, work, rows, base, system, seed)
     row = {"system": system, "seed": seed, "scores": found["scores"]}
     row["seconds"] = {step["name"]: step["seconds"] for step in found["steps"]}
+    for step in found["steps"]:
+        if step["name"] == "reward":
+            learnt = json.loads((Path(step["folder"]) / "out" / "results.json").read_text())
+            row["reward_accuracy"] = learnt["eval_accuracy"]
     row |= measure_model(final_model(found), read_definitions(rows / "test.jsonl")[0])
     plain = "   ".join(f"{name} {value:.2f}" for name, value in row["scores"]["plain"].items())
     print(f"{system}, seed {seed}: {plain}   perplexity {row['perplexity']:.1f}", flush=True)

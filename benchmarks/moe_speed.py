@@ -102,9 +102,12 @@ def groups_of(models: dict, batch: int, device: str) -> dict[str, dict]:
 
 
 def check_equal(models: dict, device: str):
-    """Token policy = Mixtral, domain 0 = the dense Llama; in float32, and a mixed batch is its rows one by one."""
+    """Token policy = Mixtral, domain 0 = the dense Llama; in float32, for bfloat16 flips routers' near ties, and a mixed batch
+    is its rows one by one."""
+    dtypes = {name: model.dtype for name, model in models.items()}
     ids = torch.randint(VOCABULARY, (E, 48), device=device)
-    tolerance = 1e-3 if device == "cpu" else 0.1
+    for model in models.values():
+        model.float()
     with torch.no_grad():
         calls = {title: groups_of(models, E, device)[title] for title in ("token", "domain")}
         pairs = [(call(ids).logits, calls["token"]["stock"](ids).logits) for call in calls["token"].values()]
@@ -112,9 +115,11 @@ def check_equal(models: dict, device: str):
         mixed = calls["domain"]["mixed domains"](ids).logits
         pairs.append((mixed[:1], calls["domain"]["dense"](ids[:1]).logits))
         for found, wanted in pairs:
-            torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance, rtol=tolerance)
-        if torch.allclose(mixed[1:], calls["domain"]["dense"](ids[1:]).logits, atol=tolerance):
+            torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+        if torch.allclose(mixed[1:], calls["domain"]["dense"](ids[1:]).logits, atol=1e-3):
             raise RuntimeError("Other domains give the same as domain 0: this comparison sees nothing.")
+    for name, model in models.items():
+        model.to(dtypes[name])
 
 
 def ways_of(ids: torch.Tensor, device: str) -> dict:

@@ -32,6 +32,7 @@ MAKERS = {
     "table:moe_speed": merging.moe_speed,
     "table:lexicon_merge": merging.lexicon_merge,
     "table:lexicon_quality": definitions.lexicon_quality,
+    "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
     "table:lexicon_speed": definitions.lexicon_speed,
     "table:moesumm_speed": moesumm.moesumm_speed,
     "table:moesumm_quality": moesumm.moesumm_quality,

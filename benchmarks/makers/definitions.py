@@ -45,35 +45,65 @@ def cell(values: list[float | None]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def lexicon_quality() -> str:
-    record = load("lexicon_quality")
-    runs = {name: [row for row in record["results"] if row["system"] == name] for name in SYSTEMS}
-    bases = [row["perplexity"] for row in record["results"] if row["system"] == "base"]
-    lines = [
-        f"WordNet's test rows, {record['settings']['rows']:,} to train on, from bases of perplexity {cell(bases)}; means over "
-        "seeds, per cent but for perplexity and entropy:",
-        "",
-        f"| | seeds | {' | '.join(SCORES)} |",
-        "| --- | --- |" + " --- |" * len(SCORES),
-    ]
-    for name, rows in runs.items():
-        if rows:
-            cells = (cell([score(row) for row in rows]) for score in SCORES.values())
-            lines.append(f"| {SYSTEMS[name]} | {len(rows)} | {' | '.join(cells)} |")
-    chosen = [row for row in record["results"] if "best_of_8" in row.get("scores", {})]
-    curves = {name: [row for row in chosen if row["system"] == name] for name in CHOOSERS}
-    lines += ["", "BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:", ""]
-    lines += ["| chosen by | seeds | 1 | 2 | 4 | 8 |", "| --- | --- | --- | --- | --- | --- |"]
-    for name, rows in curves.items():
-        if rows:
+def systems_table(rows: list[dict]) -> list[str]:
+    lines = [f"| | seeds | {' | '.join(SCORES)} |", "| --- | --- |" + " --- |" * len(SCORES)]
+    for name, title in SYSTEMS.items():
+        if found := [row for row in rows if row["system"] == name]:
+            cells = (cell([score(row) for row in found]) for score in SCORES.values())
+            lines.append(f"| {title} | {len(found)} | {' | '.join(cells)} |")
+    return lines
+
+
+def curves_table(rows: list[dict]) -> list[str]:
+    lines = ["| chosen by | seeds | 1 | 2 | 4 | 8 |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, title in CHOOSERS.items():
+        if found := [row["scores"] for row in rows if row["system"] == name and "best_of_8" in row["scores"]]:
             both = (
-                [[row["scores"][f"best_of_{n}"][f"{metric} (context)"] for row in rows] for metric in ("bleu", "rouge")]
+                [[scores[f"best_of_{n}"][f"{metric} (context)"] for scores in found] for metric in ("bleu", "rouge")]
                 for n in (1, 2, 4, 8)
             )
             cells = (" / ".join(map(cell, pair)) for pair in both)
-            lines.append(f"| {CHOOSERS[name]} | {len(rows)} | {' | '.join(cells)} |")
-    command = "`python benchmarks/lexicon_quality.py --data PATH --work FOLDER`"
-    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+            lines.append(f"| {title} | {len(found)} | {' | '.join(cells)} |")
+    return lines
+
+
+def rows_read(record: dict) -> str:
+    bases = [row["perplexity"] for row in record["results"] if row["system"] == "base"]
+    return (
+        f"WordNet's test rows, {record['settings']['rows']:,} to train on, from {'bases' if len(bases) > 1 else 'a base'} of "
+        f"perplexity {cell(bases)}"
+    )
+
+
+def lexicon_quality() -> str:
+    record = load("lexicon_quality")
+    return "\n".join(
+        [
+            f"{rows_read(record)}; means over seeds, per cent but for perplexity and entropy:",
+            "",
+            *systems_table(record["results"]),
+            "",
+            "BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:",
+            "",
+            *curves_table(record["results"]),
+            "",
+            f"{provenance(record)} `python benchmarks/lexicon_quality.py --data PATH --work FOLDER`",
+        ]
+    )
+
+
+def lexicon_quality_medium() -> str:
+    record = load("lexicon_quality_medium")
+    return "\n".join(
+        [
+            f"{rows_read(record)}, with 10.6 million parameters beside the embeddings (`medium.yml`):",
+            "",
+            *systems_table(record["results"]),
+            "",
+            f"{provenance(record)} `python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml "
+            "--rows 20000`",
+        ]
+    )
 
 
 def lexicon_speed() -> str:
