@@ -51,6 +51,9 @@ ABLATIONS = (
     "token_linear",
     "domain_all",
     "token_all",
+    "domain_branched",
+    "token_branched",
+    "dense_branched",
     "experts_1",
     "no_split",
     "lexical",
@@ -121,7 +124,8 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
     """One recipe, in a folder of its seed that shares steps with the other systems -> its run.json."""
     folder = work / "runs"
     changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
-    changes += [f"{part}.disable_tqdm='true'" for part in ("expert", "router")]
+    trained = ("expert",) if system.endswith("_branched") else ("expert", "router")
+    changes += [f"{part}.disable_tqdm='true'" for part in trained]
     if system in CHOOSERS or (system == MAIN and seed in options.best_seeds):
         changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_gold") else []
     else:

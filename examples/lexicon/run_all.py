@@ -23,7 +23,20 @@ from run_steps import DEFINITIONS, HERE, Planner, Step, is_behind, merged, read_
 from train_expert import refuse
 
 MAIN = "main"
-ORDER = ("base", "cluster", "expert", "mixture", "router", "dense", "reward", "plain", "best", "evaluate", "sum")
+ORDER = (
+    "base",
+    "trunk",
+    "cluster",
+    "expert",
+    "mixture",
+    "router",
+    "dense",
+    "reward",
+    "plain",
+    "best",
+    "evaluate",
+    "sum",
+)
 EXAMPLES = 10
 
 

@@ -19,7 +19,7 @@ from merge_tools.recipe import Recipe
 
 HERE = Path(__file__).resolve().parent
 SPLITS = ("train", "validation", "test")
-SECTIONS = ("base", "cluster", "expert", "compose", "router", "reward", "plain", "best", "evaluate")
+SECTIONS = ("base", "trunk", "cluster", "expert", "compose", "router", "reward", "plain", "best", "evaluate")
 DEFAULTS = {
     "data": None,  # a folder of train.jsonl, validation.jsonl, test.jsonl, or
     **{f"{split}_files": None for split in SPLITS},
@@ -122,6 +122,8 @@ def read_config(path: str | Path, *changes: dict) -> dict:
         raise ValueError(f"experts={config['experts']!r} in {path}: give a whole number from 1 on.")
     for name in ("cluster", "compose") if config["experts"] > 1 else ():
         config[name] = config[name] or {}
+    if config["trunk"] is not None:
+        config["trunk"] = merged({**config["expert"], "train": "all"}, config["trunk"])
     for section, known in (("cluster", CLUSTER), ("compose", [f.name for f in fields(Recipe)])):
         for name in config[section] or {}:
             if name not in known:
@@ -157,6 +159,8 @@ class Planner:
 
     def plan(self) -> None:
         base = self.base()
+        if self.config["trunk"] is not None:
+            base = self.trunk(base)
         clusters = self.clusters() if self.split else None
         experts = [self.expert(k, base, clusters) for k in range(self.config["experts"])]
         model = self.mixture(base, clusters, experts) if self.shared else experts[0]
@@ -235,6 +239,14 @@ class Planner:
             about = {"base": state_of(places["model_name_or_path"])}
         files = {"train": self.rows["train"], **self.validation(settings, places)}
         step = self.run_script("base", "train_expert.py", settings, places, [], files, about)
+        return Model(str(step.out), step, {})
+
+    def trunk(self, base: "Model") -> "Model":
+        """The base after it has read all rows, for the experts to branch from."""
+        settings = self.settings("trunk", ("from_scratch",))
+        places = {"model_name_or_path": base.place, "train_files": self.rows["train"]}
+        files = {"train": self.rows["train"], **self.validation(settings, places)}
+        step = self.run_script("trunk", "train_expert.py", settings, places, [base.step], files, base.about)
         return Model(str(step.out), step, {})
 
     def clusters(self) -> Step:

@@ -244,6 +244,19 @@ def test_settings_reach_the_commands(scripts, config):
     assert changed(given, plan_of(scripts, config(base="other/model"))) == set(given) - {"cluster"}
 
 
+def test_experts_branch_from_a_trunk_that_has_read_all_rows(scripts, config, data):
+    without, steps = plan_of(scripts, config()), plan_of(scripts, config(), {"trunk": {"learning_rate": 0.02}})
+    assert changed(without, steps) == set(steps) - {"base", "cluster"} and list(steps)[:2] == ["base", "trunk"]
+    trunk, expert = (steps[name].written["settings.yml"] for name in ("trunk", "expert-0"))
+    assert trunk["train_files"] == [str(data / "train.jsonl")] and trunk["model_name_or_path"] == str(steps["base"].out)
+    assert trunk["train"] == "all" and trunk["learning_rate"] == 0.02 and expert["learning_rate"] == 0.01
+    assert trunk["num_train_epochs"] == expert["num_train_epochs"] == 2
+    assert expert["model_name_or_path"] == str(steps["trunk"].out)
+    assert steps["mixture"].written["mixture.yml"]["base_model"] == str(steps["trunk"].out)
+    given = plan_of(scripts, config(base="some/model"), {"trunk": {}})
+    assert given["trunk"].written["settings.yml"]["model_name_or_path"] == "some/model"
+
+
 def test_ablations_share_what_they_have_in_common(scripts, data):
     """Those of the folder, over its small recipe."""
     ablations = yaml.safe_load((LEXICON / "ablations.yml").read_text())
@@ -267,6 +280,9 @@ def test_ablations_share_what_they_have_in_common(scripts, data):
         whole = plans[name.replace("linear", "all")]
         assert changed(plans[name], whole) == behind - {"mixture"}
         assert whole["router"].written["settings.yml"]["train"] == "all"
+    branched = [plans[f"{name}_branched"] for name in ("domain", "token", "dense")]
+    assert len({steps["trunk"].key for steps in branched}) == 1 and not any("router" in steps for steps in branched)
+    assert changed(*branched[:2]) == behind - {"router"} and "mixture" not in branched[2]
     assert changed(main, plans["reward_gold"]) == {"reward", "best", "evaluate"}
     for name in ("likelihood", "oracle"):
         assert changed(main, plans[name]) == {"reward", "best", "evaluate"} and "reward" not in plans[name]
