@@ -419,6 +419,26 @@ def test_what_stands_is_not_run_again(scripts, config, monkeypatch, capsys, data
     assert said.count(" done ") == 2 and said.count(" to do ") == 4 and "train_expert.py" in said
 
 
+def test_a_mixture_of_branches_keeps_what_its_trunk_learnt(scripts, config, monkeypatch, capsys):
+    path = config(
+        trunk={}, expert={"recipe": "training.yml", "train": "mlp"}, reward=None, best=None, evaluate=None, router=None,
+        compose={"format": "lexicon", "routing_policy": "domain", "gate_mode": "none"},
+    )  # fmt: skip
+    said, ran = run(scripts, monkeypatch, capsys, path)
+    steps = plan_of(scripts, path)
+    assert ran == {step.key for step in steps.values()} and "trunk" in said
+    names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+    weights = {
+        name: load_file(steps[name].out / "model.safetensors") for name in ("base", "trunk", "expert-0", "mixture")
+    }
+    for name in names:
+        assert not torch.equal(weights["base"][name], weights["trunk"][name])
+        assert torch.equal(weights["trunk"][name], weights["expert-0"][name])
+        assert torch.equal(weights["trunk"][name], weights["mixture"][name])
+    written = [json.loads(line) for line in (steps["plain"].out / "definitions.jsonl").read_text().splitlines()]
+    assert len(written) == 12 and {row["domain"] for row in written} == {0, 1}
+
+
 def test_a_step_that_fails_says_why_and_is_gone_on_with(scripts, config, monkeypatch, capsys, tmp_path):
     path = config(reward=None, best=None, evaluate=None, cluster={"method": "tfidf"}, compose={"gate_mode": "hidden"})
     with pytest.raises(
