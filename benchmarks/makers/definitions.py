@@ -48,11 +48,21 @@ def cell(values: list[float | None]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
+def less_dense(found: list[dict], rows: list[dict]) -> str:
+    """BLEU and perplexity of a system less the dense model's, seed by seed, as means: systems can differ in their seeds."""
+    dense = {row["seed"]: row for row in rows if row["system"] == "dense"}
+    scores = (SCORES["BLEU, same context"], SCORES["perplexity"])
+    differences = (mean(score(row) - score(dense[row["seed"]]) for row in found) for score in scores)
+    return " / ".join(f"{value:+.2f}" for value in differences)
+
+
 def systems_table(rows: list[dict]) -> list[str]:
-    lines = [f"| | seeds | {' | '.join(SCORES)} |", "| --- | --- |" + " --- |" * len(SCORES)]
+    lines = [f"| | seeds | {' | '.join(SCORES)} | BLEU / perplexity, less the dense model's |"]
+    lines.append("| --- | --- |" + " --- |" * (len(SCORES) + 1))
     for name, title in SYSTEMS.items():
         if found := [row for row in rows if row["system"] == name]:
-            cells = (cell([score(row) for row in found]) for score in SCORES.values())
+            cells = [cell([score(row) for row in found]) for score in SCORES.values()]
+            cells.append("" if name == "dense" else less_dense(found, rows))
             lines.append(f"| {title} | {len(found)} | {' | '.join(cells)} |")
     return lines
 
