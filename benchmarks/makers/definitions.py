@@ -133,7 +133,11 @@ def lexicon_speed() -> str:
         cells = " | ".join(f"{row['tokens_per_second'][name]:,.0f}" for name in names)
         lines.append(f"| {row['d']}, {row['layers']} | {row['batch']} | {cells} |")
     scores = found["scores"]
-    lines += ["", f"Scores of {scores['rows']:,} rows, {scores['pairs']:,} pairs, in seconds:", ""]
+    lines += [
+        "",
+        f"Scores of {scores['rows']:,} rows, {scores['pairs']:,} pairs, in seconds (BLEU is sacrebleu's on both sides):",
+        "",
+    ]
     lines += ["| | ours | the reference implementation, pair by pair |", "| --- | --- | --- |"]
     for name, seconds in scores["seconds"].items():
         lines.append(f"| {name} | {seconds['ours']:.1f} | {seconds['pair by pair']:.1f} |")
