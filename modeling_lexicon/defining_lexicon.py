@@ -104,7 +104,9 @@ class Definer:
         checked = [check_row(row, first + i) for i, row in enumerate(rows)]
         prompts = self.prompts(checked, first)
         domains = self.domains(checked, first)
-        order = sorted(range(len(rows)), key=lambda i: len(prompts[i]), reverse=True)
+        # rows of one domain together: a batch then reads the weights of one expert
+        experts = [0] * len(rows) if domains is None else domains["ids"].tolist()
+        order = sorted(range(len(rows)), key=lambda i: (experts[i], -len(prompts[i])))
         found: list = [None] * len(rows)
         for start in range(0, len(order), batch_size):
             own = order[start : start + batch_size]

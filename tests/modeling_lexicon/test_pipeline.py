@@ -153,6 +153,12 @@ def test_centroids_choose_the_expert_and_the_answer_says_so(routed, tokenizer):
     assert [one["definition"] for one in given] == [one["definition"] for one in found] and "domain" not in given[0]
     other = define(ROWS, domain_ids=0)
     assert other[0]["score"] != given[0]["score"] and other[1]["score"] == pytest.approx(given[1]["score"], abs=1e-5)
+    batches, generate = [], routed.generate
+    routed.generate = lambda *given, **more: batches.append(more["domain_ids"].tolist()) or generate(*given, **more)
+    several = define(ROWS * 2, domain_ids=[1, 0, 0] * 2, batch_size=2)
+    del routed.generate
+    assert batches == [[0, 0], [0, 0], [1, 1]]  # a batch reads one expert where it can
+    assert [one["definition"] for one in several] == 2 * [one["definition"] for one in given]
     with pytest.raises(ValueError, match="There are 2 domain_ids for 3 rows"):
         define(ROWS, domain_ids=[0, 1])
 
