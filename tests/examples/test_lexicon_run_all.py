@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -333,6 +334,14 @@ def wait_for_lock(path):
     raise AssertionError("the step still runs")
 
 
+def kill_at_a_checkpoint(process, folder):
+    """Kills a process and its children as soon as there is a checkpoint."""
+    while process.poll() is None and not list(folder.glob("checkpoint-*/trainer_state.json")):
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def outputs(steps):
     """What must be the same, however often the run was interrupted."""
     files = {name: (steps[name].out / "definitions.jsonl").read_bytes() for name in ("plain", "best")}
@@ -348,12 +357,12 @@ def test_a_killed_run_goes_on_to_the_same_result(scripts, config, tmp_path, monk
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    said, _ = run(scripts, monkeypatch, capsys, path)
-    whole = outputs(plan_of(scripts, path))
     steps = plan_of(scripts, path, {"work_dir": str(tmp_path / "killed")})
-    while killed.poll() is None and not list(steps["base"].out.glob("checkpoint-*/trainer_state.json")):
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
+    with ThreadPoolExecutor(1) as pool:  # beside this process's own run, which may take longer than the base there
+        ended = pool.submit(kill_at_a_checkpoint, killed, steps["base"].out)
+        said, _ = run(scripts, monkeypatch, capsys, path)
+        ended.result()
+    whole = outputs(plan_of(scripts, path))
     assert killed.wait() == -signal.SIGKILL, killed.stdout.read()
     wait_for_lock(steps["base"].folder / "lock")
     assert not (steps["base"].folder / "done.json").exists() and len(list(tmp_path.glob("killed/steps/*"))) == 1
