@@ -1,11 +1,18 @@
 """Configuration of ExHiRD: how a document is read, how phrases are generated, what is excluded."""
 
-import difflib
 from dataclasses import fields
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
+
+from .validation_exhird import (
+    ValidatedConfigMixin,
+    did_you_mean,
+    require_at_least,
+    require_fraction,
+    require_one_of,
+)
 
 ENCODERS = ("bigru", "bilstm", "cnn", "transformer", "pretrained")
 RELATIVE = ("shared", "separate", "none")
@@ -14,8 +21,8 @@ TOKENS = ("end_phrase_token_id", "present_token_id", "absent_token_id", "title_e
 
 
 @strict
-class ExHirdConfig(PreTrainedConfig):
-    r"""What a keyphrase generator is made of.
+class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
+    r"""Configuration of a keyphrase generator.
 
     Args:
         encoder_type (`"transformer"`, `"bigru"`, `"bilstm"`, `"cnn"` or `"pretrained"`, default `"transformer"`):
@@ -65,7 +72,7 @@ class ExHirdConfig(PreTrainedConfig):
             The tokenizer's; `ExHirdConfig.for_tokenizer` finds them.
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message states the value and how to fix it.
 
     Example:
 
@@ -76,6 +83,7 @@ class ExHirdConfig(PreTrainedConfig):
     ```"""
 
     model_type = "exhird"
+    how_to_start = "To start from an encoder, use ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
     keys_to_ignore_at_inference = ["generation_loss", "exclusive_loss", "memory", "attention"]
 
@@ -118,15 +126,11 @@ class ExHirdConfig(PreTrainedConfig):
     title_end_token_id: int = 7
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         wanted = self.encoder_type == "pretrained" or self.text_config is not None
         super().__post_init__(**kwargs)
         if not wanted:
             self.text_config = None
-        self._check()
+        self.check()
 
     @classmethod
     def for_tokenizer(cls, tokenizer, **options) -> "ExHirdConfig":
@@ -158,31 +162,17 @@ class ExHirdConfig(PreTrainedConfig):
             return self.phrase_start
         return "last" if self.encoder_type in ("bigru", "bilstm") else "mean"
 
-    def _check(self):
-        choices = (
-            ("encoder_type", ENCODERS),
-            ("relative_attention", (*RELATIVE, None)),
-            ("phrase_start", PHRASE_STARTS),
-            ("attention_implementation", ("auto", "dense", "block")),
-        )
-        for name, known in choices:
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(map(repr, known))}."
-                )
-        counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_phrases")
-        for name in (*counts, "embedding_size", "segment_length"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more.")
-        for name in ("lead_size", "window_size", "attention_top_k", "init_range", "exclusive_loss_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be 0 or more.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: it is a share, from 0 up to 1.")
+    def check(self):
+        """Raises a `ValueError` that names the value, the reason and the fix."""
+        choices = {"encoder_type": ENCODERS, "relative_attention": (*RELATIVE, None), "phrase_start": PHRASE_STARTS}
+        require_one_of(self, {**choices, "attention_implementation": ("auto", "dense", "block")})
+        sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
+        require_at_least(self, 1, [*sizes, "embedding_size", "segment_length", "max_phrases"])
+        require_at_least(self, 0, ["lead_size", "window_size", "attention_top_k", "init_range", "exclusive_loss_coef"])
+        require_fraction(self, ["dropout"])
         if self.max_phrase_length < 3:
             raise ValueError(
-                f"max_phrase_length={self.max_phrase_length} leaves no room: a phrase of one word has a start and an end too. "
-                "Use 3 or more."
+                f"max_phrase_length={self.max_phrase_length} must be at least 3: it counts a phrase's start and end too."
             )
         for name in ("exclusion_window", "exclusive_loss_window"):
             if getattr(self, name) < -1:
@@ -212,29 +202,13 @@ class ExHirdConfig(PreTrainedConfig):
                     "Use 'auto' or 'dense', or use_top_k=False."
                 )
 
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a keyphrase generator. To start from an encoder, use "
-                "ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
-            )
-        return super().from_dict(config_dict, **kwargs)
-
 
 def check_options(options: dict, where: str):
-    """Names options that no configuration has.
-
-    Raises:
-        ValueError: for the first of them.
-    """
-    known = {f.name for f in fields(ExHirdConfig)}
+    """Raises a `ValueError` for an option that no configuration has."""
+    known = {field.name for field in fields(ExHirdConfig)}
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of ExHirdConfig."
-            raise ValueError(f"{where} got {name!r}, which is no option of a keyphrase generator. {hint}")
+            raise ValueError(f"{where} got an unexpected argument {name!r}. {did_you_mean(name, known)}")
 
 
 ExHirdConfig.register_for_auto_class()

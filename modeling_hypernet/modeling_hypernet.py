@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.utils import can_return_tuple
 
-from .base_hypernet import HypernetPreTrainedModel, build_encoder
+from .backbone_hypernet import build_encoder
+from .base_hypernet import HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .labels_hypernet import allowed_steps, check_labels, outside_label
@@ -38,6 +39,8 @@ class HypernetModel(HypernetPreTrainedModel):
     >>> states = model(**tokenizer(titles, texts, padding=True, return_tensors="pt")).last_hidden_state
     ```
     """  # fmt: skip
+
+    backbone_path = "backbone"
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
@@ -185,6 +188,11 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
     model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
+    pipeline_requirements = ("nltk", "regex")
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
@@ -387,6 +395,12 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
 
     model_class = HypernetModel
     lora_task = "QUESTION_ANS"
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_extractive_qa import ExtractiveQAPipeline
+
+        return {"extractive-qa": ExtractiveQAPipeline}
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)

@@ -28,9 +28,10 @@ from .routing_lexicon import (
     load_balancing_loss,
     plan_routing,
 )
+from .saving_lexicon import CompleteCheckpointMixin
 
 
-class LexiconPreTrainedModel(LlamaPreTrainedModel):
+class LexiconPreTrainedModel(CompleteCheckpointMixin, LlamaPreTrainedModel):
     """Initialisation, saving and loading of LM-Lexicon models."""
 
     config: LexiconConfig
@@ -198,6 +199,12 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_lexicon import DefinitionModelingPipeline
+
+        return {"definition-modeling": DefinitionModelingPipeline}
 
     def __init__(self, config: LexiconConfig):
         super().__init__(config)

@@ -6,6 +6,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from .validation_moesumm import ValidatedConfigMixin
+
 EXPERTS_IMPLEMENTATIONS = ("auto", "dense", "grouped", "loop")
 DEPUTY_SIZE = 512
 
@@ -23,7 +25,7 @@ def of_backbone(name: str) -> property:
 
 
 @strict
-class MoeSummConfig(PreTrainedConfig):
+class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     r"""What a MoeSumm model is made of: a backbone, the datasets it knows, and its deputies.
 
     Args:
@@ -65,6 +67,10 @@ class MoeSummConfig(PreTrainedConfig):
     ```"""
 
     model_type = "moesumm"
+    how_to_start = (
+        "To start from a BART, PEGASUS or mBART, use "
+        "MoeSummForConditionalGeneration.from_backbone(name_or_path, datasets=[...])."
+    )
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
     # Logits alone are predictions.
     keys_to_ignore_at_inference = [
@@ -99,10 +105,6 @@ class MoeSummConfig(PreTrainedConfig):
     decoder_start_token_id = of_backbone("decoder_start_token_id")
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
         if self.datasets is None:
             self.datasets = ["default"]
@@ -124,19 +126,6 @@ class MoeSummConfig(PreTrainedConfig):
     def _experts_implementation(self, value: str | dict | None):
         # Not handed down to the backbone, as transformers would: it has no experts of its own and refuses our names.
         self._experts_implementation_internal = value.get("") if isinstance(value, dict) else value
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a MoeSumm model. To start from a BART, "
-                "PEGASUS or mBART, use MoeSummForConditionalGeneration.from_backbone(name_or_path, datasets=[...])."
-            )
-        loaded = super().from_dict(config_dict, **kwargs)
-        config = loaded[0] if isinstance(loaded, tuple) else loaded
-        config.check()  # again, with what from_pretrained(..., margin_loss_coef=0) has replaced
-        return loaded
 
     @property
     def num_selectors(self) -> int:

@@ -4,16 +4,16 @@ Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary,
 """
 
 import copy
-import os
+from dataclasses import fields
 
 import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from .base_moesumm import LOADING_OPTIONS, MoeSummPreTrainedModel, check_options, open_backbone
+from .backbone_moesumm import HUB_OPTIONS, split_options
+from .base_moesumm import MoeSummPreTrainedModel
 from .configuration_moesumm import MoeSummConfig
-from .experts_moesumm import Deputies
 from .layers_moesumm import (
     Routing,
     attach_deputies,
@@ -26,6 +26,9 @@ from .layers_moesumm import (
 from .loss_moesumm import margin_losses, token_losses
 from .outputs_moesumm import MoeSummOutput
 from .summarizing_moesumm import Summarizer, check_texts
+
+# What from_backbone() takes for the configuration.
+CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
 
 
 def source_tokens(config, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -124,7 +127,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     def __init__(self, config: MoeSummConfig):
         super().__init__(config)
         config.check()
-        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config)
+        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config, trust_remote_code=False)
         attach_deputies(self.backbone.base_model, config)
         self.post_init()
 
@@ -136,7 +139,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         num_deputies: int = 3,
         deputy_size: int | None = None,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
+        attention_dropout: float | None = None,
         **options,
     ):
         """A MoeSumm model whose main expert is a pretrained model, with new deputies and selectors.
@@ -144,53 +148,54 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         Args:
             name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
             datasets, num_deputies, deputy_size: as in `MoeSummConfig`.
-            dtype: of all weights. Not the checkpoint's own by default: new experts do not learn in half precision.
-            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...),
-                `experts_implementation`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
-                `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`,
-                `proxies`, `code_revision`.
+            dtype: of all weights, "auto" for the checkpoint's. Not the default, since new experts do not learn in half
+                precision.
+            attention_dropout (`float`, *optional*): in place of the backbone's own.
+            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...), and what
+                `from_pretrained` takes to find and load weights (`revision`, `token`, `device_map`,
+                `quantization_config`, `variant`, `experts_implementation`, ...).
 
         Raises:
             OSError: when there is no such model.
-            ValueError: for a backbone without fc1 and fc2, an option that there is not, or a value out of range.
+            ValueError: for a backbone without fc1 and fc2, an unknown option, or a value out of range.
         """
-        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
-        check_options(options)
-        backbone = open_backbone(cls.config_class, name_or_path, dtype, loading)
-        layers_of(backbone.base_model)
-        # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
-        config = cls.config_class(
-            text_config=copy.deepcopy(backbone.config),
-            datasets=datasets,
-            num_deputies=num_deputies,
-            deputy_size=deputy_size,
-            **options,
+        options = {"datasets": datasets, "num_deputies": num_deputies, "deputy_size": deputy_size, **options}
+        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        loaded = cls.load_over_backbone(
+            name_or_path,
+            lambda backbone: cls.config_class(text_config=backbone, **options),
+            load_kwargs,
+            dtype,
+            attention_dropout,
         )
-        if os.path.isdir(name_or_path):
-            config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
-        model = cls(config)
-        model._take_backbone(backbone.state_dict(), name_or_path)
-        model.generation_config = copy.deepcopy(backbone.generation_config)
-        return model.to(dtype).eval()
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if not model.config.main_expert:
+            hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
+            model._copy_to_experts(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
+        return loaded
+
+    @classmethod
+    def backbone_skeleton(cls, config: MoeSummConfig) -> PreTrainedModel:
+        with torch.device("meta"):
+            skeleton = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config.text_config), trust_remote_code=False)
+        layers_of(skeleton.base_model)
+        return skeleton
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_moesumm import MoeSummarizationPipeline
+
+        return {"moe-summarization": MoeSummarizationPipeline}
 
     @torch.no_grad()
-    def _take_backbone(self, weights: dict[str, torch.Tensor], name_or_path: str):
-        found = self.backbone.load_state_dict(weights, strict=False)
-        missing = [name for name in found.missing_keys if ".deputies." not in name]
-        unexpected = list(found.unexpected_keys)
-        if not self.config.main_expert:
-            for name, layer in self.backbone.base_model.named_modules(prefix=self.backbone.base_model_prefix):
-                if isinstance(getattr(layer, "deputies", None), Deputies):
-                    experts = layer.deputies.experts
-                    experts.up_proj.copy_(weights[f"{name}.fc1.weight"])
-                    experts.up_bias.copy_(weights[f"{name}.fc1.bias"])
-                    experts.down_proj.copy_(weights[f"{name}.fc2.weight"].T)
-            unexpected = [name for name in unexpected if not name.endswith(("fc1.weight", "fc1.bias", "fc2.weight"))]
-        if missing or unexpected:
-            raise ValueError(
-                f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
-                f"unexpected {unexpected}."
-            )
+    def _copy_to_experts(self, backbone: PreTrainedModel):
+        """FlatMoE: every expert starts as a copy of the backbone's feed-forward layer."""
+        for layer, source in zip(layers_of(self.backbone.base_model), layers_of(backbone.base_model), strict=True):
+            experts = layer.deputies.experts
+            experts.up_proj.copy_(source.fc1.weight)
+            experts.up_bias.copy_(source.fc1.bias)
+            experts.down_proj.copy_(source.fc2.weight.T)
+            layer.fc2.bias.copy_(source.fc2.bias)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, called with `dataset_ids` and the like."""
