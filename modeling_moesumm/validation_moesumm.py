@@ -33,6 +33,11 @@ class ValidatedConfigMixin:
             # Where a checkpoint lists its own pipeline, transformers asks for trust_remote_code even if this package is
             # imported and has registered the pipeline. Code that was loaded from the checkpoint keeps the list.
             kwargs.pop("custom_pipelines", None)
+            # Saving adds the model's own class; a class in a file of another name would not be saved.
+            own = f"_{self.model_type}"
+            auto_map = kwargs.pop("auto_map", None) or {}
+            kept = {name: path for name, path in auto_map.items() if str(path).partition(".")[0].endswith(own)}
+            kwargs |= {"auto_map": kept} if kept else {}
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -49,7 +54,7 @@ class ValidatedConfigMixin:
                 f"model_type={found!r}: {cls.__name__} reads {' and '.join(map(repr, readable))}. {cls.how_to_start}"
             )
         refuse_remote_kernels(config_dict)
-        config_dict = {name: without_auto_maps(value) for name, value in config_dict.items()}
+        config_dict = {name: without_code_references(value) for name, value in config_dict.items()}
         loaded = super().from_dict({**config_dict, "model_type": cls.model_type}, **kwargs)
         config = loaded[0] if isinstance(loaded, tuple) else loaded
         config.check()
@@ -71,11 +76,15 @@ def refuse_remote_kernels(config: dict, path: str = ""):
             refuse_remote_kernels(value, f"{path}{name}.")
 
 
-def without_auto_maps(value):
-    """A value of a configuration without `auto_map` in nested ones: a backbone's code is never a checkpoint's."""
+def without_code_references(value):
+    """A value of a configuration, without references to code where it is itself a configuration, as a backbone's is."""
     if not isinstance(value, dict) or "model_type" not in value:
         return value
-    return {name: without_auto_maps(item) for name, item in value.items() if name != "auto_map"}
+    return {
+        name: without_code_references(item)
+        for name, item in value.items()
+        if name not in ("auto_map", "custom_pipelines")
+    }
 
 
 def did_you_mean(name, known: Iterable) -> str:
