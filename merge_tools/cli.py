@@ -21,6 +21,7 @@ from . import checks, clustering, composing, mixture, reports, routing, surgery
 from .errors import MergeError
 from .gates import make_gates
 from .recipe import ALLOWANCES, unmeasured
+from .records import own_version
 from .writing import SHARD_BYTES, Progress
 
 PIPE_WIDTH = 120  # columns where nobody's terminal says otherwise
@@ -50,6 +51,21 @@ Reaverage = Annotated[bool, typer.Option("--reaverage", help="Read all sources a
 LowMemory = Annotated[
     bool, typer.Option("--low-memory", help="Measure gates with one layer of the base model in memory at a time.")
 ]
+
+
+def show_version(asked: bool):
+    if asked:
+        print(f"merge-experts {own_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+):
+    pass  # commands have their own options
 
 
 @dataclass
