@@ -209,8 +209,8 @@ def goes_on(folder: Path, other: Path) -> bool:
 
 
 def code_files() -> dict[str, bytes]:
-    """The room `modeling_lexicon`, which travels with what only it can open."""
+    """The files of `modeling_lexicon`, which travel with what only it can open."""
     import modeling_lexicon
 
-    room = Path(modeling_lexicon.__file__).parent
-    return {path.name: path.read_bytes() for path in sorted(room.glob("*_lexicon.py"))}
+    folder = Path(modeling_lexicon.__file__).parent
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"}

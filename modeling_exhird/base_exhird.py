@@ -9,6 +9,7 @@ from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
 from .attention_exhird import SparseRelativeAttention
+from .card import warn_if_unsaved, write_model_card
 from .configuration_exhird import ExHirdConfig
 from .encoders_exhird import PieceEncoder
 
@@ -37,6 +38,15 @@ class ExHirdPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     accepts_loss_kwargs = False  # a loss is a mean over documents: the Trainer divides it by accumulated batches
+
+    def write_model_card(self, folder, **options):
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         """All weights, biases included, from U(-r, r); gains of LayerNorms 1 and their biases 0, unless `literal_init`."""
@@ -102,6 +112,9 @@ class ExHirdPreTrainedModel(PreTrainedModel):
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for an encoder that is not a pretrained one, or is frozen, and for one whose projections have names
@@ -127,6 +140,7 @@ class ExHirdPreTrainedModel(PreTrainedModel):
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(reader.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 
 

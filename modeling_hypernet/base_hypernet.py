@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTo
 from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
+from .card import warn_if_unsaved, write_model_card
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import WeightGenerator
@@ -46,6 +47,15 @@ class HypernetPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def write_model_card(self, folder, **options):
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         if isinstance(module, WeightGenerator):
@@ -160,6 +170,9 @@ class HypernetPreTrainedModel(PreTrainedModel):
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for a frozen backbone, and for one whose projections have names not known here; then pass
@@ -186,6 +199,7 @@ class HypernetPreTrainedModel(PreTrainedModel):
             options["task_type"] = self.lora_task
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(self.base_model.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 
 

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils import can_return_tuple
 
+from .card import write_model_card
 from .configuration_lexicon import LexiconConfig
 from .domains_lexicon import embed, nearest_centroids
 from .experts_lexicon import LexiconExperts, LinearExperts
@@ -36,6 +37,15 @@ class LexiconPreTrainedModel(LlamaPreTrainedModel):
     config: LexiconConfig
     config_class = LexiconConfig
     _no_split_modules = ["LexiconDecoderLayer"]
+
+    def write_model_card(self, folder, **options):
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         std = self.config.initializer_range

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
+from .card import write_model_card
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets, nearest
 from .experts_moesumm import DatasetSelectors, Deputies, DeputyExperts
 
@@ -30,6 +31,15 @@ class MoeSummPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def write_model_card(self, folder, **options):
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         std = getattr(self.config.text_config, "init_std", 0.02)

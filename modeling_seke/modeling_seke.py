@@ -18,6 +18,7 @@ from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import ModelOutput, can_return_tuple
 
+from .card import warn_if_unsaved, write_model_card
 from .configuration_seke import SekeConfig
 from .head_seke import NoisyTopKRouter, SekeExperts, SekeMoe, SekeRnn, TokenLayout, load_balancing_loss, router_z_loss
 
@@ -67,6 +68,15 @@ class SekePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def write_model_card(self, folder, **options):
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         if isinstance(module, SekeExperts):
@@ -269,6 +279,9 @@ class SekeForTokenClassification(SekePreTrainedModel):
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for a backbone whose projections have names not known here; then pass `target_modules`.
@@ -281,6 +294,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": "TOKEN_CLS", "modules_to_save": head}
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(self.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 
 
