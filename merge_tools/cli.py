@@ -87,6 +87,10 @@ class Screen:
         if not self.as_json:
             self.out.print(Text(text), soft_wrap=True)
 
+    def warn(self, done: dict[str, Any]):
+        """What was done with warnings: on the standard error, also beside JSON."""
+        self.tell("warning", "yellow", "\n".join(done.get("warnings", [])))
+
     def tell(self, kind: str, colour: str, text: str):
         """One line a message, however wide."""
         for line in text.splitlines():
@@ -170,8 +174,7 @@ def compose(
             )
         if push_to_hub:
             done["pushed_to"] = push(out, push_to_hub, private)
-        if not as_json:
-            view.tell("warning", "yellow", "\n".join(done["warnings"]))
+        view.warn(done)
         view.show(done, lambda: reports.summary(done))
         view.say(f"wrote {out}")
         if push_to_hub:
@@ -280,6 +283,7 @@ def add(
             done = surgery.add(
                 folder, given, out, reaverage=reaverage, low_memory=low_memory, allow=allow or (), progress=progress
             )
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 
@@ -297,6 +301,7 @@ def remove(
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.remove(folder, expert, out, reaverage=reaverage, low_memory=low_memory, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 
@@ -306,6 +311,7 @@ def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, deb
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.extract(folder, expert, out, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
         view.say(shared_in_words(done["shared"]))
 
@@ -333,6 +339,7 @@ def export(
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.export(folder, out, format, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 
