@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import modeling_exhird
@@ -39,6 +39,9 @@ def tiny_tokenizer():
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *["the", "graph", "cut", "is", "a", "problem", "of", "learning"]]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, eos_token="[SEP]", **special)
 
