@@ -32,7 +32,7 @@ def machine() -> dict:
 
 
 def read(path: str) -> str:
-    return Path(path).read_text() if Path(path).exists() else ""
+    return Path(path).read_text(encoding="utf-8") if Path(path).exists() else ""
 
 
 def commit() -> str:
@@ -51,7 +51,7 @@ def write(name: str, results, **settings) -> Path:
     path = RESULTS / f"{name}.json"
     versions = {package: version(package) for package in PACKAGES}
     record = {"date": date.today().isoformat(), "commit": commit(), "versions": versions, "machine": machine()}
-    path.write_text(json.dumps({**record, "settings": settings, "results": results}, indent=1) + "\n")
+    path.write_text(json.dumps({**record, "settings": settings, "results": results}, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
     return path
 
@@ -64,7 +64,7 @@ class Record:
 
     def rows(self) -> list[dict]:
         path = RESULTS / f"{self.name}.json"
-        return json.loads(path.read_text())["results"] if path.exists() else []
+        return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
 
     def find(self, **place) -> dict | None:
         """The row of a place, such as `system="a", seed=0`."""
@@ -114,12 +114,14 @@ def peak_of(call: Callable[[], object], cuda: bool = False) -> float:
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: tensors go back when they are freed, instead of being kept for later
     libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from now
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before
 
 
 def resident(field: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(field)
+    )
     return int(line.split()[1]) / 2**10

@@ -55,7 +55,7 @@ def call(script: str, arguments: dict, log: Path):
     for name, value in arguments.items():
         command += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     if done.returncode:
         raise RuntimeError(f"{script} failed: see {log}")
@@ -92,7 +92,7 @@ def run(options, system: str, seed: int) -> dict:
                 files = f"{name}={Path(options.data) / 'keyphrases' / name / 'test.jsonl'}"
                 given = {"model": folder, "test_files": files, "output_dir": output, "exclusion_window": window}
                 call("evaluate.py", given | ({"max_rows": options.rows} if options.rows else {}), folder / "log.txt")
-            found.setdefault(what, {})[name] = json.loads((output / "scores.json").read_text())[name]
+            found.setdefault(what, {})[name] = json.loads((output / "scores.json").read_text(encoding="utf-8"))[name]
     seconds = time.perf_counter() - start
     row = {
         "system": system,

@@ -150,14 +150,14 @@ def run(options, task: str, reader: str, way: str, rate: float, seed: int) -> di
             command += [f"--{name}", str(value)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         start = time.perf_counter()
-        with (folder / "log.txt").open("a") as log:
+        with (folder / "log.txt").open("a", encoding="utf-8") as log:
             done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             raise RuntimeError(f"{script} failed: see {folder / 'log.txt'}")
         print(f"{task} {folder.name}: {time.perf_counter() - start:.0f} s", flush=True)
         for checkpoint in [*folder.glob("checkpoint-*"), *folder.glob("*.safetensors")]:
             shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink()
-    return json.loads((folder / "results.json").read_text())
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def hold_out(options) -> None:

@@ -226,7 +226,7 @@ def main():
 def keep(part: str, rows: list[dict], args):
     """Writes a part's rows in place of its older ones; each row says at which commit."""
     path, sizes = RESULTS / "hypernet_speed.json", {"texts": TEXTS, "meta": META, "hidden": HIDDEN}
-    older = json.loads(path.read_text())["results"] if path.exists() else []
+    older = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
     rows = [row | {"commit": commit()} for row in rows]
     kept = [row for row in older if row["what"] != part]
     write("hypernet_speed", kept + rows, device=args.device, rounds=args.rounds, **sizes)

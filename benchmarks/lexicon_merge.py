@@ -132,7 +132,7 @@ def run_script(script: str, output: Path, *given, **options) -> float:
         command = [sys.executable, LEXICON / script, *given, "--output_dir", output, "--disable_tqdm", True]
         command += [part for name, value in options.items() for part in (f"--{name}", value)]
         subprocess.run(list(map(str, command)), check=True)
-    log = json.loads((output / "results.json").read_text())["log"]
+    log = json.loads((output / "results.json").read_text(encoding="utf-8"))["log"]
     return sum(entry.get("train_runtime", 0) for entry in log)
 
 
@@ -153,7 +153,7 @@ def common_options() -> list[str]:
     """The recipe's settings without the new model, for what starts from a checkpoint."""
     import yaml
 
-    settings = yaml.safe_load((LEXICON / "small_cpu.yml").read_text())
+    settings = yaml.safe_load((LEXICON / "small_cpu.yml").read_text(encoding="utf-8"))
     del settings["from_scratch"], settings["num_train_epochs"], settings["output_dir"]
     return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 

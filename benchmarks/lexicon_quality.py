@@ -71,7 +71,7 @@ BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}
 
 def script(name: str, *given, log: Path, threads: int = 1) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         command = [sys.executable, LEXICON / name, *given]
         done = subprocess.run(list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment)
     if done.returncode:
@@ -95,7 +95,7 @@ def hold_out(options, work: Path, others: Path) -> Path:
         seen = {row["definition"] for row in read_definitions(others / "train.jsonl")[0]}
         for split in ("validation", "test"):
             rows = [row for row in read_definitions(new / f"{split}.jsonl")[0] if row["definition"] not in seen]
-            (new / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (new / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         new.rename(folder)
     return folder
 
@@ -132,7 +132,7 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
         changes += ["reward=null", "best=null"]
     given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]
     script("run_all.py", *given, "--ablation", system, log=work / f"{system}-{seed}.log")
-    return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text())
+    return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text(encoding="utf-8"))
 
 
 def final_model(found: dict) -> Path:
@@ -174,7 +174,7 @@ def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: i
     row["seconds"] = {step["name"]: step["seconds"] for step in found["steps"]}
     for step in found["steps"]:
         if step["name"] == "reward":
-            learnt = json.loads((Path(step["folder"]) / "out" / "results.json").read_text())
+            learnt = json.loads((Path(step["folder"]) / "out" / "results.json").read_text(encoding="utf-8"))
             row["reward_accuracy"] = learnt["eval_accuracy"]
     row |= measure_model(final_model(found), read_definitions(rows / "test.jsonl")[0])
     plain = "   ".join(f"{name} {value:.2f}" for name, value in row["scores"]["plain"].items())

@@ -37,7 +37,7 @@ PEER_ROWS = 25_000  # what k-means-constrained is asked for: its time grows fast
 
 
 def read_rows(data: Path, source: str, split: str) -> list[dict]:
-    return [json.loads(line) for line in (data / "definitions" / source / f"{split}.jsonl").open()]
+    return [json.loads(line) for line in (data / "definitions" / source / f"{split}.jsonl").open(encoding="utf-8")]
 
 
 # Generation

@@ -169,7 +169,7 @@ def make_experts(folder: Path, shape: dict) -> list[Path]:
         unfinished = folder / f"unfinished_{seed}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n")
+        (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n", encoding="utf-8")
         write_tokenizer(unfinished)
         write_weights(unfinished / "model.safetensors", shape, seed)
         unfinished.rename(expert)
@@ -192,7 +192,9 @@ def recipe(experts: list[Path], path: Path, **more) -> Path:
     """A recipe of both mergekit's and ours: JSON is YAML."""
     sources = [{"source_model": str(expert)} for expert in experts]
     settings = {"gate_mode": "random", "experts_per_token": 2, "dtype": "bfloat16", **more}
-    path.write_text(json.dumps({"base_model": str(experts[0]), "experts": sources, **settings}, indent=1))
+    path.write_text(
+        json.dumps({"base_model": str(experts[0]), "experts": sources, **settings}, indent=1), encoding="utf-8"
+    )
     return path
 
 
@@ -233,7 +235,7 @@ def commands(asked: list[str], experts: list[Path], folder: Path, shape: dict, m
 def family(pid: int) -> list[int]:
     """The process and all that it has started."""
     try:
-        tasks = [t.read_text() for t in Path(f"/proc/{pid}/task").glob("*/children")]
+        tasks = [t.read_text(encoding="utf-8") for t in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
         return [pid]
     return [pid, *(p for child in " ".join(tasks).split() for p in family(int(child)))]
@@ -244,7 +246,7 @@ def memory(pid: int) -> tuple[int, int]:
     anonymous = total = 0
     for member in family(pid):
         try:
-            lines = Path(f"/proc/{member}/status").read_text().splitlines()
+            lines = Path(f"/proc/{member}/status").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -262,7 +264,7 @@ def run(command: list[str], log: Path) -> dict:
             peaks[:] = map(max, peaks, memory(pid))
             done.wait(0.02)
 
-    with open(log, "w") as file:
+    with open(log, "w", encoding="utf-8") as file:
         start = time.perf_counter()
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
@@ -275,7 +277,7 @@ def run(command: list[str], log: Path) -> dict:
     os.sync()
     durable = time.perf_counter() - start
     if code:
-        raise RuntimeError(f"{' '.join(command[:4])} ... left with {code}:\n" + log.read_text()[-2000:])
+        raise RuntimeError(f"{' '.join(command[:4])} ... left with {code}:\n" + log.read_text(encoding="utf-8")[-2000:])
     anonymous, total = (peak / 1024 for peak in peaks)
     return {"seconds": seconds, "durable_seconds": durable, "anonymous_mib": anonymous, "total_mib": total}
 

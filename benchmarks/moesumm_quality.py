@@ -74,7 +74,7 @@ class Work:
             given += [f"--{name}", *map(str, values)]
         environment = os.environ | {"OMP_NUM_THREADS": str(self.options.threads), "HF_HUB_OFFLINE": "1"}
         start = time.perf_counter()
-        with (self.folder / "logs" / f"{log}.log").open("a") as file:
+        with (self.folder / "logs" / f"{log}.log").open("a", encoding="utf-8") as file:
             command = [sys.executable, str(EXAMPLES / script), *given]
             done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
@@ -129,7 +129,7 @@ def variant_of(system: str) -> dict:
 
 def train(work: Work, system: str, seed: int) -> None:
     """Trains a system; the backbone of single data sets is three models, with as many steps together as the others."""
-    sizes = {name: sum(1 for _ in (work / "data" / name / "train.jsonl").open()) for name in IN_DOMAIN}
+    sizes = {name: sum(1 for _ in (work / "data" / name / "train.jsonl").open(encoding="utf-8")) for name in IN_DOMAIN}
     for name in IN_DOMAIN if system == "single" else [None]:
         folder = model_of(work, system, seed, name)
         if (folder / "log.json").exists():
@@ -182,7 +182,7 @@ def summarize(work: Work, system: str, seed: int) -> None:
 def adapt(work: Work, system: str, seed: int) -> None:
     """Few-shot, other rows for each seed; where all weights are trained, at the backbone's rate."""
     all_weights = system in (*BACKBONES, ALL_WEIGHTS)
-    chosen = json.loads((work / "rates.json").read_text())["mix" if all_weights else "moesumm"]
+    chosen = json.loads((work / "rates.json").read_text(encoding="utf-8"))["mix" if all_weights else "moesumm"]
     for times in (1, 3) if system in LONGER else (1,):
         for rows in FEW:
             folder = work / "summaries" / few_shot_name(rows, times) / f"{system.replace(' ', '_')}-{seed}"
@@ -229,7 +229,7 @@ def few_shot(work, system, seed, rows, rate, folder, data, data_seed, draws, tim
 def choose_rates(work: Work, pool: ThreadPoolExecutor) -> dict:
     """The learning rates of few-shot, of deputies alone and of all weights; rates.json has each one's mean ROUGE."""
     if (work / "rates.json").exists():
-        return json.loads((work / "rates.json").read_text())
+        return json.loads((work / "rates.json").read_text(encoding="utf-8"))
     seed = work.options.seeds[0]
     list(pool.map(lambda system: train(work, system, seed), RATES))
     trials = [(system, rows, rate) for system, rates in RATES.items() for rows in FEW for rate in rates]
@@ -237,8 +237,8 @@ def choose_rates(work: Work, pool: ThreadPoolExecutor) -> dict:
     chosen: dict = {"tried": [{"system": s, "rows": r, "rate": rate, "mean R": v} for (s, r, rate), v in tried.items()]}
     for system, rates in RATES.items():
         chosen[system] = {rows: max(rates, key=lambda rate: tried[system, rows, rate]) for rows in FEW}
-    (work / "rates.json").write_text(json.dumps(chosen, indent=1))
-    return json.loads((work / "rates.json").read_text())
+    (work / "rates.json").write_text(json.dumps(chosen, indent=1), encoding="utf-8")
+    return json.loads((work / "rates.json").read_text(encoding="utf-8"))
 
 
 def trial_of(work: Work, seed: int, system: str, rows: int, rate: float) -> float:
@@ -247,7 +247,7 @@ def trial_of(work: Work, seed: int, system: str, rows: int, rate: float) -> floa
     few_shot(work, system, seed, rows, rate, folder, "data_for_rates", 7, draws=1)
     place = f"{system}={folder / 'draw_0'}"
     work.call("evaluate.py", "rates", systems=place, output_dir=folder / "scores", only=f"*-{rows}")
-    table = json.loads((folder / "scores" / "scores.json").read_text())["scores"]
+    table = json.loads((folder / "scores" / "scores.json").read_text(encoding="utf-8"))["scores"]
     return next(row["mean R"] for row in table if row["data set"] == "mean of all")
 
 
@@ -272,8 +272,8 @@ def score(work: Work) -> list[dict]:
             continue
         output = work / "scores" / setting
         work.call("evaluate.py", "scores", systems=there, baseline=BASELINE, output_dir=output)
-        print(f"\n{setting}\n\n{(output / 'scores.md').read_text()}", flush=True)
-        results.append({"setting": setting, **json.loads((output / "scores.json").read_text())})
+        print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
+        results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
     return results
 
 

@@ -22,7 +22,7 @@ def main():
     if not (OUTPUT / "results.json").exists():
         command = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--output", str(OUTPUT)]
         subprocess.run(command, cwd=ROOT, check=True)
-    results = json.loads((OUTPUT / "results.json").read_text())
+    results = json.loads((OUTPUT / "results.json").read_text(encoding="utf-8"))
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
     phrases = pipeline("keyphrase-extraction", model=str(OUTPUT / "seke-minilm"))(text, top_k=3)
     write("quickstart", {"scores": results["scores"], "first_screen": phrases}, steps=STEPS)

@@ -48,7 +48,7 @@ def train(head: str, data: Path, output: Path, epochs: int, seed: int) -> dict:
         command += ["--train_files", files["train"], files["validation"], "--test_files", files["test"]]
         command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         subprocess.run(list(map(str, command)), check=True)
-    return json.loads((folder / "results.json").read_text())
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def by_epoch(results: dict) -> list[dict]:
@@ -89,7 +89,7 @@ def score_checkpoints(head: str, data: Path, output: Path) -> list[dict]:
         validation, test = Split(documents["validation"], extract), Split(documents["test"], extract)
         tried = {threshold: validation.f1(threshold)[10] for threshold in THRESHOLDS}
         best = max(tried, key=tried.get)
-        epoch = round(json.loads((folder / "trainer_state.json").read_text())["epoch"])
+        epoch = round(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["epoch"])
         row = {"epoch": epoch, "validation_f1@10": tried, "threshold": best}
         for name, threshold in (("labels", None), ("threshold", best)):
             row |= {f"{name}_f1@{k}": value for k, value in test.f1(threshold).items()}

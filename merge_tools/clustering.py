@@ -8,6 +8,7 @@ definition is to be written; "prompt+definition" reads the gold definition too, 
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,12 @@ def cluster(
     Raises:
         MergeError: for an unknown method, a folder that is not free, more clusters than rows, an empty cluster, rows without a
             source, an embedding that is no number.
+        ImportError: without scikit-learn, or with `plot` without matplotlib.
     """
     check_options(method, embedded, k, embedder)
+    for package in ("sklearn", *["matplotlib"] * plot):
+        if find_spec(package) is None:
+            raise ImportError(f"Clustering needs {package}. Install it with: pip install lexperts[cluster]")
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise MergeError(f"{out} is not empty. Choose a new folder, or empty it.")

@@ -66,11 +66,18 @@ def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]
 
 
 def read_samples(path: Path, seed: int, count: int = SAMPLES) -> list[str]:
-    """Texts of a .txt (one a line) or .jsonl file (`text`, `prompt`, or `term` and `context`); `count` drawn at random."""
+    """Texts of a .txt (one per line) or .jsonl file (`text`, `prompt`, or `term` and `context`); `count` drawn at random.
+
+    Lines end at line feeds alone: other separators of Unicode occur inside texts.
+    """
     if not path.is_file():
         raise MergeError(f"There is no file of samples {str(path)!r}.")
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it.") from error
     texts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line.strip():
             continue
         if path.suffix == ".jsonl":

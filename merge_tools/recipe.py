@@ -202,7 +202,7 @@ def read_yaml(path: Path) -> dict:
             return super().construct_mapping(node, deep)
 
     try:
-        content = yaml.load(path.read_text(), Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1})" if mark else ""

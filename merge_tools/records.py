@@ -114,19 +114,23 @@ def source_record(source: Source, audits: dict[Path, Audit]) -> dict[str, Any]:
 
 
 def licence_of(folder: Path) -> str | None:
-    """As the front matter of the source's README says it."""
+    """The licence in the metadata of the source's README; its line as it is where the metadata is not valid YAML."""
     readme = folder / "README.md"
     if not readme.is_file():
         return None
-    lines = readme.read_text(errors="replace").splitlines()
-    if not lines or lines[0].strip() != "---":
+    lines = readme.read_text(encoding="utf-8", errors="replace").split("\n")
+    end = next((i for i, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if lines[0].strip() != "---" or end is None:
         return None
-    for line in lines[1:]:
-        if line.strip() == "---":
-            return None
-        if line.startswith("license:"):
-            return line.split(":", 1)[1].strip().strip("\"'") or None
-    return None
+    import yaml  # a dependency of huggingface_hub
+
+    try:
+        metadata = yaml.safe_load("\n".join(lines[1:end]))
+        licence = metadata.get("license") if isinstance(metadata, dict) else None
+    except yaml.YAMLError:
+        line = next((line for line in lines[1:end] if line.startswith("license:")), ":")
+        licence = line.split(":", 1)[1].strip().strip("\"'")
+    return ", ".join(map(str, licence)) if isinstance(licence, list) else str(licence or "") or None
 
 
 def merge_record(
@@ -162,7 +166,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MergeError(f"{folder} holds no {RECORD}: it is no mixture made by merge-experts.")
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise MergeError(f"{path} cannot be read ({error}).") from error
     missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
@@ -209,8 +213,8 @@ def goes_on(folder: Path, other: Path) -> bool:
 
 
 def code_files() -> dict[str, bytes]:
-    """The room `modeling_lexicon`, which travels with what only it can open."""
+    """The files of `modeling_lexicon`, which travel with what only it can open."""
     import modeling_lexicon
 
-    room = Path(modeling_lexicon.__file__).parent
-    return {path.name: path.read_bytes() for path in sorted(room.glob("*_lexicon.py"))}
+    folder = Path(modeling_lexicon.__file__).parent
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"}

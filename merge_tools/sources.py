@@ -215,7 +215,7 @@ def neighbour(path: Path) -> str:
 
 def read_json(path: Path) -> dict:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MergeError(f"{path.parent} holds no {path.name}: it is no checkpoint, or an incomplete one.") from error
     except (ValueError, OSError, RecursionError) as error:

@@ -107,13 +107,15 @@ class Journal:
         kept = [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
         kept += [{"audit": record} for record in self.audits.values()]
         fresh = path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *kept]))
+        fresh.write_text(
+            "".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *kept]), encoding="utf-8"
+        )
         os.replace(fresh, path)  # at no moment is there half a journal
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def _read(self, path: Path, plan: str, boot: str):
         lines = []
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text(errors="replace", encoding="utf-8").splitlines():
             try:
                 lines.append(dict(json.loads(line)))
             except (ValueError, TypeError):  # cut short by the interruption
@@ -141,7 +143,7 @@ class Journal:
 
 def boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 class KeepError(MergeError):

@@ -6,6 +6,7 @@ from transformers import initialization as init
 
 from .attention_exhird import SparseRelativeAttention
 from .backbone_exhird import BackboneMixin, find_lora_targets
+from .card import warn_if_unsaved
 from .configuration_exhird import ExHirdConfig
 from .encoders_exhird import PieceEncoder
 from .saving_exhird import CompleteCheckpointMixin
@@ -61,6 +62,9 @@ class ExHirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for an encoder that is not a pretrained one, or is frozen, and for one whose projections have names
@@ -86,4 +90,5 @@ class ExHirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(reader.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})

@@ -14,12 +14,14 @@ from safetensors import SafetensorError
 from transformers.dynamic_module_utils import custom_object_save, get_cached_module_file, get_relative_import_files
 from transformers.utils import logging
 
+from .card import write_model_card
+
 logger = logging.get_logger(__name__)
 
 
 class CompleteCheckpointMixin:
     """Put before `PreTrainedModel` in the bases. What `save_pretrained`, `push_to_hub` and the Trainer save then holds all
-    that somebody needs who has transformers alone: the model's code, its pipelines, `handler.py` and a model card.
+    that somebody needs who has transformers alone: the model's code, its pipelines and `handler.py`; on the Hub also a card.
 
     Attributes:
         pipeline_requirements: what the pipelines import beside transformers, as lines of `requirements.txt`.
@@ -44,9 +46,7 @@ class CompleteCheckpointMixin:
             ) from error
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
-        """As in transformers. Pipelines, `handler.py`, and `requirements.txt` and a model card where there are none, are
-        saved too.
-        """
+        """As in transformers, with the pipelines, `handler.py`, and `requirements.txt` where there is none."""
         before = self.config.__dict__.get("custom_pipelines")
         self.config.custom_pipelines = self._custom_pipelines()
         try:
@@ -86,8 +86,7 @@ class CompleteCheckpointMixin:
         return found
 
     def _save_companions(self, folder: Path):
-        """Writes the pipelines with what they import, `handler.py`, `requirements.txt` and a card."""
-        from .card import write_model_card
+        """Writes the pipelines with what they import, `handler.py`, and `requirements.txt` where there is none."""
         from .handler import EndpointHandler
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,27 +95,24 @@ class CompleteCheckpointMixin:
             shutil.copyfile(file, folder / Path(file).name)
         if files:
             custom_object_save(EndpointHandler, folder)
-            requirements = folder / "requirements.txt"
-            if self.pipeline_requirements and not requirements.exists():
-                requirements.write_text("\n".join(self.pipeline_requirements) + "\n", encoding="utf-8")
-        write_model_card(self, folder)
+        requirements = folder / "requirements.txt"
+        if files and self.pipeline_requirements and not requirements.exists():
+            requirements.write_text("\n".join(self.pipeline_requirements) + "\n", encoding="utf-8")
+
+    def write_model_card(self, folder, **options) -> Path | None:
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
         # save_pretrained(push_to_hub=True) uploads what is newer than this; our files were written just before.
         found = super()._get_files_timestamps(working_dir)
         return {name: time for name, time in found.items() if not name.endswith((".py", "requirements.txt"))}
 
-    def _upload_modified_files(self, working_dir, repo_id: str, files_timestamps: dict, **kwargs):
-        # A repository without a card gets the folder's. Where transformers has put its blank one, it gets ours.
-        card = Path(working_dir) / "README.md"
-        if card.exists() and "Model Card for Model ID" in card.read_text(encoding="utf-8"):
-            from .card import write_model_card
-
-            card.unlink()
-            write_model_card(self, Path(working_dir))
-        if not has_card(repo_id, kwargs.get("token")):
-            files_timestamps = {name: time for name, time in files_timestamps.items() if name != card.name}
-        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)
+    def _upload_modified_files(self, working_dir, repo_id: str, *args, **kwargs):
+        # A card on the Hub stays. push_to_hub has put it here, or transformers' blank one, which is replaced.
+        if (Path(working_dir) / "README.md").exists() or not has_card(repo_id, kwargs.get("token")):
+            self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 def has_card(repo_id: str, token=None) -> bool:

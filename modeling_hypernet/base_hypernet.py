@@ -7,6 +7,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
 
 from .backbone_hypernet import HUB_OPTIONS, BackboneMixin, find_lora_targets, resolve_backbone, split_options
+from .card import warn_if_unsaved
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import WeightGenerator
@@ -99,6 +100,9 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for a frozen backbone, and for one whose projections have names not known here; then pass
@@ -125,6 +129,7 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             options["task_type"] = self.lora_task
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(self.base_model.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 
 

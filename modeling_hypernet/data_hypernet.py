@@ -199,7 +199,7 @@ class StatesDataset(torch.utils.data.Dataset):
             ids.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
         found, path = {"backbone": digest.hexdigest(), "rows": ids.hexdigest()}, self.folder / "states.json"
         if path.exists():
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
             for what in found:
                 if before.get(what) != found[what]:
                     raise ValueError(
@@ -207,7 +207,7 @@ class StatesDataset(torch.utils.data.Dataset):
                     )
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1))
+        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
     @torch.no_grad()
     def _compute(self, model, collator, first: int, batch_size: int):

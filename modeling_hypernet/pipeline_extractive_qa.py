@@ -59,6 +59,12 @@ class ExtractiveQAPipeline(Pipeline):
         super().__init__(*args, **kwargs)
         self._names = set(inspect.signature(self.model.forward).parameters)
 
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
     def _sanitize_parameters(self, **given):
         unknown = [name for name in given if name not in OPTIONS + READING]
         if unknown:

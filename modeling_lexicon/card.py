@@ -1,7 +1,215 @@
-"""A model card."""
+"""The model card of a checkpoint that has none yet: what the model is, what it was made from, how it is opened.
 
+The same file in all modeling packages of lexperts: edit modeling_seke/card.py, then run `make fix-copies`.
+"""
+
+import filecmp
+import os
+import warnings
 from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+
+FAMILIES = {  # config.model_type -> how the model works, and its paper
+    "seke": ("SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder", "Martinc et al. 2025"),
+    "hypernet": ("A hypernetwork: the title or question generates the weights that read the text", "Duan et al. 2021"),
+    "exhird": ("ExHiRD: an encoder and a hierarchical decoder that avoids repeats", "Chen et al. 2020, Xu et al. 2021"),
+    "moesumm": ("MoeSumm: a main expert and deputy experts for each dataset", "Chen et al. 2024"),
+    "lexicon": ("LM-Lexicon: a Llama decoder whose layers are routed experts", "LM-Lexicon, submitted to ACL"),
+}
 
 
-def write_model_card(model, folder: Path) -> Path | None:
+class Use(NamedTuple):
+    """What a model class is for. `tag` is the Hub's name of the task, `task` that of our pipeline, if there is one."""
+
+    what: str
+    tag: str
+    package: str  # registers the class and the pipeline when it is imported
+    task: str | None = None
+    call: str = ""
+
+
+USES = {
+    "SekeForTokenClassification": Use(
+        "Extracts keyphrases from texts", "token-classification", "keyphrase_tools", "keyphrase-extraction",
+        'run("Graph cuts solve energy minimisation problems.")',
+    ),
+    "HypernetForTokenClassification": Use(
+        "Extracts keyphrases from texts with titles", "token-classification", "keyphrase_tools", "keyphrase-extraction",
+        'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
+    ),
+    "HypernetForSequenceClassification": Use(
+        "Classifies texts with titles", "text-classification", "modeling_hypernet"
+    ),
+    "HypernetForQuestionAnswering": Use(
+        "Finds the answers to questions in texts", "question-answering", "modeling_hypernet", "extractive-qa",
+        'run(question="What holds the water back?", context="A barrage holds the water back.")',
+    ),
+    "ExHirdForKeyphraseGeneration": Use(
+        "Generates keyphrases, including those that the text does not contain", "text-generation", "modeling_exhird",
+        "keyphrase-generation", 'run({"title": "Graph cuts", "text": "They segment images."})',
+    ),
+    "MoeSummForConditionalGeneration": Use(
+        "Summarises texts of several domains", "summarization", "modeling_moesumm", "moe-summarization",
+        'run("The council met on Monday. ...")',
+    ),
+    "LexiconForCausalLM": Use(
+        "Writes definitions of terms in context", "text-generation", "modeling_lexicon", "definition-modeling",
+        'run({"term": "barrage", "context": "A barrage holds the water back."})',
+    ),
+    "LexiconForSequenceClassification": Use("Scores definitions", "text-classification", "modeling_lexicon"),
+}  # fmt: skip
+
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+{what}: {how} ({paper}). {parameters:,} parameters{base}.
+
+## How to open it
+
+```python
+{code}
+```
+
+The same without the package: pin a revision whose code you have read, and pass `revision="..."` and
+`trust_remote_code=True`.
+
+## Scores
+
+None are recorded: this card was written when the model was saved. Evaluate the model on your own data.
+{missing}"""
+
+
+def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = None, **metadata) -> Path | None:
+    """Writes `folder/README.md`, unless there is one: a card of its own is never replaced, transformers' blank one is.
+
+    Args:
+        model: of a class of this package.
+        folder: a checkpoint of it.
+        repo_id: given when the folder is about to be pushed. The card of the folder that the model was loaded from is
+            then taken if its weights are the same, and the base model's licence and language are looked up on the Hub.
+        metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
+
+    Returns: the path, or `None` where the card that is there stays.
+    """
+    path = Path(folder) / "README.md"
+    old = ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if old is not None and not is_blank(old):
+        return None
+    card = card_of_source(model, Path(folder), repo_id) if repo_id else None
+    card = card or build_model_card(model, repo_id=repo_id, **metadata)
+    if old is not None and old.data.tags:  # those that were given to push_to_hub
+        card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *old.data.tags]))
+    path.write_text(str(card), encoding="utf-8", newline="\n")
+    return path
+
+
+def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelCard:
+    """A card that states what the model itself says, and no scores. Arguments as in `write_model_card`."""
+    config, name = model.config, type(model).__name__
+    how, paper = FAMILIES[config.model_type]
+    use = USES.get(name) or Use(
+        "The network without a task's head", "feature-extraction", f"modeling_{config.model_type}"
+    )
+    base = base_model_of(model, repo_id)
+    known = {"base_model": base, **(hub_metadata(base) if base and repo_id else {})}
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=use.tag,
+        tags=["lexperts", config.model_type, *([use.task] if use.task else [])],
+        **{**known, **{key: value for key, value in metadata.items() if value is not None}},
+    )
+    lacking = [key for key in ("license", "language") if not getattr(data, key, None)]
+    missing = f"\nBefore you publish it, add to the metadata above: {', '.join(lacking)}.\n" if lacking else ""
+    text = CARD.format(
+        metadata=data.to_yaml(),
+        title=repo_id.split("/")[-1] if repo_id else name,
+        what=use.what,
+        how=how,
+        paper=paper,
+        parameters=model.num_parameters(),
+        base=f", made from `{base}`" if base else "",
+        code=opening_code(use, name, repo_id or "PATH"),
+        missing=missing,
+    )
+    return ModelCard(text)
+
+
+def opening_code(use: Use, name: str, place: str) -> str:
+    """The lines that open the model where lexperts is installed."""
+    lines = [f"import {use.package}  # pip install lexperts"]
+    if use.task:
+        lines += ["from transformers import pipeline", "", f'run = pipeline("{use.task}", model="{place}")', use.call]
+    elif use.package == "keyphrase_tools" or name in USES:
+        lines += [f"from {use.package} import {name}", "", f'model = {name}.from_pretrained("{place}")']
+    else:
+        lines += ["from transformers import AutoModel", "", f'model = AutoModel.from_pretrained("{place}")']
+    return "\n".join(lines)
+
+
+def base_model_of(model, repo_id: str | None = None) -> str | None:
+    """The Hub id of the model that this one was fine-tuned from, else of its backbone; `None` for folders."""
+    for config in (model.config, model.config.get_text_config()):
+        name = str(getattr(config, "name_or_path", None) or "")
+        if (
+            name != repo_id
+            and name.count("/") == 1
+            and not name.startswith((".", "/", "~"))
+            and not Path(name).exists()
+        ):
+            return name
     return None
+
+
+def hub_metadata(base: str) -> dict:
+    """Licence and language of a model on the Hub; nothing where it cannot be asked."""
+    try:
+        data = HfApi().model_info(base, timeout=5).card_data
+    except Exception:  # no network, no rights, no such model: a card is no reason to fail
+        return {}
+    return {key: data[key] for key in ("license", "license_name", "license_link", "language") if data and data.get(key)}
+
+
+def card_of_source(model, folder: Path, repo_id: str) -> ModelCard | None:
+    """The card of the folder that the model was loaded from, if the weights in the new folder are still the same."""
+    source = Path(model.name_or_path or "no folder")
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not (source / "README.md").is_file() or not weights:
+        return None
+    if filecmp.cmpfiles(source, folder, weights, shallow=False)[0] != weights:
+        return None
+    text = (source / "README.md").read_text(encoding="utf-8")
+    card = ModelCard(text.replace(f'model="{model.name_or_path}"', f'model="{repo_id}"'))
+    return None if is_blank(card) else card
+
+
+def is_blank(card: ModelCard) -> bool:
+    """Whether a card is the template that transformers and peft write where there is none, as it came."""
+    if "[More Information Needed]" not in card.text:
+        return False
+    try:
+        template = ModelCard.from_template(ModelCardData(), model_description="DESCRIPTION")
+    except ImportError:  # jinja2, without which there is no template
+        return False
+    before, after = template.text.strip().split("DESCRIPTION")
+    text = card.text.strip()
+    described = text[len(before) : len(text) - len(after)].strip()
+    return text.startswith(before) and text.endswith(after) and "\n" not in described
+
+
+def warn_if_unsaved(model):
+    """For `lora_config`: an adapter names the model below it, and one that was never saved has no name."""
+    if model.name_or_path in ("", None, getattr(model.config.get_text_config(), "name_or_path", "")):
+        name = type(model).__name__
+        warnings.warn(
+            f"An adapter over this {name} records no base model, because the model has not been saved: pipeline() and "
+            "AutoPeftModel will not open the adapter, nor checkpoints of the Trainer. Save the model with its tokenizer "
+            f"and load it again first: model.save_pretrained('base'); model = {name}.from_pretrained('base'). "
+            "merge_and_unload() is not affected.",
+            UserWarning,
+            stacklevel=3,
+        )

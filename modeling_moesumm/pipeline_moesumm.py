@@ -49,6 +49,12 @@ class MoeSummarizationPipeline(Pipeline):
     _load_image_processor = False
     _load_feature_extractor = False
 
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, with transformers' blank card in place
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
     def _sanitize_parameters(self, truncation=None, **options):
         if truncation is not None:
             if truncation and options.get("on_long", "truncate") != "truncate":

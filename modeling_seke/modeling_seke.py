@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .backbone_seke import BackboneMixin, build_encoder, find_lora_targets, split_options
+from .card import warn_if_unsaved
 from .configuration_seke import SekeConfig
 from .head_seke import NoisyTopKRouter, SekeExperts, SekeMoe, SekeRnn, TokenLayout, load_balancing_loss, router_z_loss
 from .saving_seke import CompleteCheckpointMixin
@@ -212,6 +213,9 @@ class SekeForTokenClassification(SekePreTrainedModel):
         Args:
             overrides: any field of `LoraConfig`; what you pass replaces what stands here.
 
+        Warns:
+            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+
         Raises:
             ImportError: without peft.
             ValueError: for a backbone whose projections have names not known here; then pass `target_modules`.
@@ -224,6 +228,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": "TOKEN_CLS", "modules_to_save": head}
         if "target_modules" not in overrides:
             options["target_modules"] = find_lora_targets(self.backbone)
+        warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 
 

@@ -15,4 +15,6 @@ def test_a_copy_equals_its_master(name, package):
     if package == "lexicon" and name.startswith("backbone"):
         assert not copy.exists()  # it has no backbone
     else:
-        assert copy.read_bytes() == master.read_bytes(), f"edit {master.name} in modeling_seke, then run: make fix-copies"
+        assert copy.read_bytes() == master.read_bytes(), (
+            f"edit {master.name} in modeling_seke, then run: make fix-copies"
+        )

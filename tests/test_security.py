@@ -13,11 +13,13 @@ from .merge_tools.conftest import edit_json, recipe_of, save_expert
 from .tiny_models import CASES, encoder_config, make_inputs, make_model, run
 
 # Planted beside a checkpoint: leaves a mark where it is run.
-PLANTED = "from pathlib import Path\nPath(__file__).with_name('it_ran').touch()\nPath({mark!r}).touch()\nclass Planted: ...\n"
-AUTO_MAP = {
-    name: "planted.Planted"
-    for name in ("AutoConfig", "AutoModel", "AutoModelForTokenClassification", "AutoModelForSeq2SeqLM", "AutoTokenizer")
-}
+PLANTED = (
+    "from pathlib import Path\nPath(__file__).with_name('it_ran').touch()\nPath({mark!r}).touch()\nclass Planted: ...\n"
+)
+AUTO_MAP = dict.fromkeys(
+    ("AutoConfig", "AutoModel", "AutoModelForTokenClassification", "AutoModelForSeq2SeqLM", "AutoTokenizer"),
+    "planted.Planted",
+)
 
 
 def saved(name, folder):

@@ -7,7 +7,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def load(name: str) -> dict:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def provenance(record: dict) -> str:

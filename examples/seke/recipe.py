@@ -264,8 +264,15 @@ def scored(extract, texts: list[str], gold: list) -> dict:
 
 
 def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
-    """Sets the temperature by validation documents; the errors on test documents, or else on those."""
-    calibrate(extract, texts["validation"], gold["validation"], rules=rules)
+    """Sets the temperature by validation documents; the errors on test documents, or else on those.
+
+    Where no temperature fits, the model has none, and `error` says why.
+    """
+    try:
+        calibrate(extract, texts["validation"], gold["validation"], rules=rules)
+    except ValueError as error:
+        print(f"scores are not calibrated: {error}")
+        return {"documents": "validation", "error": str(error)}
     split = "test" if "test" in texts else "validation"
     found = calibration_error(extract, texts[split], gold[split], rules=rules)
     print(

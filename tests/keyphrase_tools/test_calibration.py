@@ -40,6 +40,27 @@ def test_the_temperature_that_was_put_in_is_found(temperature):
     assert all(likelihood(found) >= likelihood(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
 
 
+@pytest.mark.parametrize(
+    "scores, right, message",
+    [
+        ([0.3, 0.2, 0.4, 0.1], [0, 0, 0, 0], "0 of 4 extracted phrases"),  # a model that has learnt nothing
+        ([0.9, 0.8], [1, 1], "2 of 2 extracted phrases"),
+        ([0.9, 0.8, 0.3, 0.2], [1, 1, 0, 0], r"temperature=0\.05"),  # T = 0.05 would be sold as an error of 0.0
+        ([0.9, 0.2, 0.9, 0.2], [0, 1, 1, 0], "temperature=20"),
+    ],
+)
+def test_a_temperature_that_fits_nothing_is_refused(scores, right, message):
+    with pytest.raises(ValueError, match=message):
+        fit_temperature(scores, right)
+
+
+def test_a_refused_temperature_leaves_none_behind(extract):
+    extract.model.config.keyphrase_temperature = 2.0
+    with pytest.raises(ValueError, match="extracted phrases are gold"):
+        calibrate(extract, TEXTS, [["absent"], ["absent"]], top_k=None)
+    assert extract.model.config.keyphrase_temperature is None
+
+
 def test_a_temperature_keeps_the_order():
     p = np.array([0.0, 1e-9, 0.2, 0.5, 0.51, 1.0])
     for T in (0.3, 1.0, 4.0):
@@ -58,12 +79,12 @@ def extract(tiny_seke, tiny_tokenizer):
 
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
-KEYPHRASES = [["graph cuts", "energy problems"], ["networks"]]
+KEYPHRASES = [["graph cuts", "energy problems"], ["deep networks"]]  # one of them is extracted
 
 
 def test_the_pipeline_uses_the_temperature_that_is_found(extract):
     before = extract(TEXTS, top_k=None)
-    scores, right = judged(before, [["graph cuts", "energy problems"], ["networks"]])
+    scores, right = judged(before, KEYPHRASES)
     T = calibrate(extract, TEXTS, KEYPHRASES, top_k=None)
     assert extract.model.config.keyphrase_temperature == T == pytest.approx(fit_temperature(scores, right), rel=1e-3)
     after = extract(TEXTS, top_k=None)

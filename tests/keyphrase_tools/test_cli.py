@@ -7,8 +7,8 @@ import spacy  # noqa: F401  (explain needs it)
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools.cli import app
 from keyphrase_tools.evaluation import evaluate_pipeline
+from lexperts_cli.keyphrases import app
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
 KEYPHRASES = [["graph cuts", "energy problems", "absent words"], ["networks"]]

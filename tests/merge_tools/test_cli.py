@@ -132,6 +132,21 @@ def test_a_difference_is_allowed_by_its_name(folder):
     assert "(allowed: rope)" in err and (folder / "out" / "config.json").is_file()
 
 
+def test_add_and_remove_show_their_warnings_with_and_without_json(folder, make_expert):
+    run("compose", "recipe.yml", "out")
+    rope(rope_theta=5e5)(*copied([folder / "experts" / "tools"], folder / "more"))
+    added = ("add", "out", "--expert", "more/tools", "--name", "new", "--allow", "rope")
+    for number, options in enumerate(((), ("--json",), ("--reaverage",))):
+        out, err = run(*added[:2], f"more-{number}", *added[2:], *options)
+        assert "warning: new: " in err and "(allowed: rope)" in err and "warning: " not in out
+    same = {"experts": ["experts/birds", {"source_model": "experts/birds", "name": "b"}, "experts/ships"]}
+    (folder / "same.yml").write_text(json.dumps(same))
+    run("compose", "same.yml", "same")
+    for options in ((), ("--json",)):
+        _, err = run("remove", "same", f"less{len(options)}", "--expert", "ships", "--reaverage", *options)
+        assert err.startswith("warning: b: has the same weights as birds")
+
+
 def test_a_deep_check_sees_what_samples_do_not(folder, make_expert):
     make_expert("experts/wide", 8, intermediate_size=4096)
     make_expert("experts/wider", 9, intermediate_size=4096)

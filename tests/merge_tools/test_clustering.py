@@ -1,6 +1,7 @@
 """`merge-experts cluster`: every method, what is written, the cache, and what cannot be split."""
 
 import json
+import sys
 from collections import Counter
 
 import numpy as np
@@ -226,6 +227,15 @@ def test_on_the_command_line(data, tmp_path):
     assert done.exit_code == 2 and "pass the data, then the folder to write" in done.stderr
     done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "new"), "--json", "--method", "random"])
     assert json.loads(done.output.splitlines()[0])["sizes"] == [11, 10, 10, 10]
+
+
+@pytest.mark.parametrize("method", ["tfidf", "random"])
+def test_without_the_extra_it_is_named_before_anything_is_read(method, data, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "out"), "--method", method])
+    assert done.exit_code == 2 and "pip install lexperts[cluster]" in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_with_real_weights_meanings_are_told_apart(tmp_path):

@@ -226,6 +226,20 @@ def test_of_many_samples_some_are_drawn_by_the_seed(tmp_path):
     assert numbers == sorted(numbers) and numbers[-1] > 900
 
 
+def test_samples_end_at_line_feeds_alone_and_are_utf8(tmp_path, monkeypatch):
+    """Line separators of Unicode (U+2028, U+0085) are allowed inside JSON strings and inside texts."""
+    texts = ["one\u2028still one", "zwölf\x85 Möwen", "three\x0bstill three"]
+    (tmp_path / "rows.jsonl").write_bytes(
+        "\r\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts).encode() + b"\n"
+    )
+    assert gates.read_samples(tmp_path / "rows.jsonl", 1) == texts
+    (tmp_path / "rows.txt").write_bytes("\r\n".join(texts).encode())
+    assert gates.read_samples(tmp_path / "rows.txt", 1) == texts
+    (tmp_path / "latin.txt").write_bytes("Möwe".encode("latin-1"))
+    with pytest.raises(MergeError, match="latin.txt.*UTF-8"):
+        gates.read_samples(tmp_path / "latin.txt", 1)
+
+
 def test_cheap_embed_is_the_mean_embedding_at_every_router(experts, tmp_path):
     folders = experts(3)
     found = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="cheap_embed")

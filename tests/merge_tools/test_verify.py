@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from merge_tools import MergeError, add, compose, export, inspect, mixture, remove, verify
@@ -252,6 +253,21 @@ def test_one_licence_for_all_is_the_mixtures(own, tmp_path):
         (folder / "README.md").write_text("---\nlicense: 'mit'\n---\n")
     card = (composed(tmp_path / "out", folders) / "README.md").read_text()
     assert "license: mit" in card.split("---")[1].splitlines()
+
+
+@pytest.mark.parametrize(
+    "written, licence",
+    [("a: b", "a: b"), ('"#1 of them"', "#1 of them"), ("mit  # the base's", "mit"), ("'a | b'", "a | b"), ("é", "é")],
+)
+def test_a_licence_of_any_form_leaves_the_card_valid(written, licence, own, tmp_path):
+    folders = own(2)
+    for folder in folders:
+        (folder / "README.md").write_text(f"---\nlicense: {written}\n---\n", encoding="utf-8")
+    card = ModelCard.load(composed(tmp_path / "out", folders) / "README.md")
+    assert card.data.license == licence and card.data.tags == ["merge", "moe", "lexperts"]
+    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "text-generation"
+    rows = [line for line in card.text.splitlines() if line.startswith("| birds ")]
+    assert rows and rows[0].replace("\\|", "").count("|") == 5  # a cell holds no bare |
 
 
 def test_what_is_no_longer_a_mixture_is_said(experts, tmp_path):

@@ -147,6 +147,8 @@ def test_lora_trains_and_saves_the_whole_hypernetwork(tiny_hypernet, tiny_tokeni
         merged.save_pretrained(tmp_path / "merged")
         reloaded = HypernetForTokenClassification.from_pretrained(tmp_path / "merged")
         assert_close(reloaded(**batch).logits, expected, rtol=0, atol=1e-5)
+    with pytest.warns(UserWarning, match="records no base model"):
+        tiny_hypernet().lora_config()
     with pytest.raises(ValueError, match="The backbone is frozen and runs without gradients"):
         tiny_hypernet(freeze_backbone=True).lora_config()
 

@@ -1,6 +1,7 @@
 """SEKE under the stock Trainer: learning, resuming, accumulating, LoRA, two processes."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from datasets import Dataset
 from peft import AutoPeftModelForTokenClassification, PeftModel, get_peft_model
 from torch.testing import assert_close
 from transformers import (
+    AutoModel,
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
     Trainer,
@@ -175,6 +177,20 @@ def test_lora_trains_and_saves_the_whole_head(backbone, tiny_seke, tiny_tokenize
         reloaded = SekeForTokenClassification.from_pretrained(tmp_path / "merged")
         assert_close(reloaded(**batch).logits, expected, rtol=0, atol=1e-5)
     assert pipeline("token-classification", model=str(checkpoint), tokenizer=tiny_tokenizer)(TEXTS[0]) is not None
+
+
+def test_an_adapter_over_a_model_that_was_never_saved_is_warned_about(tiny_seke, backbone_config, tmp_path):
+    AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "backbone")
+    model = SekeForTokenClassification.from_backbone(str(tmp_path / "backbone"))
+    with pytest.warns(UserWarning, match="records no base model"):
+        model.lora_config()
+    model.name_or_path = model.config.text_config.name_or_path = "microsoft/deberta-v3-base"  # its backbone is not it
+    with pytest.warns(UserWarning, match="records no base model"):
+        model.lora_config()
+    model.save_pretrained(tmp_path / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        SekeForTokenClassification.from_pretrained(tmp_path / "base").lora_config()
 
 
 def test_lora_targets_fit_encoders_by_their_own_names(tiny_seke):

@@ -1,4 +1,7 @@
-"""`keyphrases`: the command line of keyphrase_tools. Every command has a twin in Python."""
+"""`keyphrases`: the command line of keyphrase_tools. Every command has a twin in Python.
+
+Each command imports what it needs when it runs, so that `--help` does not wait for a model's imports.
+"""
 
 import json
 import sys
@@ -11,6 +14,8 @@ try:
     import typer
 except ImportError as error:
     raise SystemExit("keyphrases needs typer. Install it with: pip install lexperts[cli]") from error
+
+from . import own_version
 
 app = typer.Typer(
     name="keyphrases",
@@ -28,6 +33,21 @@ TitleColumn = Annotated[str, typer.Option(help="The column of titles, where ther
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows that the model reads at once.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def show_version(asked: bool):
+    if asked:
+        print(f"keyphrases {own_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+):
+    pass  # commands have their own options
 
 
 @contextmanager
@@ -70,8 +90,8 @@ def extract(
         import torch
         from transformers import pipeline
 
-        from .corpus import Corpus, extract_corpus
-        from .opening import opening
+        from keyphrase_tools.corpus import Corpus, extract_corpus
+        from keyphrase_tools.opening import opening
 
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"--dtype {dtype!r} is not known. Use float32, bfloat16 or float16.")
@@ -96,7 +116,7 @@ def score(
 ):
     """Score keyphrases against the gold ones that stand in their texts."""
     with told(debug):
-        from .evaluation import score_files
+        from keyphrase_tools.evaluation import score_files
 
         cuts = tuple(k or (5, 10))
         scores = score_files(predictions, gold, rules=rules, convention=convention, k=cuts)
@@ -126,13 +146,11 @@ def explain(
         from tqdm import tqdm
         from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-        import keyphrase_tools  # noqa: F401  (registers the models)
-
-        from .corpus import Corpus
-        from .opening import opening
-        from .specialisation import load_spacy, token_experts
-        from .specialisation_views import write_views
-        from .words import join_title
+        from keyphrase_tools.corpus import Corpus
+        from keyphrase_tools.opening import opening
+        from keyphrase_tools.specialisation import load_spacy, token_experts
+        from keyphrase_tools.specialisation_views import write_views
+        from keyphrase_tools.words import join_title
 
         nlp = load_spacy(spacy)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
@@ -156,7 +174,7 @@ def card(
 ):
     """The model card of a trained model, from what its run recorded."""
     with told(debug):
-        from .cards import card_of, read_record
+        from keyphrase_tools.cards import card_of, read_record
 
         text = str(card_of(read_record(folder), folder.resolve().name))
         if write:
@@ -166,3 +184,7 @@ def card(
 
 def main():
     app()
+
+
+if __name__ == "__main__":
+    main()

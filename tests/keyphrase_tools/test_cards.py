@@ -1,0 +1,58 @@
+"""The card of a training run says what was run and what was measured, and no more."""
+
+import pytest
+from huggingface_hub import ModelCard
+
+from keyphrase_tools.cards import card_of, settings_of
+
+RECORD = {
+    "model": {"type": "seke", "backbone": "minilm", "use_moe": True, "use_rnn": True, "parameters": 7},
+    "data": {
+        "train": {"source": "train.jsonl", "documents": 10, "keyphrases": 50, "present": 40},
+        "validation": {"source": "train.jsonl", "documents": 5, "keyphrases": 20, "present": 20},
+    },
+    "training": {"learning_rate": 0.1, "num_train_epochs": 10, "seed": 1},
+    "threshold": 0.2,
+    "best_validation_f1@10": 0.0,
+    "epochs": [{"loss": 1.0, "epoch": 0.5, "step": 2}, {"train_runtime": 1.0, "epoch": 0.75, "step": 3}],
+}
+FITTED = {"documents": "test", "before": 0.2, "after": 0.05, "temperature": 1.8}
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.0500001, 20.0])
+def test_a_degenerate_temperature_is_no_calibration(temperature):
+    calibration = {**FITTED, "before": 0.1, "after": 0.0, "temperature": temperature}
+    text = card_of(RECORD | {"calibration": calibration}, "mine").text
+    assert "not calibrated" in text and "calibration error" not in text and "is the probability" not in text
+
+
+def test_why_there_is_no_temperature_is_said():
+    text = card_of(
+        RECORD | {"calibration": {"documents": "validation", "error": "0 of 4 phrases are gold."}}, "mine"
+    ).text
+    assert "are not calibrated probabilities: 0 of 4 phrases are gold.\n" in text
+    assert "not calibrated probabilities: no temperature was fitted.\n" in card_of(RECORD, "mine").text
+
+
+def test_a_fitted_temperature_is_measured():
+    text = card_of(RECORD | {"calibration": FITTED}, "mine").text
+    assert "20.0 per cent before" in text and "5.0 with the temperature 1.80" in text and "not calibrated" not in text
+
+
+def test_only_epochs_that_were_trained_are_settings():
+    text = card_of(RECORD, "mine").text
+    assert (
+        "num_train_epochs" not in text and "| `trained_steps` | 3 |" in text and "| `trained_epochs` | 0.75 |" in text
+    )
+    whole = RECORD | {"epochs": [{"epoch": 10.0, "step": 40}]}
+    assert settings_of(whole) == {**RECORD["training"], "trained_steps": 40, "trained_epochs": 10.0}
+    recorded = {"max_steps": 3, "trained_steps": 3, "trained_epochs": 0.75}
+    assert settings_of({"training": recorded, "epochs": [{"epoch": 1.0, "step": 4}]}) == recorded
+
+
+def test_the_backbone_of_the_extra_has_a_hub_id_and_a_licence():
+    data = card_of(RECORD, "mine").data
+    assert data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
+    assert (data.license, data.language) == ("apache-2.0", "en")
+    other = RECORD | {"model": RECORD["model"] | {"backbone": "folder"}}
+    assert card_of(other, "mine").data.base_model is None and isinstance(card_of(other, "mine"), ModelCard)

@@ -1,0 +1,30 @@
+"""What `import keyphrase_tools` gives: registered models and pipeline, and its modules as attributes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CODE = """
+import sys
+import keyphrase_tools
+assert "keyphrase_tools.metrics" not in sys.modules, "metrics are imported before they are used"
+print(keyphrase_tools.labels.encode.__module__, keyphrase_tools.metrics.keyphrase_f1.__module__)
+print(keyphrase_tools.evaluation.ExtractionMetrics.__name__, keyphrase_tools.__version__)
+print(hasattr(keyphrase_tools, "no_such_module"))
+from transformers import AutoConfig
+from transformers.pipelines import PIPELINE_REGISTRY
+print(AutoConfig.for_model("seke").model_type, "keyphrase-extraction" in PIPELINE_REGISTRY.get_supported_tasks())
+"""
+
+
+def test_one_import_registers_the_models_and_gives_the_modules():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    modules, names, missing, registered = done.stdout.splitlines()
+    assert modules == "keyphrase_tools.labels keyphrase_tools.metrics"
+    assert names.split()[0] == "ExtractionMetrics" and names.split()[1][0].isdigit()
+    assert missing == "False" and registered == "seke True"
