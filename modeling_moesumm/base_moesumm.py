@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, ini
 
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets, nearest
 from .experts_moesumm import DatasetSelectors, Deputies, DeputyExperts
+from .layers_moesumm import LAYER_CLASSES
 
 LOADING_OPTIONS = ("attn_implementation", "cache_dir", "force_download", "local_files_only", "proxies", "revision")
 LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
@@ -26,6 +27,7 @@ class MoeSummPreTrainedModel(PreTrainedModel):
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

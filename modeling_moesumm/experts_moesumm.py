@@ -159,17 +159,32 @@ class Deputies(nn.Module):
             gate = gate * (dataset_ids >= 0)[:, None]
         return gate.to(x.dtype), index
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, routing, number: int) -> torch.Tensor:
-        """A, that is x (B, T, d), and the main expert's answer to it, y (B, T, d) -> the layer's answer (B, T, d)."""
+    def forward(self, A: torch.Tensor, X: torch.Tensor, routing, number: int):
+        """Adds the deputies' part to the main expert's answer   (MoeSumm, Eq. 6-7)
+
+        Args:
+            A (`(B, T, d)`): the attention's output.
+            X (`(B, T, d)`): the main expert's answer to it.
+            routing: the pass's.
+            number: the layer's.
+
+        Returns:
+            X `(B, T, d)`, and `None` or, with `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
+        """
         rows, ids = routing.rows, routing.dataset_ids
-        if rows is not None:
-            x, ids = x[rows], None if ids is None else ids[rows]
+        x = A if rows is None else A[rows]
+        if ids is not None and rows is not None:
+            ids = ids[rows]
         gate, index = self.choose(x, ids, routing.forced)
-        routing.record(number, gate, index, y.shape[:2])
+        routing.record(number, gate, index, A.shape[:2])
         found = self.experts(x.flatten(0, 1), index.flatten(), gate.flatten(), self.config._experts_implementation)
-        found = found.view_as(x).to(y.dtype)
-        if rows is None:
-            return y + found
-        if isinstance(rows, slice):
-            return torch.cat([y[rows] + found, y[rows.stop :]])
-        return y.index_add(0, rows, found)
+        return add_rows(X, found.view_as(x).to(X.dtype), rows), None
+
+
+def add_rows(X: torch.Tensor, part: torch.Tensor, rows) -> torch.Tensor:
+    """X (B, T, ...) with `part` (b, T, ...) added in the rows that it stands for."""
+    if rows is None:
+        return X + part
+    if isinstance(rows, slice):  # from 0
+        return torch.cat([X[rows] + part, X[rows.stop :]])
+    return X.index_add(0, rows, part)

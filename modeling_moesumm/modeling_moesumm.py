@@ -14,17 +14,10 @@ from transformers.utils import can_return_tuple
 from .base_moesumm import LOADING_OPTIONS, MoeSummPreTrainedModel, check_options, open_backbone
 from .configuration_moesumm import MoeSummConfig
 from .experts_moesumm import Deputies
-from .layers_moesumm import (
-    Routing,
-    attach_deputies,
-    check_dataset_ids,
-    check_one_of,
-    dataset_ids_of,
-    layers_of,
-    plan_routing,
-)
+from .layers_moesumm import attach_deputies, layers_of
 from .loss_moesumm import margin_losses, token_losses
 from .outputs_moesumm import MoeSummOutput
+from .routing_moesumm import Routing, check_dataset_ids, check_one_of, dataset_ids_of, plan_routing
 from .summarizing_moesumm import Summarizer, check_texts
 
 

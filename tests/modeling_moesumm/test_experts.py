@@ -1,7 +1,6 @@
 """Deputies: each formulation is the formula, with all gradients; a layer is Eq. 6-7; sizes are the paper's."""
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from transformers import BartConfig
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
 from modeling_moesumm.experts_moesumm import DeputyExperts
-from modeling_moesumm.layers_moesumm import FeedForward, Routing
+from modeling_moesumm.routing_moesumm import Routing
 from tests.modeling_moesumm.conftest import each_backbone, gradients, tiny_moesumm
 
 M = 2**20  # the paper's million
@@ -115,11 +114,7 @@ def equations_4_to_7(layer, A, dataset):
 
 
 def feed_forward(layer, x, ids):
-    """fc1, activation and fc2 as the backbone's layer calls them."""
-    here = FeedForward(layer.deputies, Routing(ids is not None, ids), 0)
-    for place in layer.main_matrices():
-        place.here[threading.get_ident()] = here if ids is not None else None
-    return layer.fc2(layer.activation_fn(layer.fc1(x)))
+    return layer.feed_forward(x, Routing(ids is not None, ids))[0]
 
 
 @each_backbone

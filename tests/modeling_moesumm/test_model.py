@@ -3,7 +3,6 @@
 import copy
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -329,7 +328,7 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     kind = MoeSummForConditionalGeneration
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
     T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match="T5ForConditionalGeneration has no fc1 and fc2.*BART, PEGASUS or mBART"):
+    with pytest.raises(ValueError, match="backbone=T5ForConditionalGeneration.*T5Block"):
         kind.from_backbone(tmp_path / "t5", ["news"])
     small = {
         "hidden_size": 16,
@@ -615,21 +614,6 @@ def test_compiled_it_gives_the_same_in_one_graph(batch):
     assert not torch.allclose(model(**without(batch, "dataset_ids")).logits, found.logits, atol=1e-2)  # deputies spoke
 
 
-def test_threads_that_share_a_model_do_not_get_each_others_batches(batch):
-    model = tiny_moesumm()
-    given = [{**without(batch, "labels"), "dataset_ids": torch.full((4,), i)} for i in (-1, 0, 1, 2)]
-
-    def run(inputs):
-        with torch.no_grad():
-            return torch.stack([model(**inputs).logits for _ in range(15)])
-
-    expected = [run(inputs) for inputs in given]
-    with ThreadPoolExecutor(4) as pool:
-        for found, wanted in zip(pool.map(run, given), expected, strict=True):
-            assert_close(found, wanted, rtol=0, atol=1e-5)
-    assert not torch.allclose(expected[0], expected[1], atol=1e-2)
-
-
 def test_lora_on_the_main_expert_leaves_the_deputies_at_work(batch):
     model = tiny_moesumm()
     with torch.no_grad():
@@ -648,11 +632,6 @@ def test_the_backbone_itself_is_not_to_be_called(texts):
     model, texts = tiny_moesumm(), without(texts, "dataset_ids")
     with pytest.raises(RuntimeError, match="called without routing.*Call the MoeSumm model"):
         model.backbone(**texts)
-    model.backbone.model.encoder.layers[0].fc2 = torch.nn.Linear(24, 16)
-    with pytest.raises(
-        RuntimeError, match="fc1 and fc2 of BartEncoderLayer have been replaced.*deputies would be left out"
-    ):
-        model(**texts)
 
 
 def test_states_and_attentions_come_out_as_of_the_backbone(batch):
