@@ -36,16 +36,16 @@ def run(experts, x, index, gate, way):
 
 
 @pytest.mark.parametrize("tokens, deputies, inner", SIZES)
-@pytest.mark.parametrize("way", ["dense", "grouped"])
+@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm"])
 @pytest.mark.parametrize("agreeing", [False, True])
 def test_every_formulation_is_the_loop_with_all_gradients(way, agreeing, tokens, deputies, inner):
     experts = make_experts(deputies, inner)
     x, gate = torch.randn(tokens, 6, dtype=torch.float64), torch.rand(tokens, dtype=torch.float64)
     index = torch.full((tokens,), deputies - 1) if agreeing else torch.randint(deputies, (tokens,))
-    for found, expected in zip(run(experts, x, index, gate, way), run(experts, x, index, gate, "loop"), strict=True):
+    for found, expected in zip(run(experts, x, index, gate, way), run(experts, x, index, gate, "eager"), strict=True):
         assert_close(found, expected)
     if deputies > 1:  # negative control: another routing gives another answer
-        other = run(experts, x, (index + 1) % deputies, gate, "loop")
+        other = run(experts, x, (index + 1) % deputies, gate, "eager")
         assert not torch.allclose(run(experts, x, index, gate, way)[0], other[0])
 
 
@@ -55,12 +55,12 @@ def test_the_kernel_for_grouped_products_gives_the_same_with_all_gradients():
     experts = make_experts(5, 16, d=8, dtype=torch.float32)
     x, gate, index = torch.randn(33, 8), torch.rand(33), torch.randint(4, (33,))  # nobody chooses the last
     for found, expected in zip(
-        run(experts, x, index, gate, "grouped_by_kernel"), run(experts, x, index, gate, "loop"), strict=True
+        run(experts, x, index, gate, "grouped_mm"), run(experts, x, index, gate, "eager"), strict=True
     ):
         assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["dense", "grouped", "loop"])
+@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm", "eager"])
 def test_no_tokens_and_unchosen_deputies_leave_zeros_and_no_gaps(way):
     experts = make_experts(3, 4)
     nobody = run(experts, torch.empty(0, 6).double(), torch.empty(0, dtype=torch.long), torch.empty(0).double(), way)
@@ -70,7 +70,7 @@ def test_no_tokens_and_unchosen_deputies_leave_zeros_and_no_gaps(way):
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any()
 
 
-@pytest.mark.parametrize("way", ["dense", "grouped", "loop"])
+@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm", "eager"])
 @pytest.mark.parametrize("act", [nn.GELU(), nn.ReLU(), nn.SiLU(), nn.Tanh()])
 def test_a_gate_of_zero_adds_exactly_nothing(way, act):
     experts = make_experts(3, 4, act=act)
@@ -80,14 +80,14 @@ def test_a_gate_of_zero_adds_exactly_nothing(way, act):
 
 def test_the_way_is_chosen_by_device_and_size():
     experts = make_experts(3, 512, d=4)
-    assert experts.fastest(1, "cpu") == experts.fastest(10_000, "cpu") == "grouped"
-    assert experts.fastest(16, "cuda") == "dense" and experts.fastest(10_000, "cuda") == "grouped"
+    assert experts.fastest(1, "cpu") == experts.fastest(10_000, "cpu") == "grouped_mm"
+    assert experts.fastest(16, "cuda") == "batched_mm" and experts.fastest(10_000, "cuda") == "grouped_mm"
 
 
 def test_dropout_is_the_backbones_and_only_in_training():
     experts = make_experts(2, 400, dropout=0.5)
     x, index, gate = torch.randn(3, 6).double(), torch.tensor([0, 1, 0]), torch.ones(3).double()
-    for way in ("dense", "grouped", "loop"):
+    for way in ("batched_mm", "grouped_mm", "eager"):
         assert not torch.equal(getattr(experts.train(), way)(x, index, gate), getattr(experts, way)(x, index, gate))
         assert torch.equal(getattr(experts.eval(), way)(x, index, gate), getattr(experts, way)(x, index, gate))
     layer = tiny_moesumm(changes={"activation_dropout": 0.25}).backbone.model.encoder.layers[0]
@@ -151,10 +151,10 @@ def test_with_a_gate_of_zero_a_layer_is_the_backbones_bit_for_bit(backbone):
 # --- in the model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["dense", "grouped", "auto"])
+@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm", "auto"])
 def test_the_model_gives_the_same_in_every_formulation(way, batch):
     losses, found = [], []
-    for implementation in ("loop", way):
+    for implementation in ("eager", way):
         model = tiny_moesumm().double().train()
         model.set_experts_implementation(implementation)
         output = model(**batch)
@@ -168,16 +168,16 @@ def test_the_model_gives_the_same_in_every_formulation(way, batch):
 
 
 def test_an_unknown_formulation_is_refused(tmp_path):
-    model = tiny_moesumm(experts_implementation="dense")
-    assert model.config._experts_implementation == "dense"
-    with pytest.raises(ValueError, match=r"experts_implementation='dens'.*Did you mean 'dense'"):
-        model.set_experts_implementation("dens")
+    model = tiny_moesumm(experts_implementation="batched_mm")
+    assert model.config._experts_implementation == "batched_mm"
+    with pytest.raises(ValueError, match=r"experts_implementation='batched'.*Did you mean 'batched_mm'"):
+        model.set_experts_implementation("batched")
     model.save_pretrained(tmp_path)
     kind = MoeSummForConditionalGeneration
     assert kind.from_pretrained(tmp_path).config._experts_implementation == "auto"
-    assert kind.from_pretrained(tmp_path, experts_implementation="loop").config._experts_implementation == "loop"
-    with pytest.raises(ValueError, match=r"'grouped_mm' is not known.*'grouped'"):
-        kind.from_pretrained(tmp_path, experts_implementation="grouped_mm")
+    assert kind.from_pretrained(tmp_path, experts_implementation="eager").config._experts_implementation == "eager"
+    with pytest.raises(ValueError, match="'grouped' is not known.*'grouped_mm'"):
+        kind.from_pretrained(tmp_path, experts_implementation="grouped")
 
 
 def test_an_activation_that_is_not_zero_at_zero_is_refused():

@@ -19,6 +19,7 @@ from tests.modeling_moesumm.conftest import (
     backbone_config,
     each_backbone,
     gradients,
+    surer,
     tiny_backbone,
     tiny_moesumm,
 )
@@ -128,14 +129,6 @@ def equations_8_and_9(full, main, batch):
             generation = generation - p_full.log()
             margin = margin + (1 - p_full) * (1 - m**5) / 2
     return generation, margin
-
-
-def surer(model):
-    """Larger logits, and so larger margins."""
-    decoder = model.get_decoder()
-    norm = getattr(decoder, "layer_norm", None) or decoder.layers[-1].final_layer_norm
-    norm.weight.data.mul_(4)
-    return model
 
 
 @each_backbone
@@ -367,7 +360,7 @@ def test_new_tokens_find_room_and_travel(batch, tmp_path):
     with torch.no_grad():
         before = model(**batch).logits
         model.resize_token_embeddings(V + 3)
-        assert model.config.vocab_size == V + 3
+        assert model.vocab_size == model.config.vocab_size == V + 3
         assert_close(model(**batch).logits[..., :V], before)
     model.save_pretrained(tmp_path)
     assert MoeSummForConditionalGeneration.from_pretrained(tmp_path)(**batch).logits.shape[-1] == V + 3

@@ -82,8 +82,8 @@ def test_two_threads_write_their_own_summaries(texts):
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 2}
     expected = [model.generate(**plain, **way, **options) for way in WAYS]
     with ThreadPoolExecutor(2) as pool:
-        for found, wanted in zip(pool.map(lambda way: model.generate(**plain, **way, **options), WAYS), expected):
-            assert torch.equal(found, wanted)
+        written = list(pool.map(lambda way: model.generate(**plain, **way, **options), WAYS))
+    assert all(torch.equal(found, wanted) for found, wanted in zip(written, expected, strict=True))
     assert not torch.equal(expected[0], expected[-1])
 
 
@@ -148,7 +148,7 @@ def test_models_go_through_files_and_to_spawned_processes(batch, tmp_path):
         for name, model in models.items():
             torch.save(model, tmp_path / f"{name}.pt")
             for found in pool.apply(in_a_process, (model, tmp_path / f"{name}.pt", given)):
-                assert_close(torch.from_numpy(found), logits_of(model, batch), rtol=0, atol=1e-6)
+                assert_close(torch.from_numpy(found), logits_of(model, batch), rtol=0, atol=1e-5)
 
 
 @each_backbone
