@@ -14,13 +14,13 @@ def test_losses_and_gradients_are_the_cpus(backbone, batch, same_on_cuda):
 
 
 @pytest.mark.parametrize("implementation", ["auto", "batched_mm", "grouped_mm", "eager"])
-def test_every_formulation_is_the_cpus(implementation, batch, same_on_cuda):
+def test_every_implementation_is_the_cpus(implementation, batch, same_on_cuda):
     model = tiny_moesumm()
     model.set_experts_implementation(implementation)
     same_on_cuda(model, batch)
 
 
-def test_in_bfloat16_grouped_products_are_the_loop(batch, same_on_cuda):
+def test_in_bfloat16_grouped_products_are_eager(batch, same_on_cuda):
     model = tiny_moesumm(deputy_size=24).to("cuda", torch.bfloat16)
     found = {}
     for name in ("grouped_mm", "eager"):
