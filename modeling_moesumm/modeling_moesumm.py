@@ -50,12 +50,13 @@ def check_target(config, tokens: torch.Tensor | None, written: int):
         )
 
 
-def check_has_source(encoder_outputs):
-    if encoder_outputs is not None:
-        raise ValueError(
-            "labels with encoder_outputs: the margin loss needs the encoder's states without deputies as well. Pass "
-            "input_ids, or set config.margin_loss_coef = 0."
-        )
+def check_has_source(encoder_outputs, past_key_values):
+    for name, value in (("encoder_outputs", encoder_outputs), ("past_key_values", past_key_values)):
+        if value is not None:
+            raise ValueError(
+                f"labels with {name}: the margin loss needs the encoder's states without deputies as well. Pass "
+                "input_ids, or set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
+            )
 
 
 def check_has_labels(config, decoder_input_ids):
@@ -63,8 +64,8 @@ def check_has_labels(config, decoder_input_ids):
     if config.margin_loss_coef or decoder_input_ids is None:
         raise ValueError(
             f"labels=None in a training step with margin_loss_coef={config.margin_loss_coef}: under "
-            "label_smoothing_factor or compute_loss_func the Trainer keeps the labels to itself, and there is no margin "
-            "loss. Set label_smoothing_factor=0 and model.config.label_smoothing=0.1; for a loss of your own set "
+            "label_smoothing_factor or compute_loss_func the Trainer keeps the labels, and the margin loss cannot be "
+            "computed. Set label_smoothing_factor=0 and model.config.label_smoothing=0.1; for a loss of your own set "
             "model.config.margin_loss_coef=0 and pass decoder_input_ids."
         )
 
@@ -260,7 +261,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             output_deputies: whether the output holds `encoder_deputies` and so on.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer gives it,
                 and the losses are then their sums divided by it: gradient accumulation changes nothing.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`. With labels and a margin
+                loss, asking for these takes two passes, so that what is returned is part of the loss's graph.
 
         Raises:
             ValueError: for an unknown dataset (the known ones are listed), ids out of range or of another length, and
@@ -299,7 +301,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         margin = labels is not None and bool(config.margin_loss_coef) and routing.active
         main = None
         if margin and config.margin_main == "model":
-            check_has_source(encoder_outputs)
+            check_has_source(encoder_outputs, past_key_values)
             outputs, main = self._full_and_main(reading, routing, kwargs)
         else:
             if margin:

@@ -24,7 +24,8 @@ class MoeSummOutput(ModelOutput):
         decoder_attentions (tuple of `(B, heads, T, T)`), cross_attentions (tuple of `(B, heads, T, S)`),
             encoder_attentions (tuple of `(B, heads, S, S)`, all with `output_attentions`): of each layer. All that are
             returned on request are part of the loss's graph, so that `retain_grad()` works.
-        encoder_last_hidden_state (`(B, S, d)`): what the decoder reads.
+        encoder_last_hidden_state (`(B, S, d)`): what the decoder reads; part of the loss's graph where states are
+            returned on request, without a margin loss, and with `margin_main="last_layer"`.
         encoder_deputies (tuple of `(B, S)`), decoder_deputies (tuple of `(B, T)`, both with `output_deputies`): the
             deputy that each token took in each layer, -1 where the main expert was alone. `None` for an encoder that
             has not run.

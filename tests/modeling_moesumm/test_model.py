@@ -7,9 +7,17 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from torch.testing import assert_close
-from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummOutput
 from modeling_moesumm.experts_moesumm import Deputies
@@ -194,8 +202,10 @@ def test_labels_with_encoder_outputs_need_the_texts_for_the_margin(batch):
     model = tiny_moesumm()
     states = model.get_encoder()(batch["input_ids"], batch["attention_mask"], dataset_ids=batch["dataset_ids"])
     given = without(batch, "input_ids")
-    with pytest.raises(ValueError, match="margin loss needs the encoder's states without deputies.*Pass input_ids"):
+    with pytest.raises(ValueError, match="labels with encoder_outputs.*Pass input_ids"):
         model(**given, encoder_outputs=states)
+    with pytest.raises(ValueError, match="labels with past_key_values"):
+        model(**batch, past_key_values=DynamicCache())
     model.config.margin_loss_coef = 0
     assert_close(model(**given, encoder_outputs=states).loss, model(**batch).loss)
 
@@ -622,6 +632,29 @@ def test_lora_on_the_main_expert_leaves_the_deputies_at_work(batch):
         for deputies in kept:
             deputies.experts.down_proj.zero_()
         assert not torch.allclose(adapted(**batch).logits, before, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        LoraConfig(r=2, target_modules=["fc1", "fc2"], init_lora_weights=False),
+        LoraConfig(r=2, target_modules=["q_proj"], target_parameters=["experts.up_proj"], init_lora_weights=False),
+        IA3Config(target_modules=["k_proj", "fc2"], feedforward_modules=["fc2"], init_ia3_weights=False),
+    ],
+)
+def test_merged_adapters_are_saved_and_open_again(adapter, batch, tmp_path):
+    with torch.no_grad():
+        torch.manual_seed(0)
+        adapted = get_peft_model(tiny_moesumm(), copy.deepcopy(adapter))
+        expected = adapted(**batch).logits
+        assert not torch.allclose(expected, tiny_moesumm()(**batch).logits, atol=1e-2)
+        merged = adapted.merge_and_unload()
+        merged.save_pretrained(tmp_path)
+        for model in (merged, MoeSummForConditionalGeneration.from_pretrained(tmp_path)):
+            assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
+    for model in (merged, tiny_backbone()):  # tied embeddings, which save_pretrained() knows and this does not
+        with pytest.raises(RuntimeError, match="Some tensors share memory"):
+            save_file(model.state_dict(), tmp_path / "x.safetensors")
 
 
 def test_the_backbone_itself_is_not_to_be_called(texts):
