@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, initialization
 from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets, nearest
 from .experts_moesumm import DatasetSelectors, Deputies, DeputyExperts
+from .layers_moesumm import LAYER_CLASSES
 from .saving_moesumm import CompleteCheckpointMixin
 
 
@@ -20,6 +21,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -29,6 +31,8 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         std = getattr(self.config.text_config, "init_std", 0.02)
         if isinstance(module, DatasetSelectors):
             initialization.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                initialization.zeros_(module.bias)
         elif isinstance(module, DeputyExperts):
             initialization.normal_(module.up_proj, mean=0.0, std=std)
             initialization.zeros_(module.up_bias)
@@ -55,7 +59,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         return True
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        """One of the names that the deputies know; transformers' own are for experts of another form."""
+        """A name that `DeputyExperts` has an implementation for, `"auto"` unless one is requested."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
             raise ValueError(
@@ -124,8 +128,8 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
     @torch.no_grad()
     def _change_selectors(self, change):
         for deputies in self.deputies():
-            old = deputies.selectors.weight
-            deputies.selectors.weight = nn.Parameter(change(old), requires_grad=old.requires_grad)
+            for name, old in list(deputies.selectors.named_parameters()):
+                setattr(deputies.selectors, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
 
     def train_deputies_only(self) -> int:
         """Freezes everything but deputies and selectors: MoeSumm's way to a new dataset of few examples (Sect. 4).

@@ -185,7 +185,9 @@ class Analysis:
 
     def forced(self) -> str:
         args, rows = self.args, []
-        writing = Writing(args.num_beams, self.summary_length, "truncate", args.batch_size)
+        writing = Writing(
+            args.num_beams, self.summary_length, on_long="truncate", generation_batch_size=args.batch_size
+        )
         for name, texts in self.test.items():
             for who, options in writers(self.model.config).items():
                 path = self.output / "summaries" / f"{name}-{who.replace(' ', '_')}.jsonl"

@@ -21,9 +21,17 @@ class Writing:
     summary_length: int | None = field(
         default=None, metadata={"help": "tokens of a summary, at most; otherwise what the model was saved with, or 256"}
     )
+    repetition_penalty: float | None = field(default=None, metadata={"help": "above 1: against repeated tokens"})
+    no_repeat_ngram_size: int | None = field(default=None, metadata={"help": "n-grams of this size occur once"})
+    length_penalty: float | None = field(default=None, metadata={"help": "of the beam search"})
     on_long: str = field(default="truncate", metadata={"help": "documents longer than the encoder: truncate, window"})
     generation_batch_size: int = field(default=8, metadata={"help": "documents that are read at once"})
     max_test_rows: int | None = field(default=None, metadata={"help": "documents of each test split, the first ones"})
+
+    def generation(self) -> dict:
+        """Options of `generate`, without those that are left to the model."""
+        names = ("num_beams", "repetition_penalty", "no_repeat_ngram_size", "length_penalty")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 class SummaryFile:
@@ -72,9 +80,9 @@ class SummaryFile:
             model,
             tokenizer,
             max_length=self.writing.summary_length,
-            num_beams=self.writing.num_beams,
             on_long=self.writing.on_long,
             batch_size=self.writing.generation_batch_size,
+            **self.writing.generation(),
             **self.options,
         )
         size = CHUNK * self.writing.generation_batch_size

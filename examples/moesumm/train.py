@@ -22,6 +22,7 @@ from pathlib import Path
 from settings import last_checkpoint, parse_arguments, told
 from sources import DataArguments, drawn, mixed, one_split, read_sources
 from summaries import SummaryFile, Writing
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -55,6 +56,13 @@ class ModelArguments:
     num_deputies: int = field(default=3, metadata={"help": "deputies in every layer"})
     deputy_size: int = field(default=512, metadata={"help": "their inner size"})
     margin_loss_coef: float = field(default=1.0, metadata={"help": "weight of the max-margin loss"})
+    margin_main: str = field(
+        default="model",
+        metadata={"help": "what the margin compares with: model (no deputies), last_layer (none there)"},
+    )
+    label_smoothing: float = field(default=0.0, metadata={"help": "of the generation loss, not of the margin"})
+    gate_position: str = field(default="deputy", metadata={"help": "deputy (Eq. 6), layer_output, ffn_output"})
+    selector_bias: bool = field(default=False, metadata={"help": "whether selectors have biases"})
     deputy_output_std: float = field(default=0.0, metadata={"help": "how the deputies' second matrix starts"})
     deputy_lr_factor: float = field(
         default=1.0, metadata={"help": "learning rate of deputies and selectors, as a factor"}
@@ -101,6 +109,7 @@ class BackboneTrainer(SummaryTrainer):
     """For a stock model, whose loss is the mean of a small batch: each token of the whole step counts alike, as in ours."""
 
     loss_is_scaled_for_ga = True
+    label_smoothing = 0.0
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -109,6 +118,9 @@ class BackboneTrainer(SummaryTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         loss = outputs.loss
+        if self.label_smoothing:
+            labels = inputs["labels"].flatten()
+            loss = cross_entropy(outputs.logits.flatten(0, 1), labels, label_smoothing=self.label_smoothing)
         if num_items_in_batch is not None:
             loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
@@ -121,13 +133,20 @@ def open_model(args: ModelArguments, names: list[str]):
     if args.variant == "backbone":
         model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
     else:
-        options = {"num_deputies": args.num_deputies, "deputy_size": args.deputy_size}
-        options |= {"deputy_output_std": args.deputy_output_std}
+        names_of_options = ("num_deputies", "deputy_size", "deputy_output_std", "label_smoothing")
+        names_of_options += ("gate_position", "selector_bias", "margin_main")
+        options = {name: getattr(args, name) for name in names_of_options}
         if args.variant != "flat_moe":
             options["margin_loss_coef"] = args.margin_loss_coef
         options |= VARIANTS[args.variant]
         model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
     return model, tokenizer
+
+
+def take_label_smoothing(args: ModelArguments, training_args):
+    """The Trainer's own would keep the labels from the model, and with them the margin loss."""
+    if training_args.label_smoothing_factor:
+        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
 
 
 def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None):
@@ -148,6 +167,8 @@ def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments,
         train_sampler=MixedDatasetSampler(train["dataset"], args.mixing, args.temperature, seed=training_args.seed),
     )
     trainer.deputy_lr_factor = args.deputy_lr_factor
+    if kind is BackboneTrainer:
+        trainer.label_smoothing = args.label_smoothing
     return trainer
 
 
@@ -169,7 +190,7 @@ def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, 
     if trainer.is_world_process_zero():
         model = trainer.model
         lengths = {"max_length": writing.summary_length} if writing.summary_length else {}
-        model.generation_config.update(num_beams=writing.num_beams, **lengths)
+        model.generation_config.update(**writing.generation(), **lengths)
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
         (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1))
         report_cut(trainer.data_collator)
@@ -236,6 +257,8 @@ class FewShot:
         if self.knows_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)
+            if self.args.label_smoothing:
+                model.config.label_smoothing = self.args.label_smoothing
             if self.few.deputies_only:
                 model.train_deputies_only()
         few_rows = drawn(self.train[name], rows, seed=1000 * rows + draw)
@@ -246,6 +269,7 @@ class FewShot:
 def main():
     kinds = (ModelArguments, FewShotArguments, DataArguments, Writing, Seq2SeqTrainingArguments)
     args, few, data_args, writing, training_args = parse_arguments(kinds, __doc__)
+    take_label_smoothing(args, training_args)
     if args.setting == "few_shot":
         training_args.save_strategy = training_args.eval_strategy = "no"  # minutes each, and nothing to choose by
         FewShot(args, few, data_args, writing, training_args).run()

@@ -174,6 +174,35 @@ def test_every_variant_trains_and_opens_again(scripts, places, backbone, tmp_pat
     assert pipeline("moe-summarization", model=str(tmp_path))("A bird met a boat.")[0].keys() == {"summary_text"}
 
 
+@pytest.mark.parametrize("variant", ["moesumm", "backbone"])
+def test_the_authors_recipe_trains_and_writes_as_their_code_does(scripts, places, backbone, tmp_path, variant):
+    recipe = Path(scripts.train.__file__).with_name("bart_large_authors.yml")
+    given = train_arguments(places, backbone, tmp_path, "--max_steps", 2, "--variant", variant, "--bf16", "false")
+    given += ["--save_strategy", "no", "--load_best_model_at_end", "false", "--max_source_length", 64, "--max_target_length", 40]
+    run(scripts.train, recipe, *given)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    wanted = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 2}
+    assert {name: written[name] for name in wanted} == wanted
+    if variant == "moesumm":
+        config = json.loads((tmp_path / "config.json").read_text())
+        wanted = {"margin_loss_coef": 10.0, "label_smoothing": 0.1, "deputy_output_std": 0.02}
+        assert {name: config[name] for name in wanted} == wanted
+
+
+def test_label_smoothing_reaches_the_loss_of_ours_and_of_the_stock_model(scripts, places, backbone, tmp_path):
+    losses = {}
+    for variant in ("moesumm", "backbone"):
+        for smoothing in (0, 0.3):
+            folder = tmp_path / f"{variant}-{smoothing}"
+            given = ["--variant", variant, "--max_steps", 1, "--margin_loss_coef", 0, "--logging_steps", 1]
+            given += ["--label_smoothing_factor", smoothing]
+            run(scripts.train, *train_arguments(places, backbone, folder, *given))
+            losses[variant, smoothing] = json.loads((folder / "log.json").read_text())[0]["loss"]
+    for smoothing in (0, 0.3):  # a new MoeSumm starts as its backbone
+        assert losses["moesumm", smoothing] == pytest.approx(losses["backbone", smoothing], rel=0.02)
+    assert losses["moesumm", 0.3] != pytest.approx(losses["moesumm", 0], rel=1e-4)
+
+
 def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scripts, places, trained, tmp_path, capsys):
     given = ["--setting", "few_shot", "--few_shot_rows", 4, 8, "--draws", 2, "--max_steps", 2, "--save_models"]
     given = train_arguments(places, trained, tmp_path, *given, sets=["chat"])
