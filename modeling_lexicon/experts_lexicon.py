@@ -167,8 +167,9 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
 class LinearExperts(RoutedExperts, nn.Module):
     """E_i(x) = x W_i + b_i: E linear layers in 3-D parameters."""
 
-    def __init__(self, num_experts: int, in_features: int, out_features: int, bias: bool):
+    def __init__(self, config, in_features: int, out_features: int, bias: bool):
         super().__init__()
+        self.config, num_experts = config, config.num_local_experts
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 

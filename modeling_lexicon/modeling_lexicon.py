@@ -1,4 +1,4 @@
-"""LM-Lexicon as Hugging Face models: Llamas with the modules of `routing_lexicon` (LM-Lexicon, paper's Sect. 3).
+"""LM-Lexicon as Hugging Face models: Llamas with the layers of `layers_lexicon` (LM-Lexicon, paper's Sect. 3).
 
 Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, C labels.
 """
@@ -19,15 +19,10 @@ from transformers.utils import can_return_tuple
 from .configuration_lexicon import LexiconConfig
 from .domains_lexicon import embed, nearest_centroids
 from .experts_lexicon import LexiconExperts, LinearExperts
+from .layers_lexicon import LexiconDecoderLayer, RoutedModule
 from .layout_lexicon import as_in_memory
 from .outputs_lexicon import LexiconCausalLMOutput, LexiconModelOutput, LexiconSequenceClassifierOutput
-from .routing_lexicon import (
-    LexiconDecoderLayer,
-    RoutedModule,
-    keep_on_cache,
-    load_balancing_loss,
-    plan_routing,
-)
+from .routing_lexicon import keep_on_cache, load_balancing_loss, plan_routing
 
 
 class LexiconPreTrainedModel(LlamaPreTrainedModel):

@@ -7,14 +7,9 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from modeling_lexicon import LexiconConfig
 from modeling_lexicon.domains_lexicon import nearest_centroids
-from modeling_lexicon.experts_lexicon import Decision, LexiconExperts, LinearExperts
-from modeling_lexicon.routing_lexicon import (
-    RoutedMlp,
-    find_prompt,
-    load_balancing_loss,
-    reference_experts,
-    top_k_routing,
-)
+from modeling_lexicon.experts_lexicon import Decision, LexiconExperts, LinearExperts, reference_experts
+from modeling_lexicon.layers_lexicon import RoutedMlp
+from modeling_lexicon.routing_lexicon import find_prompt, load_balancing_loss, top_k_routing
 
 # tokens (or rows x length), experts, k, d, I: odd ones, one of each, and one that fits the grouped kernel
 SHAPES = [(1, 4, 2, 5, 7), (7, 3, 1, 6, 9), (33, 5, 5, 8, 4), (64, 4, 2, 16, 24), (10, 1, 1, 3, 2)]
@@ -22,13 +17,10 @@ SHAPES = [(1, 4, 2, 5, 7), (7, 3, 1, 6, 9), (33, 5, 5, 8, 4), (64, 4, 2, 16, 24)
 
 def make_experts(kind, E, d, inner, implementation="grouped_mm"):
     torch.manual_seed(0)
-    if kind == "mlp":
-        sizes = {"hidden_size": d, "intermediate_size": inner, "num_attention_heads": 1, "head_dim": 2}
-        config = LexiconConfig(**sizes, num_local_experts=E, num_experts_per_tok=1)
-        config._experts_implementation = implementation
-        experts = LexiconExperts(config)
-    else:
-        experts = LinearExperts(E, d, inner, bias=kind == "linear with bias")
+    sizes = {"hidden_size": d, "intermediate_size": inner, "num_attention_heads": 1, "head_dim": 2}
+    config = LexiconConfig(**sizes, num_local_experts=E, num_experts_per_tok=1)
+    config._experts_implementation = implementation
+    experts = LexiconExperts(config) if kind == "mlp" else LinearExperts(config, d, inner, kind == "linear with bias")
     for p in experts.parameters():
         torch.nn.init.normal_(p, std=0.5)
     return experts
