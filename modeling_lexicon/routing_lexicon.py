@@ -186,9 +186,11 @@ def find_prompt(
         if torch.is_tensor(attention_mask) and attention_mask.dim() == 2:
             real = attention_mask[:, -T:].to(device).bool()
         elif prompt_mask is None:
+            form = tuple(attention_mask.shape) if torch.is_tensor(attention_mask) else type(attention_mask).__name__
             raise ValueError(
-                "attention_mask is not of the shape (batch, length), so that a sequence's real tokens are not known. "
-                "Pass it in that shape, or pass prompt_mask (batch, length)."
+                f"attention_mask={form}: a sequence's or domain's decision reads the real tokens of its prompt, which "
+                f"only a mask of the shape (batch, length) tells. Pass prompt_mask {shape} beside it, non-zero at these "
+                "tokens, or with routing_policy='domain' pass domain_ids (batch,)."
             )
     prompt = real
     if prompt_mask is not None:

@@ -357,6 +357,43 @@ def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts
     assert len(output.attentions) == 2 and output.attentions[0].shape == (3, 4, 9, 9) and output.router_logits
 
 
+@pytest.mark.parametrize("gate", [False, True])
+def test_given_domains_give_the_experts_and_no_router_logits(gate, batch, prompts):
+    """By the configuration's flag: no gate decides, and what none has said is not there. In training the gate learns."""
+    model, ids = tiny_lexicon(policy="domain", domain_gate=gate, output_router_logits=True), torch.tensor([2, 0, 3])
+    output = model(**prompts, domain_ids=ids)
+    assert output.router_logits == () and output.aux_loss is None
+    assert len(output.expert_index) == 2 and all(torch.equal(index, ids) for index in output.expert_index)
+    learns = model(**batch, domain_ids=ids)
+    assert bool(learns.router_logits) == gate and learns.aux_loss is None
+    if gate:
+        assert [logits.shape for logits in learns.router_logits] == [(3, E)]
+        decided = model(**prompts)
+        assert len(decided.router_logits) == 1 and decided.aux_loss is not None
+
+
+def mask_4d(mask):
+    """(B, T) -> (B, 1, T, T): what a token may read, as callers that mask by themselves pass it."""
+    T = mask.shape[1]
+    return (torch.ones(T, T).tril().bool() & mask.bool()[:, None, :])[:, None] | torch.eye(T).bool()
+
+
+@each_policy
+def test_a_4d_attention_mask_needs_the_prompt_or_the_ids(policy, prompts):
+    model, ids, mask = tiny_lexicon(policy=policy), prompts["input_ids"], prompts["attention_mask"]
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits[mask.bool()]
+        if policy != "token":
+            with pytest.raises(ValueError, match=r"attention_mask=\(3, 1, 9, 9\)"):
+                model(ids, attention_mask=mask_4d(mask))
+        found = model(ids, attention_mask=mask_4d(mask), prompt_mask=mask).logits[mask.bool()]
+        assert_close(found, expected, rtol=0, atol=1e-5)
+        if policy == "domain":
+            chosen = model(**prompts, output_router_logits=True).expert_index[0]
+            found = model(ids, attention_mask=mask_4d(mask), domain_ids=chosen).logits[mask.bool()]
+            assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_logits_to_keep_scores_the_last_tokens_alone(prompts):
     model = tiny_lexicon()
     assert_close(model(**prompts, logits_to_keep=2).logits, model(**prompts).logits[:, -2:])
