@@ -39,7 +39,8 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
         router_aux_loss_coef (`float`, default 0):
             Weight of the load-balancing loss (Fedus et al. 2022, Eq. 4, a layer at a time) in the training loss.
         output_router_logits (`bool`, default `False`):
-            Whether the outputs hold `router_logits`, `expert_index` and `aux_loss`.
+            Whether the outputs hold `router_logits`, `expert_index` and `aux_loss`. Where `domain_ids` decide, no gate
+            does: then `expert_index` alone.
         expert_names (`list[str]`, default `None`):
             A name for each expert, such as its domain's.
         centroid_size (`int`, default `None`), embedder (`str`, default `None`):

@@ -1,4 +1,4 @@
-"""LM-Lexicon as Hugging Face models: Llamas with the modules of `routing_lexicon` (LM-Lexicon, paper's Sect. 3).
+"""LM-Lexicon as Hugging Face models: Llamas with the layers of `layers_lexicon` (LM-Lexicon, paper's Sect. 3).
 
 Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, C labels.
 """
@@ -19,15 +19,10 @@ from transformers.utils import can_return_tuple
 from .configuration_lexicon import LexiconConfig
 from .domains_lexicon import embed, nearest_centroids
 from .experts_lexicon import LexiconExperts, LinearExperts
+from .layers_lexicon import LexiconDecoderLayer, RoutedModule
 from .layout_lexicon import as_in_memory
 from .outputs_lexicon import LexiconCausalLMOutput, LexiconModelOutput, LexiconSequenceClassifierOutput
-from .routing_lexicon import (
-    LexiconDecoderLayer,
-    RoutedModule,
-    keep_on_cache,
-    load_balancing_loss,
-    plan_routing,
-)
+from .routing_lexicon import keep_on_cache, load_balancing_loss, plan_routing
 from .saving_lexicon import CompleteCheckpointMixin
 
 
@@ -133,12 +128,15 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         """
         Args:
             input_ids, attention_mask, position_ids (`(B, T)`), past_key_values, inputs_embeds (`(B, T, d)`), use_cache:
-                as a Llama takes them.
+                as a Llama takes them. A 4-D attention mask does not tell where the prompt is: sequence policies and the
+                domain gate then need `prompt_mask`, and the domain policy without a gate `domain_ids`.
             domain_ids (`(B,)`): each row's expert, for the domain policy; the others do not read it.
             prompt_mask (`(B, T)`): non-zero at the tokens that sequence policies and the domain gate decide on; without
                 it all real tokens of the first call. Later calls with the same cache keep the first call's decisions. A
                 row is one sequence: several packed into one would share a decision.
-            output_router_logits: whether the output holds `router_logits` and `expert_index`.
+            output_router_logits: whether the output holds `router_logits` and `expert_index`; by default the
+                configuration's. Under the domain policy with `domain_ids` no gate decides: `router_logits` is empty
+                and `aux_loss` `None`; with labels and a domain gate, `router_logits` hold what the gate learns from.
             learn_domain_gate: whether the domain gate is run though `domain_ids` are given, on input without gradient.
             kwargs: for the Llama, such as `output_hidden_states`.
 
