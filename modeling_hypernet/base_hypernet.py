@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import WeightGenerator
+from .word_starts_hypernet import WordStarts
 
 # Query and value projections by the names that encoders give them; the last four hold the key as well.
 LORA_TARGETS = (
@@ -58,7 +59,7 @@ class HypernetPreTrainedModel(PreTrainedModel):
                     init.zeros_(weight)  # a new model is one LSTM for all texts
                 else:
                     init.normal_(weight, mean=0.0, std=N_h**-0.5)
-        elif isinstance(module, LinearChainCrf):
+        elif isinstance(module, (LinearChainCrf, WordStarts)):
             module.reset_parameters()
         else:
             super()._init_weights(module)
