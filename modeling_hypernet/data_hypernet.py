@@ -216,7 +216,8 @@ class StatesDataset(torch.utils.data.Dataset):
         digest = hashlib.sha256()
         for name, weight in sorted(model.base_model.backbone.state_dict().items()):
             digest.update(name.encode())
-            digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+            exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))  # NumPy has no bfloat16
+            digest.update(exact.cpu().contiguous().numpy().tobytes())
         ids = hashlib.sha256()
         for row in self.rows:
             ids.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())

@@ -28,6 +28,11 @@ from .word_starts_hypernet import WordStarts, WordStartsMixin
 IMPOSSIBLE = -1e4  # as a logarithm: finite in half precision too, and 0 as a probability
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Half precisions as float32; float64 as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class HypernetModel(HypernetPreTrainedModel):
     """H^S = LSTM_{W(z)}(H^v) with z from H^u, H^u and H^v from the backbone's reading of the pair   (Duan et al. 2021, Sect. 2)
 
@@ -81,7 +86,7 @@ class HypernetModel(HypernetPreTrainedModel):
         size = self.get_input_embeddings().num_embeddings
         ids = torch.randint(size, (texts, length), generator=draw).to(self.device)
         z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((texts,), length, device=self.device))
-        scale = z.float().square().sum(-1).mean().rsqrt()
+        scale = at_least_float32(z).square().sum(-1).mean().rsqrt()
         for generator in generators:
             for weight in (generator.hidden, generator.input, generator.bias):
                 weight.mul_(scale.to(weight.dtype))
@@ -366,11 +371,11 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
         total = torch.as_tensor(labels.numel() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        problem, scores = self.config.problem_type, logits.float()
+        problem, scores = self.config.problem_type, at_least_float32(logits)
         if problem == "regression" or (problem is None and self.config.num_labels == 1):
-            return F.mse_loss(scores, labels.float().view_as(scores), reduction="sum") / total
+            return F.mse_loss(scores, labels.to(scores.dtype).view_as(scores), reduction="sum") / total
         if problem == "multi_label_classification" or (problem is None and labels.is_floating_point()):
-            return F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="sum") / total
+            return F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="sum") / total
         return F.cross_entropy(scores, labels, reduction="sum") / total
 
 
@@ -433,7 +438,7 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
             first_in_main=True,
             **kwargs,
         )
-        scores = self.qa_outputs(self.dropout(outputs.last_hidden_state)).float()
+        scores = at_least_float32(self.qa_outputs(self.dropout(outputs.last_hidden_state)))
         start, end = scores.masked_fill(~outputs.main_mask[..., None], IMPOSSIBLE).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -137,7 +137,7 @@ TOKENIZERS = {
     "BPE with word ends": lambda: fast(
         models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"),
         pre_tokenizers.BertPreTokenizer(),
-        trainers.BpeTrainer(vocab_size=160, special_tokens=SPECIAL, end_of_word_suffix="</w>"),
+        trainers.BpeTrainer(vocab_size=125, special_tokens=SPECIAL, end_of_word_suffix="</w>"),
     ),
     "whole words": lambda: fast(
         models.WordLevel(unk_token="[UNK]"),
