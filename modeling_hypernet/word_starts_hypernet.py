@@ -3,11 +3,14 @@
 Letters: B rows, S tokens of a padded row, V size of the vocabulary.
 
 The words are those of `keyphrase_tools.words.split_words`, as far as ids determine them: runs of letters, digits and
-marks, any other visible character alone, and no word for hyphens and slashes. Apostrophes and points inside a word
-("Bayes's", "802.11") are not recognised where the tokenizer separates them: the parts are words of their own then.
+marks with apostrophes and decimal points inside ("Bayes's", "802.11"), any other visible character alone, and no word for
+hyphens and slashes. The ids of WordPiece and of whole words do not show blanks; there a blank is assumed beside a comma
+("1, 2") and beside an apostrophe, unless the ending of a contraction follows ("the 'graph cut'", but "don't"). With word ends
+instead of prefixes, in old BPE vocabularies, apostrophes and points always separate words.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import regex
 import torch
@@ -21,11 +24,15 @@ from transformers.utils import logging
 IN_WORD = 1  # it is part of a word
 CONTINUES = 2  # it may be part of the same word as the token before it
 OPEN = 4  # the token after it may be part of the same word
+APOSTROPHE, TAIL = 8, 16  # it is an apostrophe; it may be part of a word after one
+POINT, DIGIT_FIRST, DIGIT_LAST = 32, 64, 128  # it is a decimal point; its first or last character is a digit
 
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"  # one word per character
 _CHARACTER = rf"(?!{_SPACELESS})[\p{{L}}\p{{N}}\p{{M}}_\u200c\u200d\u00ad\ufffd]"  # U+FFFD: a part of a character
 _CONTINUES = regex.compile(rf"{_CHARACTER}|['\u2019](?=[\p{{L}}\p{{N}}])")
 _OPEN = regex.compile(rf"{_CHARACTER}\Z")
+_DIGIT_LAST = regex.compile(r"\p{Nd}\Z")
+_ENDINGS = frozenset(("s", "t", "d", "m", "ll", "re", "ve"))  # of contractions
 _NO_WORD = regex.compile(r"[\s\p{C}/\-\u2010-\u2013\u2217]*\Z")
 _BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
 METASPACE, BYTE_SPACE = "\u2581", "\u0120"  # the blank in SentencePiece's tokens ("▁graph") and in bytes' ("Ġgraph")
@@ -37,7 +44,10 @@ logger = logging.get_logger(__name__)
 
 
 class WordStarts(nn.Module):
-    """start_t = IN_WORD(x_t) and not (CONTINUES(x_t) and OPEN(x_{t-1})), with the bits of each token id in a table.
+    """start_t = IN_WORD_t and not (CONTINUES_t and OPEN_{t-1}) and not inner_t and not inner_{t-1}
+
+    inner_t = APOSTROPHE_t and OPEN_{t-1} and TAIL_{t+1}, or POINT_t and DIGIT_LAST_{t-1} and DIGIT_FIRST_{t+1}, with the bits
+    of each token id in a table.
 
     Args:
         vocab_size: V.
@@ -61,8 +71,17 @@ class WordStarts(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(B, S) -> (B, S), bool: the tokens that begin words."""
         kinds = self.kinds[input_ids]
-        open_before = torch.cat([torch.zeros_like(kinds[:, :1]), kinds[:, :-1] & OPEN], 1) != 0
-        return (kinds & IN_WORD != 0) & ~((kinds & CONTINUES != 0) & open_before)
+        none = torch.zeros_like(kinds[:, :1])
+        before, after = torch.cat([none, kinds[:, :-1]], 1), torch.cat([kinds[:, 1:], none], 1)
+
+        def all_of(*pairs):
+            return torch.stack([x & bit != 0 for x, bit in pairs]).all(0)
+
+        inner = all_of((kinds, APOSTROPHE), (before, OPEN), (after, TAIL))
+        inner |= all_of((kinds, POINT), (before, DIGIT_LAST), (after, DIGIT_FIRST))
+        continues = all_of((kinds, CONTINUES), (before, OPEN))
+        continues |= inner | torch.cat([none != 0, inner[:, :-1]], 1)
+        return (kinds & IN_WORD != 0) & ~continues
 
 
 class WordStartsMixin:
@@ -100,9 +119,14 @@ class WordStartsMixin:
         """The mask if there is one, or else by the table -> the tokens that begin words (B, S), bool.
 
         Raises:
-            ValueError: without a mask where there is no table, or no ids to look up.
+            ValueError: for a mask of another shape; without a mask where there is no table, or no ids to look up.
         """
         if word_start_mask is not None:
+            if input_ids is not None and word_start_mask.shape != input_ids.shape:
+                raise ValueError(
+                    f"word_start_mask has the shape {tuple(word_start_mask.shape)}, but input_ids "
+                    f"{tuple(input_ids.shape)}: it needs one value per token. HypernetCollator pads it."
+                )
             return word_start_mask.bool()
         if self.word_starts is None or input_ids is None:
             why = "inputs_embeds do not show it" if input_ids is None else "this model has no table of its tokens"
@@ -148,27 +172,47 @@ def token_reader(model, vocabulary) -> tuple[Callable[[str], int], int]:
     """A model of the library tokenizers, and its tokens -> what gives a token's kind, and the kind of special tokens."""
     prefix = getattr(model, "continuing_subword_prefix", None)
     suffix = getattr(model, "end_of_word_suffix", None)
-    if prefix:  # all tokens are open: a piece with the prefix continues a word even at the beginning of a window
-        return lambda token: _whole(token) | OPEN if not token.startswith(prefix) else IN_WORD | CONTINUES | OPEN, OPEN
+    if prefix or isinstance(model, models.WordLevel):
+        return partial(_without_blanks, prefix=prefix or ""), OPEN
     if suffix:
         return lambda token: _inside(token.replace(suffix, " ")), 0
-    if isinstance(model, models.WordLevel):
-        return _whole, 0
     if BYTE_SPACE in vocabulary and METASPACE not in vocabulary:
         read = decoders.ByteLevel()
         return lambda token: _inside(read.decode([token])), 0
     return lambda token: _inside(_BYTE.sub(_character, token).replace(METASPACE, " ")), 0
 
 
+def _without_blanks(token: str, prefix: str) -> int:
+    """The kind of a token that continues a word if it has the prefix, and otherwise does not show whether a blank is before it.
+
+    All are open: a piece with the prefix continues a word even at the beginning of a window.
+    """
+    text = token.removeprefix(prefix)
+    kind = (_inside(text) & (DIGIT_FIRST | DIGIT_LAST | APOSTROPHE)) | _whole(text) | OPEN
+    if text != token:
+        return kind | IN_WORD | CONTINUES
+    return kind | (POINT if text == "." else 0) | (TAIL if text in _ENDINGS else 0)
+
+
 def _whole(text: str) -> int:
-    """The kind of a token that begins a word, if it is of one at all."""
+    """The kind of a token that is a word, if it is anything."""
     return 0 if _NO_WORD.match(text) else IN_WORD
 
 
 def _inside(text: str) -> int:
-    """The kind of a token whose text has its blanks."""
-    continues, is_open = _CONTINUES.match(text) is not None, _OPEN.search(text) is not None
-    return _whole(text) and IN_WORD | CONTINUES * continues | OPEN * is_open
+    """The kind of a token whose text shows the blanks around it."""
+    kind = _whole(text)
+    for bit, holds in (
+        (CONTINUES, _CONTINUES.match(text)),
+        (OPEN, _OPEN.search(text)),
+        (APOSTROPHE, text in ("'", "\u2019")),
+        (TAIL, text[:1].isalnum() and _CONTINUES.match(text)),
+        (POINT, text in (".", ",")),
+        (DIGIT_FIRST, text[:1].isdecimal()),
+        (DIGIT_LAST, _DIGIT_LAST.search(text)),
+    ):
+        kind |= bit if kind and holds else 0
+    return kind
 
 
 def _character(match) -> str:
