@@ -12,6 +12,7 @@ from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import WeightGenerator
 from .saving_hypernet import CompleteCheckpointMixin
+from .word_starts_hypernet import WordStarts
 
 # What from_backbone() takes for the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(HypernetConfig)} - {"text_config"} | {"num_labels", "problem_type"}
@@ -44,7 +45,7 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
                     init.zeros_(weight)  # a new model is one LSTM for all texts
                 else:
                     init.normal_(weight, mean=0.0, std=N_h**-0.5)
-        elif isinstance(module, LinearChainCrf):
+        elif isinstance(module, (LinearChainCrf, WordStarts)):
             module.reset_parameters()
         else:
             super()._init_weights(module)

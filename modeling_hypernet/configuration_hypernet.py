@@ -57,6 +57,9 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
         cls_token_id, sep_token_id (`int`):
             The tokenizer's; by them meta-text and main text are told apart where neither `meta_mask` nor
             `token_type_ids` do it. `from_backbone` finds them.
+        has_word_starts (`bool`, default `False`):
+            Whether the token head has a table of the tokens that begin words, for calls without `word_start_mask`. Set by
+            `set_word_starts`, and so by `from_backbone`.
         id2label, label2id, num_labels:
             The labels.
 
@@ -97,6 +100,7 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
     lstm_implementation: str = "auto"
     cls_token_id: int | None = None
     sep_token_id: int | None = None
+    has_word_starts: bool = False
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is not None:

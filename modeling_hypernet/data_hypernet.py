@@ -16,9 +16,12 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers.utils import logging
 
+from .labels_hypernet import check_labels, check_positions
+
 logger = logging.get_logger(__name__)
 
 PADDING = {"attention_mask": 0, "meta_mask": 0, "main_mask": 0, "word_start_mask": 0, "labels": -100}
+POSITIONS = ("start_positions", "end_positions")
 SHARD = 1024  # rows in a file of states
 
 
@@ -95,23 +98,43 @@ def encode_pairs(
 
 
 class HypernetCollator:
-    """Rows of `encode_pairs`, `encode_questions` or `keyphrase_tools.labels.encode` -> a padded batch.
+    """Rows of `encode_pairs`, `encode_questions` or `keyphrase_tools.labels.encode` -> a padded batch, checked.
 
     Args:
         tokenizer: says how ids are padded, and on which side.
         pad_to_multiple_of: pads to a multiple of it.
+        id2label: `model.config.id2label` of a model for token classification: labels are checked against it.
+
+    Raises:
+        ValueError: for an answer that is neither in the main text nor at the first token; with `id2label` for a label that
+            does not exist, and an I that no B or I of its type comes before.
     """
 
-    def __init__(self, tokenizer, pad_to_multiple_of: int | None = None):
-        self.tokenizer, self.pad_to_multiple_of = tokenizer, pad_to_multiple_of
+    def __init__(self, tokenizer, pad_to_multiple_of: int | None = None, id2label: Mapping[int, str] | None = None):
+        self.tokenizer, self.pad_to_multiple_of, self.id2label = tokenizer, pad_to_multiple_of, id2label
 
     def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
         length = max(len(row["input_ids"]) for row in rows)
         if self.pad_to_multiple_of:
             length += -length % self.pad_to_multiple_of
-        return {
+        batch = {
             name: self._stacked(name, [row[name] for row in rows], length) for name in rows[0] if self._kept(rows, name)
         }
+        if self.tokenizer.padding_side == "left":
+            moved = torch.tensor([length - len(row["input_ids"]) for row in rows])
+            batch |= {name: batch[name] + moved for name in POSITIONS if name in batch}
+        self._check(batch)
+        return batch
+
+    def _check(self, batch: dict[str, torch.Tensor]):
+        """Here and not in the model, where each check would wait for the device."""
+        real = batch["attention_mask"] != 0 if "attention_mask" in batch else torch.ones_like(batch["input_ids"]) != 0
+        main = batch["main_mask"] != 0 if "main_mask" in batch else real
+        for name in POSITIONS:
+            if name in batch:
+                check_positions(batch[name], main, real)
+        if self.id2label is not None and "labels" in batch and batch["labels"].shape == real.shape:
+            check_labels(batch["labels"], main & (batch["labels"] != -100), self.id2label)
 
     @staticmethod
     def _kept(rows, name: str) -> bool:
@@ -193,7 +216,8 @@ class StatesDataset(torch.utils.data.Dataset):
         digest = hashlib.sha256()
         for name, weight in sorted(model.base_model.backbone.state_dict().items()):
             digest.update(name.encode())
-            digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+            exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))  # NumPy has no bfloat16
+            digest.update(exact.cpu().contiguous().numpy().tobytes())
         ids = hashlib.sha256()
         for row in self.rows:
             ids.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())

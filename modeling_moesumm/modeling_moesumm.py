@@ -197,7 +197,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     def _copy_to_experts(self, backbone: PreTrainedModel):
         """FlatMoE: every expert starts as a copy of the backbone's feed-forward layer."""
         own = self.backbone.base_model
-        for layer, source in zip((*own.encoder.layers, *own.decoder.layers), layers_of(backbone.base_model), strict=True):
+        for layer, source in zip(
+            (*own.encoder.layers, *own.decoder.layers), layers_of(backbone.base_model), strict=True
+        ):
             experts = layer.deputies.experts
             experts.up_proj.copy_(source.fc1.weight)
             experts.up_bias.copy_(source.fc1.bias)

@@ -16,7 +16,17 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .backbone_seke import BackboneMixin, build_encoder, find_lora_targets, split_options
 from .card import warn_if_unsaved
 from .configuration_seke import SekeConfig
-from .head_seke import NoisyTopKRouter, SekeExperts, SekeMoe, SekeRnn, TokenLayout, load_balancing_loss, router_z_loss
+from .head_seke import (
+    EXPERTS,
+    NoisyTopKRouter,
+    SekeExperts,
+    SekeMoe,
+    SekeRnn,
+    TokenLayout,
+    float32_or_more,
+    load_balancing_loss,
+    router_z_loss,
+)
 from .saving_seke import CompleteCheckpointMixin
 
 # What from_backbone() takes for the configuration.
@@ -76,6 +86,21 @@ class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMode
     def pipelines(cls) -> dict[str, type | str]:
         return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for a decorator in this file's source
+
+    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
+        """As in transformers, with this package's implementations; `"eager"` by default."""
+        if requested_experts is None:
+            return "eager"
+        if requested_experts not in EXPERTS:
+            raise ValueError(
+                f"experts_implementation={requested_experts!r} is not known to SEKE. Use one of "
+                f"{', '.join(map(repr, EXPERTS))}."
+            )
+        return requested_experts
+
 
 class SekeForTokenClassification(SekePreTrainedModel):
     """Labels each sub-token: backbone, mixture of experts, recurrent encoder, linear classifier.
@@ -92,6 +117,9 @@ class SekeForTokenClassification(SekePreTrainedModel):
 
     def __init__(self, config: SekeConfig):
         super().__init__(config)
+        if config.text_config._experts_implementation == "grouped_mm":
+            # encoders without experts refuse it by name; None is the same for those with experts
+            config.text_config._experts_implementation_internal = None
         self.backbone = build_encoder(config.text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
         self.dropout = nn.Dropout(config.head_dropout)
@@ -172,7 +200,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
         y = layout.gather(self.dropout(states))  # (T, d)
         router_logits = expert_index = None
         if self.moe is not None:
-            y, router_logits, expert_index = self.moe(y)
+            y, router_logits, expert_index = self.moe(y, self.config._experts_implementation)
         if self.rnn is not None:
             y = self.rnn(y, layout)
         logits = layout.scatter(self.classifier(y))  # (B, S, C)
@@ -193,9 +221,8 @@ class SekeForTokenClassification(SekePreTrainedModel):
         config, flat = self.config, labels.flatten()
         count = (flat != -100).sum()
         total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), flat, label_smoothing=config.label_smoothing, reduction="sum"
-        )
+        scores = logits.flatten(0, 1).to(float32_or_more(logits))
+        loss = F.cross_entropy(scores, flat, label_smoothing=config.label_smoothing, reduction="sum")
         loss = loss / total
         if router_logits is not None:
             share = count / total

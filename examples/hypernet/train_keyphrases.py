@@ -99,7 +99,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     )
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
-    collator = HypernetCollator(tokenizer)
+    collator = HypernetCollator(tokenizer, id2label=model.config.id2label)
     if data_args.cache_states and model_args.freeze_backbone:
         states = Path(data_args.states_dir or output)
         rows = {split: StatesDataset(model, r, collator, states / f"states-{split}") for split, r in rows.items()}
