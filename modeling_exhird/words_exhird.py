@@ -52,6 +52,28 @@ class WordMixture(nn.Module):
         return (1 - g) * written * (words < V) + g * copied
 
 
+def label_rows(labels: torch.Tensor, end_id: int, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A document's labels one after the other (B, T) -> a row for each phrase (B, I, J), and which labels (B, T) they hold.
+
+    A row ends with `;` (`end_id`) or where the labels do; -100 is nothing. Both hold the same labels in the same order.
+
+    Args:
+        limit: J at most. The `;` that follows so many words is left out: it is no choice, and so has no probability.
+    """
+    there, ends = labels != -100, labels == end_id
+    place = there.cumsum(1)
+    last_end = torch.where(ends, place, 0).cummax(1).values
+    step = place - 1 - torch.cat([torch.zeros_like(last_end[:, :1]), last_end[:, :-1]], 1)
+    if limit is not None:
+        there = there & (step < limit)
+    phrase, (document, column) = ends.cumsum(1) - ends.long(), there.nonzero(as_tuple=True)
+    phrase, step = phrase[document, column], step[document, column]
+    sizes = [int(x.max()) + 1 if len(x) else 1 for x in (phrase, step)]
+    rows = labels.new_full((len(labels), *sizes), -100)
+    rows[document, phrase, step] = labels[document, column]
+    return rows, there
+
+
 def exclusive_pairs(labels: torch.Tensor, vocab_size: int, unk_id: int, window: int):
     """Which first words a phrase should not begin with: those of up to `window` phrases before it (-1: all).
 
