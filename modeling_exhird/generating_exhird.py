@@ -198,11 +198,13 @@ class PhraseLimits(LogitsProcessor):
             if limits.window > 0:
                 said = said & (ends.cumsum(1) - ends.long() >= phrase[:, None] - limits.window)
             said = said & (step == 1)[:, None]
-            limited = limited.scatter(1, input_ids.masked_fill(~said, limits.pad), nothing)
-        limited = torch.where(limited.amax(1, keepdim=True) == nothing, scores, limited)
+            limited.scatter_(1, input_ids.masked_fill(~said, limits.pad), nothing)
+        if scores.amin() == nothing:  # others have forbidden words too
+            limited = torch.where(limited.amax(1, keepdim=True) == nothing, scores, limited)
         for rows, word in ((step >= limits.max_length, limits.end), (first & (phrase >= limits.max_phrases), limits.stop)):
-            limited = limited.masked_fill(rows[:, None], nothing)
-            limited[:, word] = limited[:, word].masked_fill(rows, 0)
+            rows = rows.nonzero().squeeze(1)
+            limited[rows] = nothing
+            limited[rows, word] = 0
         return limited
 
 

@@ -5,6 +5,7 @@ d hidden size.
 """
 
 import copy
+import math
 import os
 
 import torch
@@ -294,7 +295,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         p, exclusive = self._score(a, alpha, memory.copy_ids[document], rows, logits)
         log_probs = p.new_zeros(labels.shape).masked_scatter(there, p)
         if logits is not None:
-            logits = logits.new_zeros(*labels.shape, logits.shape[1]).masked_scatter(there[..., None], logits)
+            logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put((there,), logits)
         documents = len(labels)
         generation_loss = loss = -log_probs.sum() / documents
         exclusive_loss = exclusive / documents
@@ -347,7 +348,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
             nothing = torch.zeros_like(start)
             position = ids.new_zeros(len(ids))
             state = DecoderState(start, nothing, nothing, position, 0, memory.extra(config.vocab_size))
-        vectors, weights = [], []
+        vectors, weights, certain = [], [], []
         for token in ids.unbind(1):
             begins = (state.position == 0) | (token == config.end_phrase_token_id)
             still = token == config.pad_token_id
@@ -357,13 +358,18 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
             state, alpha = self.decoder.advance(read, state, memory, begins, still)
             vectors.append(state.vector)
             weights.append(alpha)
+            certain.append(still)
         a, alpha = torch.stack(vectors, 1), torch.stack(weights, 1)[:, None]  # (B, T, d), (B, 1, T, L)
-        last_a, last_alpha = a[:, -keep:], alpha[:, 0, -keep:]
-        T = last_a.shape[1]
-        copy_ids = memory.copy_ids.repeat_interleave(T, 0) if T > 1 else memory.copy_ids
-        logits = self.log_probabilities(last_a.flatten(0, 1), last_alpha.flatten(0, 1), copy_ids, state.extra)
+        known = torch.stack(certain, 1)[:, -keep:]  # after padding, and after the last word allowed
+        document, column = (~known).nonzero(as_tuple=True)
+        given = a[:, -keep:][document, column], alpha[:, 0, -keep:][document, column], memory.copy_ids[document]
+        logits = self.log_probabilities(*given, state.extra)
+        if len(document) < known.numel():
+            full = logits.new_full((*known.shape, logits.shape[1]), math.log(TINY))
+            full[..., config.end_phrase_token_id] = 0
+            logits = full.index_put((document, column), logits)
         return ExHirdOutput(
-            logits=logits.unflatten(0, (len(ids), T)),
+            logits=logits.view(*known.shape, -1),
             past_key_values=state,
             decoder_hidden_states=(a,) if output_hidden_states else None,
             cross_attentions=(alpha,) if output_attentions else None,

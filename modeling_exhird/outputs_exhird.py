@@ -14,11 +14,11 @@ class ExHirdEncoderOutput(ModelOutput):
     """
     Args:
         last_hidden_state (`(B, L, d)`): the memory m, 0 at padding.
-        hidden_states (tuple, with `output_hidden_states=True`): what the encoder reads, the output of each of its layers, and
-            the memory last. A recurrent encoder is one layer here: PyTorch computes all of its layers in one call. A
-            pretrained encoder's are averaged over each word, `(B, L, size of the encoder)`.
-        attentions (tuple, with `output_attentions=True`): of each layer of a Transformer `(B, A, L, L)`, of a pretrained
-            encoder `(B, N, A, S, S)`; empty for encoders without self-attention.
+        hidden_states (tuple, with `output_hidden_states=True`): what the first layer reads and what each layer gives,
+            `(B, L, d)`, the last of which is the memory. A recurrent encoder is one layer here: PyTorch computes all of its
+            layers in one call. A pretrained encoder's own are averaged over each word, and the memory comes after them.
+        attentions (tuple, with `output_attentions=True`): of each layer of a Transformer `(B, A, L, L)`; a pretrained
+            encoder's own, `(windows, A, S, S)` of the windows that are read; empty for encoders without self-attention.
         phrase_start (`(B, d)`): h_0, where the phrase decoder begins.
     """
 
@@ -35,7 +35,8 @@ class ExHirdOutput(ModelOutput):
     Args:
         loss (`()`): what is minimised, summed over words and divided by the documents; in eval mode the generation loss alone.
         logits (`(B, T, V + O)`): log P of each next word, of the vocabulary and of the O words of the batch's documents that
-            it lacks; with labels 0 where there is none. In training with labels only with `output_logits=True`.
+            it lacks; with labels 0 where there is none. In training with labels only with `output_logits=True`. After the
+            last word allowed, and after padding, `;` is certain.
         log_probs (`(B, T)`): of each label, given those before it; 0 where there is none.
         generation_loss (`()`): the negative log-likelihood's sum, divided by the documents.
         exclusive_loss (`()`): the exclusive loss's sum, divided by the documents, without its coefficient.

@@ -4,6 +4,7 @@ Extended ids: 0 to V - 1 are the vocabulary's words, V + k is the k-th word of a
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 TINY = 1e-20
@@ -31,9 +32,9 @@ class WordMixture(nn.Module):
     def probabilities(self, a: torch.Tensor, alpha: torch.Tensor, copy_ids: torch.Tensor, extra: int) -> torch.Tensor:
         """a (n, d), alpha and copy_ids (n, L) -> P over all words, those that the vocabulary lacks included, (n, V + extra)."""
         g = self.copy(a).sigmoid()
-        written = self.logits(a).softmax(-1) * (1 - g)
-        space = written.new_zeros(len(written), extra)
-        return torch.cat([written, space], 1).scatter_add_(1, copy_ids, (alpha * g).to(written.dtype))
+        p = F.pad(self.logits(a), (0, extra), value=-torch.inf).softmax(-1)
+        p = p * (1 - g) if p.requires_grad else p.mul_(1 - g)
+        return p.scatter_add_(1, copy_ids, (alpha * g).to(p.dtype))
 
     def forward(self, a, alpha, copy_ids, rows, words) -> torch.Tensor:
         """P of given words only, without all others' P.
@@ -68,8 +69,8 @@ def label_rows(labels: torch.Tensor, end_id: int, limit: int | None = None) -> t
         there = there & (step < limit)
     phrase, (document, column) = ends.cumsum(1) - ends.long(), there.nonzero(as_tuple=True)
     phrase, step = phrase[document, column], step[document, column]
-    sizes = [int(x.max()) + 1 if len(x) else 1 for x in (phrase, step)]
-    rows = labels.new_full((len(labels), *sizes), -100)
+    I, J = (int(x.max()) + 1 if len(x) else 1 for x in (phrase, step))
+    rows = labels.new_full((len(labels), I, max(J, 2)), -100)  # with room for a first word
     rows[document, phrase, step] = labels[document, column]
     return rows, there
 
