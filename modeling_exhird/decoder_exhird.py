@@ -1,5 +1,8 @@
 """The hierarchical decoder: a GRU over phrases, a GRU over each phrase's words, attention of both, and copying.
 
+Chen et al. 2020, Fig. 2: the phrase-level decoder (PD) and the word-level decoder (WD). Their h_i, beta_i, h_{i,j} and the WD
+attentional vector h~_{i,j} are h_i, beta_i, s_{i,j} and a_{i,j} here.
+
 Letters: B documents, L words of the source, i phrases (I of them), j steps within a phrase (J of them), d hidden size, V words
 of the vocabulary, m memory; W_P, W_A, W_O, W_V and g as in Chen et al. 2020.
 """
@@ -71,7 +74,7 @@ def gru(given: torch.Tensor, recurrent: torch.Tensor, h: torch.Tensor) -> torch.
 class HierarchicalDecoder(nn.Module):
     """h_i = GRU_P(f_{i-1}, h_{i-1})                                     f_{i-1}: the vector a that ended phrase i - 1
     s_{i,j} = GRU_W([e(y_{i,j-1}); a_{i,j-1}], s_{i,j-1}),  s_{i,0} = h_i,  a_{i,0} = 0
-    alpha_l ~ exp(m_l W_A s_{i,j}) exp(m_l W_P h_i)                      words' attention, rescaled by the phrase's
+    alpha_l ~ exp(m_l W_A s_{i,j}) exp(m_l W_P h_i)                      WD-attention, rescaled by PD-attention beta_i
     a_{i,j} = tanh(W_O [sum_l alpha_l m_l; s_{i,j}])
 
     The two attentions' product, normalised, is one softmax over the sum of both scores: their own sums cancel. The gates'

@@ -55,12 +55,13 @@ class Limits:
     def apply(self, p: torch.Tensor, phrase: int, step: int, firsts: list[torch.Tensor], value: float):
         """P, or log P, (n, V + O), which it overwrites: what is out of place gets the value.
 
-        The exclusion is the exclusive search of ExHiRD-h (Chen et al. 2020, "Exclusive Search", the hard exclusion mechanism):
+        Exclusive search, the hard exclusion of ExHiRD-h (Chen et al. 2020, "ES" in Fig. 2, no numbered equation):
 
-            P_i(y_1 = w) = 0   for each w that is y_1 of one of the phrases i - K_D, ..., i - 1
+            P_i(y_1 = w) = 0   for every w that is y_1 of one of the phrases i - K_D, ..., i - 1
 
-        where y_1 is a phrase's first word after its start, the word at step 1. The paper has it as an algorithm without a
-        numbered equation, and nothing is normalised anew. Its counterpart in training is L_ex, the soft exclusion.
+        y_1 is a phrase's first word, at step 1, after its start. What is left is not normalised anew. K_D is the window
+        size of the exclusive search, "history" in the reference code; the soft exclusion of ExHiRD-s, "EL" in Fig. 2, is the
+        exclusive loss L_ex in training.
 
         Args:
             firsts: each phrase before's first word, (n,) extended ids, -1 for none.

@@ -314,7 +314,8 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
     def _score(self, a, alpha, copy_ids, rows, logits) -> tuple[torch.Tensor, torch.Tensor]:
         """a (n, d), alpha and copy_ids (n, L) of each label -> its log P (n,), and the exclusive loss's sum.
 
-        L_ex = -sum of log(1 - P_i(y_k)) over phrases i and the first words y_k of phrases shortly before   (Sect. 3.5)
+        L_ex = -sum of log(1 - P_i(y_k)) over phrases i and the first words y_k of the K_L phrases before   (the exclusive loss
+        of ExHiRD-s, the soft exclusion: Chen et al. 2020, Sect. 3.5, "EL" in Fig. 2)
 
         Args:
             rows (`(B, I, J)`): the labels.

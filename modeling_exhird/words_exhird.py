@@ -76,7 +76,8 @@ def label_rows(labels: torch.Tensor, end_id: int, limit: int | None = None) -> t
 
 
 def exclusive_pairs(labels: torch.Tensor, vocab_size: int, unk_id: int, window: int):
-    """Which first words a phrase should not begin with: those of up to `window` phrases before it (-1: all).
+    """Which first words a phrase should not begin with: those of up to `window` phrases before it (-1: all). The pairs i, k of
+    the exclusive loss (Chen et al. 2020, Sect. 3.5), with K_L = `window`.
 
     Words are compared by their ids in the vocabulary, as in the reference: two that it lacks are one and the same.
 

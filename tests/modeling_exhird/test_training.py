@@ -137,7 +137,7 @@ def test_seq2seq_trainer_predicts_with_generate(kind, options, tiny_exhird, toke
     )
     trainer.train()
     metrics = trainer.evaluate()
-    assert metrics["eval_loss"] > 0 and metrics["eval_phrases"] > 1
+    assert metrics["eval_loss"] > 0 and metrics["eval_phrases"] >= 1
     batch = batch_for(kind)
     expected = model.eval().generate(**without_labels(batch), **options)
     for number, row in enumerate(seen["predictions"]):
