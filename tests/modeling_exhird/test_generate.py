@@ -8,10 +8,11 @@ from torch.testing import assert_close
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
+from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, encode
 from modeling_exhird.generating_exhird import UNSUPPORTED
+from modeling_exhird.keyphrases_exhird import KeyphraseWriter
 
-from .conftest import each_kind, without_labels
+from .conftest import DOCUMENTS, each_kind, without_labels
 from .test_generation import END, PAD, START, STOP, biased, every_phrase, smallest, stopping  # noqa: F401  (fixtures)
 from .test_parity import EXPECTED
 from .test_parity import batch as parity_batch  # noqa: F401  (a fixture)
@@ -350,3 +351,21 @@ def test_a_checkpoint_keeps_its_generation_config(stopping, batch_for, tmp_path)
     rows = old.generate_rows(**batch)
     assert torch.equal(old.generate(**batch), rows_as_sequences(rows, {}))
     assert old.config.is_encoder_decoder and isinstance(old.config, ExHirdConfig)
+
+
+@pytest.mark.parametrize("kind", ["bigru", "pretrained"])
+def test_sequences_become_the_pipelines_phrases(kind, stopping, tokenizer_for):  # noqa: F811
+    """As the documentation has it: rows of `encode`, the collator, `generate`, and each document's own words."""
+    model, tokenizer, texts = stopping(kind), tokenizer_for(kind), DOCUMENTS["text"]
+    rows = encode({"text": texts}, tokenizer, keyphrases_column=None)
+    rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    ids = model.generate(**ExHirdCollator(tokenizer)(rows))
+    said = KeyphraseWriter(model, tokenizer, raw=True)
+    new = 0
+    for text, row, expected in zip(texts, ids.tolist(), said.stream(texts), strict=True):
+        source = tokenizer.read_source(text)
+        phrases = [tokenizer.surface([i for i in phrase if not 1 <= i <= 7], source.oov_words) for phrase in split(row[1:])]
+        assert [words for words in phrases if words] == expected
+        new += any(word in source.oov_words for words in phrases for word in words)
+        assert isinstance(tokenizer.decode(row, skip_special_tokens=True), str)  # what it does not know is left out
+    assert new
