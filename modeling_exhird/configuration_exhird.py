@@ -221,7 +221,9 @@ class ExHirdConfig(PreTrainedConfig):
                 )
             same = [other for other in names if other < name and getattr(self, other) == value]
             if same:
-                raise ValueError(f"{name}={value} is also {same[0]}: these are different words. Give each an id of its own.")
+                raise ValueError(
+                    f"{name}={value} is also {same[0]}: these are different words. Give each an id of its own."
+                )
         if self.decoder_start_token_id != self.bos_token_id:
             raise ValueError(
                 f"decoder_start_token_id={self.decoder_start_token_id} is not bos_token_id={self.bos_token_id}, which "
@@ -255,7 +257,9 @@ class ExHirdConfig(PreTrainedConfig):
         width = self.hidden_size // (self.num_attention_heads if self.relative_attention == "none" else 1)
         if width % 2:
             what = "the size of a head" if self.relative_attention == "none" else "hidden_size"
-            raise ValueError(f"{what} is {width}, and sinusoids need an even one. Change hidden_size={self.hidden_size}.")
+            raise ValueError(
+                f"{what} is {width}, and sinusoids need an even one. Change hidden_size={self.hidden_size}."
+            )
         if self.word_size != self.hidden_size:
             raise ValueError(
                 f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "

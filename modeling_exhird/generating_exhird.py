@@ -202,7 +202,10 @@ class PhraseLimits(LogitsProcessor):
             limited.scatter_(1, input_ids.masked_fill(~said, limits.pad), nothing)
         if scores.amin() == nothing:  # others have forbidden words too
             limited = torch.where(limited.amax(1, keepdim=True) == nothing, scores, limited)
-        for rows, word in ((step >= limits.max_length, limits.end), (first & (phrase >= limits.max_phrases), limits.stop)):
+        for rows, word in (
+            (step >= limits.max_length, limits.end),
+            (first & (phrase >= limits.max_phrases), limits.stop),
+        ):
             rows = rows.nonzero().squeeze(1)
             limited[rows] = nothing
             limited[rows, word] = 0
@@ -344,7 +347,9 @@ def refuse_unsupported(asked):
     for name, harmless in UNSUPPORTED.items():
         value = asked(name)
         if value is not None and value != harmless:
-            raise ValueError(f"generate() of a keyphrase generator does not support {name}={value!r:.60}. Leave it out.")
+            raise ValueError(
+                f"generate() of a keyphrase generator does not support {name}={value!r:.60}. Leave it out."
+            )
     if asked("do_sample") and (asked("num_beams") or 1) > 1:
         raise ValueError(
             f"generate() of a keyphrase generator does not support do_sample=True with num_beams={asked('num_beams')}: where "

@@ -239,12 +239,16 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         """
         config = self.config
         if labels is not None and decoder_input_ids is not None:
-            raise ValueError("labels and decoder_input_ids are both given. Pass labels: the decoder reads these, shifted.")
+            raise ValueError(
+                "labels and decoder_input_ids are both given. Pass labels: the decoder reads these, shifted."
+            )
         if input_ids is None and (encoder_outputs is None or copy_ids is None):
             raise ValueError("input_ids=None. Pass input_ids, or encoder_outputs with copy_ids.")
         show = {
             "output_attentions": config.output_attentions if output_attentions is None else output_attentions,
-            "output_hidden_states": config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+            "output_hidden_states": config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states,
         }
         if encoder_outputs is None:
             pieces = {"piece_ids": piece_ids, "piece_mask": piece_mask, "piece_words": piece_words}
@@ -295,7 +299,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         p, exclusive = self._score(a, alpha, memory.copy_ids[document], rows, logits)
         log_probs = p.new_zeros(labels.shape).masked_scatter(there, p)
         if logits is not None:
-            logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put((there,), logits)
+            logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put_((there,), logits)
         documents = len(labels)
         generation_loss = loss = -log_probs.sum() / documents
         exclusive_loss = exclusive / documents
@@ -368,7 +372,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         if len(document) < known.numel():
             full = logits.new_full((*known.shape, logits.shape[1]), math.log(TINY))
             full[..., config.end_phrase_token_id] = 0
-            logits = full.index_put((document, column), logits)
+            logits = full.index_put_((document, column), logits)
         return ExHirdOutput(
             logits=logits.view(*known.shape, -1),
             past_key_values=state,

@@ -31,9 +31,14 @@ class WordMixture(nn.Module):
 
     def probabilities(self, a: torch.Tensor, alpha: torch.Tensor, copy_ids: torch.Tensor, extra: int) -> torch.Tensor:
         """a (n, d), alpha and copy_ids (n, L) -> P over all words, those that the vocabulary lacks included, (n, V + extra)."""
-        g = self.copy(a).sigmoid()
-        p = F.pad(self.logits(a), (0, extra), value=-torch.inf).softmax(-1)
-        p = p * (1 - g) if p.requires_grad else p.mul_(1 - g)
+        g, p = self.copy(a).sigmoid(), self.logits(a)
+        if extra:
+            p = F.pad(p, (0, extra), value=-torch.inf)
+        if p.requires_grad:
+            p = p.softmax(-1) * (1 - g)
+        else:  # in place: for many words at once most of the time is that of new memory
+            p.sub_(p.amax(-1, keepdim=True)).exp_()
+            p.mul_((1 - g) / p.sum(-1, keepdim=True))
         return p.scatter_add_(1, copy_ids, (alpha * g).to(p.dtype))
 
     def forward(self, a, alpha, copy_ids, rows, words) -> torch.Tensor:

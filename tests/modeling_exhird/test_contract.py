@@ -241,7 +241,9 @@ def test_two_threads_on_one_model_do_not_mix(kind, tiny_exhird, batch_for):
         except Exception as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=work, args=(batch, *rest)) for batch, rest in zip(batches, expected, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=(batch, *rest)) for batch, rest in zip(batches, expected, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -55,7 +55,9 @@ def test_greedy_search_gives_the_references_decodes(window, parity_batch):  # no
     found = model.generate(**batch, **limits)
     rows = model.generate_rows(**batch, **limits)
     assert torch.equal(found, rows_as_sequences(rows, limits))
-    assert len(EXPECTED["greedy"][f"window={window}"]) == len(found)  # and `generate_rows` is compared with these elsewhere
+    assert len(EXPECTED["greedy"][f"window={window}"]) == len(
+        found
+    )  # and `generate_rows` is compared with these elsewhere
 
 
 @each_kind
@@ -147,6 +149,7 @@ def test_steps_with_a_state_are_those_of_the_whole_prefix(stopping, batch_for): 
 
 def every_sequence(words, phrases, length):
     """All sequences that a document may be given."""
+
     def grow(prefix, left):
         if not left:
             yield (*prefix, STOP)
@@ -270,7 +273,9 @@ def test_limits_come_from_the_call_the_generation_config_or_the_configuration(op
     assert length(max_phrases=7, max_phrase_length=3) == 2 + 7 * 4  # more than the configuration has room for
     model.generation_config.max_phrases = 3
     assert length() == 2 + 3 * 6 and length(max_phrases=1) == 2 + 6
-    given = GenerationConfig(max_phrases=4, max_phrase_length=3, decoder_start_token_id=2, eos_token_id=3, pad_token_id=1)
+    given = GenerationConfig(
+        max_phrases=4, max_phrase_length=3, decoder_start_token_id=2, eos_token_id=3, pad_token_id=1
+    )
     if not options:
         assert model.generate(**batch, generation_config=given).shape[1] == 2 + 4 * 4
         assert given.max_length is None
@@ -279,7 +284,9 @@ def test_limits_come_from_the_call_the_generation_config_or_the_configuration(op
 def test_standard_arguments_do_what_they_do_elsewhere(stopping, batch_for):  # noqa: F811
     model, batch = stopping(), without_labels(batch_for())
     whole = model.generate(**batch)
-    assert torch.equal(model.generate(batch["input_ids"], **{n: x for n, x in batch.items() if n != "input_ids"}), whole)
+    assert torch.equal(
+        model.generate(batch["input_ids"], **{n: x for n, x in batch.items() if n != "input_ids"}), whole
+    )
     assert torch.equal(model.generate(**batch, max_length=6), whole[:, :6])
     assert torch.equal(model.generate(**batch, max_new_tokens=6), whole[:, :7])
     assert torch.equal(model.generate(**batch, generation_config=GenerationConfig(max_new_tokens=6)), whole[:, :7])
@@ -364,7 +371,9 @@ def test_sequences_become_the_pipelines_phrases(kind, stopping, tokenizer_for): 
     new = 0
     for text, row, expected in zip(texts, ids.tolist(), said.stream(texts), strict=True):
         source = tokenizer.read_source(text)
-        phrases = [tokenizer.surface([i for i in phrase if not 1 <= i <= 7], source.oov_words) for phrase in split(row[1:])]
+        phrases = [
+            tokenizer.surface([i for i in phrase if not 1 <= i <= 7], source.oov_words) for phrase in split(row[1:])
+        ]
         assert [words for words in phrases if words] == expected
         new += any(word in source.oov_words for words in phrases for word in words)
         assert isinstance(tokenizer.decode(row, skip_special_tokens=True), str)  # what it does not know is left out

@@ -82,7 +82,9 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
             assert (together.log_probs[b][~seen(batch["labels"][b])] == 0).all()
             inside = batch["attention_mask"][b] == 1
             assert inside.sum() == length and (together.encoder_last_hidden_state[b, ~inside] == 0).all()
-            assert_close(together.encoder_last_hidden_state[b, inside], alone.encoder_last_hidden_state[0], rtol=0, atol=1e-5)
+            assert_close(
+                together.encoder_last_hidden_state[b, inside], alone.encoder_last_hidden_state[0], rtol=0, atol=1e-5
+            )
     # the loss is the mean of the documents', so that a mean over batches is one over documents
     assert_close(together.loss, -together.log_probs.sum() / len(together.log_probs))
 
@@ -724,7 +726,11 @@ def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for)
     batch = batch_for("bigru")
     model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
     outputs = model(**batch)
-    (labels, _), V, expected = label_rows(batch["labels"], model.config.end_phrase_token_id), model.config.vocab_size, 0.0
+    (labels, _), V, expected = (
+        label_rows(batch["labels"], model.config.end_phrase_token_id),
+        model.config.vocab_size,
+        0.0,
+    )
     with torch.no_grad():
         for b, i, word in slow_pairs(labels, V, 0, window):
             instead = labels.clone()
