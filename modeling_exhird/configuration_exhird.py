@@ -70,6 +70,8 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             All weights are drawn from U(-r, r); `literal_init` draws the gains of LayerNorms too, as the reference does.
         end_phrase_token_id, present_token_id, absent_token_id, title_end_token_id (`int`):
             The tokenizer's; `ExHirdConfig.for_tokenizer` finds them.
+        decoder_start_token_id (`int`, default `bos_token_id`):
+            What each phrase is read from, and what generated sequences begin with.
 
     Raises:
         ValueError: for a value outside its range; the message states the value and how to fix it.
@@ -85,7 +87,18 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     model_type = "exhird"
     how_to_start = "To start from an encoder, use ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
-    keys_to_ignore_at_inference = ["generation_loss", "exclusive_loss", "memory", "attention"]
+    # all but log_probs: what an evaluation keeps of each batch is then small
+    keys_to_ignore_at_inference = [
+        "logits",
+        "generation_loss",
+        "exclusive_loss",
+        "past_key_values",
+        "decoder_hidden_states",
+        "cross_attentions",
+        "encoder_last_hidden_state",
+        "encoder_hidden_states",
+        "encoder_attentions",
+    ]
 
     encoder_type: str = "transformer"
     text_config: dict | PreTrainedConfig | None = None
@@ -120,6 +133,8 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     pad_token_id: int | None = 1
     bos_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
+    decoder_start_token_id: int | None = None
+    is_encoder_decoder: bool = True
     end_phrase_token_id: int = 4
     present_token_id: int = 5
     absent_token_id: int = 6
@@ -130,6 +145,8 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
         if not wanted:
             self.text_config = None
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.bos_token_id
         self.check()
 
     @classmethod
@@ -179,6 +196,30 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)}: use -1 for all phrases before, 0 for none, or a number."
                 )
+        self._check_tokens()
+        self._check_encoder()
+
+    def _check_tokens(self):
+        names = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id", *TOKENS)
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name}={value!r} is not the id of a word: it must be a number from 0 to vocab_size - 1 = "
+                    f"{self.vocab_size - 1}. ExHirdConfig.for_tokenizer(tokenizer) takes all ids from a tokenizer."
+                )
+            same = [other for other in names if other < name and getattr(self, other) == value]
+            if same:
+                raise ValueError(
+                    f"{name}={value} is also {same[0]}: these are different words. Give each an id of its own."
+                )
+        if self.decoder_start_token_id != self.bos_token_id:
+            raise ValueError(
+                f"decoder_start_token_id={self.decoder_start_token_id} is not bos_token_id={self.bos_token_id}, which "
+                "starts every phrase. Leave decoder_start_token_id out."
+            )
+
+    def _check_encoder(self):
         recurrent = self.encoder_type in ("bigru", "bilstm")
         if recurrent and self.hidden_size % 2:
             raise ValueError(
@@ -186,21 +227,44 @@ class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             )
         if self.starts_from == "last" and not recurrent:
             raise ValueError(f"phrase_start='last' needs a recurrent encoder, not {self.encoder_type!r}. Use 'mean'.")
+        if self.encoder_type != "pretrained":
+            for name in ("text_config", "freeze_backbone"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} is given with encoder_type={self.encoder_type!r}, which has no pretrained encoder. "
+                        f"Leave {name} out, or use encoder_type='pretrained'."
+                    )
         if self.encoder_type == "transformer":
-            if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size={self.hidden_size} is not divided by num_attention_heads={self.num_attention_heads}."
-                )
-            if self.word_size != self.hidden_size:
-                raise ValueError(
-                    f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "
-                    "one. Leave embedding_size out."
-                )
-            if self.attention_implementation == "block" and self.use_top_k:
-                raise ValueError(
-                    "attention_implementation='block' never makes the scores of all pairs, which the top-k mask needs. "
-                    "Use 'auto' or 'dense', or use_top_k=False."
-                )
+            self._check_transformer()
+
+    def _check_transformer(self):
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
+                "Use a multiple of it."
+            )
+        width = self.hidden_size // (self.num_attention_heads if self.relative_attention == "none" else 1)
+        if width % 2:
+            what = "the size of a head" if self.relative_attention == "none" else "hidden_size"
+            raise ValueError(
+                f"{what} is {width}, and sinusoids need an even one. Change hidden_size={self.hidden_size}."
+            )
+        if self.word_size != self.hidden_size:
+            raise ValueError(
+                f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "
+                "one. Leave embedding_size out."
+            )
+        if self.use_top_k and self.attention_top_k == 0:
+            raise ValueError(
+                "attention_top_k=0 chooses no key for any word. Use attention_top_k=1 or more, or use_top_k=False."
+            )
+        if self.use_lead and self.lead_size == 0 and not (self.use_window or self.use_top_k):
+            raise ValueError("lead_size=0 without another mask lets no word see any. Use 1 or more, or use_lead=False.")
+        if self.attention_implementation == "block" and self.use_top_k:
+            raise ValueError(
+                "attention_implementation='block' never makes the scores of all pairs, which the top-k mask needs. "
+                "Use 'auto' or 'dense', or use_top_k=False."
+            )
 
 
 def check_options(options: dict, where: str):

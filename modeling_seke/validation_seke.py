@@ -106,8 +106,8 @@ def require_at_least(config, minimum: float, names: Iterable[str]):
     """Raises a `ValueError` for a field below a minimum; `None` is left alone."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < minimum:
-            raise ValueError(f"{name}={value} must be at least {minimum}.")
+        if value is not None and not minimum <= value < float("inf"):
+            raise ValueError(f"{name}={value} must be a finite number of at least {minimum}.")
 
 
 def require_fraction(config, names: Iterable[str]):
