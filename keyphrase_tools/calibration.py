@@ -95,7 +95,9 @@ def calibrate(
     """
     config = extract.model.config
     config.keyphrase_temperature = None
-    gold = [present(split_words(clean(text)), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
+    gold = [
+        present(split_words(clean(text)), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)
+    ]
     config.keyphrase_temperature = fit_temperature(*judged(extract(list(texts), **options), gold))
     return config.keyphrase_temperature
 
@@ -111,7 +113,8 @@ def calibration_error(
     temperature, config.keyphrase_temperature = getattr(config, "keyphrase_temperature", None), None
     try:
         gold = [
-            present(split_words(clean(text)), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)
+            present(split_words(clean(text)), phrases, rules=rules)
+            for text, phrases in zip(texts, keyphrases, strict=True)
         ]
         scores, right = judged(extract(list(texts), **options), gold)
     finally:
