@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from .clean_text import clean
 from .corpus_parts import PartWriter, Windows, merge_parts, open_parts, read_done, read_windows
 from .fingerprints import hash_config, hash_files, hash_lines, hash_tokenizer, hash_weights
 from .input_documents import blocks
+from .words import join_title
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", "")  # of an output, which is JSON Lines
 BATCHES = 16  # of documents that are sorted by length together, about
@@ -131,6 +133,19 @@ class Corpus:
             known = ", ".join(map(repr, row))
             return Document(number, name, None, f"{wrong!r} is {row.get(wrong)!r:.60} and no text; columns: {known}")
         return Document(number, name, {"title": title, "text": text})
+
+
+def read_texts(corpus: Corpus, most: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
+    """The first documents as the pipeline reads them, title and text as one -> texts, and what is wrong with others, by number."""
+    texts, errors = {}, {}
+    for document in corpus.read(lambda number: most is None or number < most):
+        content = document.content
+        text = clean(join_title(content.get("title"), content["text"])) if content else ""
+        if text.strip():
+            texts[document.number] = text
+        else:
+            errors[document.number] = document.error or "it is empty"
+    return texts, errors
 
 
 def open_dataset(name: str, split: str):
