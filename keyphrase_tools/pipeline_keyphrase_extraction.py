@@ -207,26 +207,25 @@ class KeyphraseExtractionPipeline(Pipeline):
         left = {number: count for number, count in counts.items() if number not in done}
         # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
         windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
-        for window in windows:
-            if window.document in left and window.key in known:
-                said.add(window, *known[window.key])
-                left[window.document] -= 1
-        if complete := {number: self._phrases(prepared, number, **choosing) for number, n in left.items() if not n}:
-            yield BatchRead(complete, {}, {})
-        for batch in self._batches(windows, batch_size):
-            wanted = [w.document in left and w.key not in known for w in batch]
-            if not any(wanted):
-                continue
-            values = self._read(batch, decode)
-            new = {w.key: v for w, v, wants in zip(batch, values, wanted, strict=True) if wants}
-            for window in batch:
-                if window.key in new:
-                    said.add(window, *new[window.key])
-                    left[window.document] -= 1
-            numbers = Counter(document for document, _ in new)
+
+        def take(some: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
+            taken = [window for window in some if window.document in left and window.key in values]
+            for window in taken:
+                said.add(window, *values[window.key])
+            numbers = Counter(window.document for window in taken)
+            for number, n in numbers.items():
+                left[number] -= n
             finished = {number: self._phrases(prepared, number, **choosing) for number in numbers if not left[number]}
-            kept = {key: values for key, values in new.items() if left[key[0]]}
-            yield BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
+            kept = {window.key: values[window.key] for window in taken if is_new and left[window.document]}
+            return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
+
+        if known:
+            yield take(windows, known, is_new=False)
+        for batch in self._batches(windows, batch_size):
+            wanted = [window for window in batch if window.document in left and window.key not in known]
+            if wanted:
+                read = dict(zip([window.key for window in batch], self._read(batch, decode), strict=True))
+                yield take(wanted, read)
 
     def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
         """Windows, longest first -> batches that take, padded, no more room than so many of the longest."""
