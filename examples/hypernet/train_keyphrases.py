@@ -18,6 +18,7 @@ from settings import last_checkpoint, parse_arguments, told
 from systems import ModelArguments, PathTrainer, build, find_backbone, open_tokenizer
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
+from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.documents import NAME_COLUMNS, coverage, read_jsonl
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, keep_best
@@ -132,9 +133,11 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     for text, keyphrases, phrases in zip(
         documents["text"], documents["keyphrases"], extract(given, top_k=None, batch_size=16), strict=True
     ):
-        words = split_words(text)
-        spans = {(words[a][1], words[b - 1][2]) for a, b in tag_spans(tag(words, keyphrases))}
-        found = {(mention["start"], mention["end"]) for phrase in phrases for mention in phrase["mentions"]}
+        source = CleanText(text)
+        words = split_words(source.text)
+        spans = {source.source_span(words[a][1], words[b - 1][2]) for a, b in tag_spans(tag(words, keyphrases))}
+        mentions = [mention for phrase in phrases for mention in phrase["mentions"]]
+        found = {(m["start"], m["end"]) for m in mentions if m.get("field", "text") == "text"}
         right, named, gold = right + len(spans & found), named + len(found), gold + len(spans)
     precision, recall = right / max(named, 1), right / max(gold, 1)
     return {"precision": precision, "recall": recall, "f1": 2 * right / max(named + gold, 1)}
