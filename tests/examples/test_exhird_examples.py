@@ -21,7 +21,7 @@ FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # nothing of sco
 
 @pytest.fixture(scope="module")
 def scripts():
-    with scripts_of("exhird", "settings", "prepare", "train", "evaluate") as found:
+    with scripts_of("exhird", "prepare", "train", "evaluate") as found:
         yield found
 
 
@@ -84,7 +84,7 @@ def test_one_command_goes_from_documents_to_scores(scripts, files, tmp_path, cap
     assert "vocabulary: " not in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run(scripts.train, *given, "--validation_files", files, files)
-    assert "holds documents of other files or for another encoder" in capsys.readouterr().err
+    assert "data holds a run with other settings: validation_files=" in capsys.readouterr().err
 
 
 def test_a_warm_start_is_prepared_and_trained(scripts, files, backbone_config, tiny_tokenizer, tmp_path):

@@ -22,7 +22,7 @@ TEXT = "the graph cut of the network is learning in graph networks"
 @pytest.fixture(scope="module")
 def scripts():
     with scripts_of(
-        "hypernet", "settings", "baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"
+        "hypernet", "baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"
     ) as found:
         yield found
 

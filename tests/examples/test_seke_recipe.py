@@ -49,7 +49,7 @@ def trained(backbone, tmp_path_factory):
     stages = ("--first_files", CORPUS / "test.jsonl", "--first_epochs", 1)
     done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
     assert done.returncode == 0, done.stderr[-3000:]
-    return output, done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
+    return output / "moe", done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
 
 
 def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone):
@@ -66,7 +66,7 @@ def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone
     assert model.rnn is None and model.moe is not None
     assert model.config.keyphrase_threshold == record["threshold"]
     assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
-    again = train(backbone, output, *stages, *options)  # all of it is finished
+    again = train(backbone, output.parent, *stages, *options)  # all of it is finished
     assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
 
 
