@@ -200,7 +200,9 @@ def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(
 def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows_file, tmp_path, lexicon, monkeypatch):
     options = training_options(rows_file, tmp_path, "--from_scratch", json.dumps(SCRATCH), "--learn", "row")
     monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
-    arguments = lexicon.parse_arguments((lexicon.ModelArguments, lexicon.DataArguments, TrainingArguments), "")
+    arguments = lexicon.parse_arguments(
+        (lexicon.ModelArguments, lexicon.DataArguments, lexicon.RunFolderArguments, TrainingArguments), ""
+    )
     trainer, _ = lexicon.prepare(*arguments)
     for row in trainer.train_dataset:
         assert row["labels"] == row["input_ids"]

@@ -217,10 +217,10 @@ def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, scripts, monke
 
 def test_a_file_of_other_settings_is_not_gone_on_with(run, capsys, tmp_path, folder):
     run(tmp_path / "a.jsonl")
-    assert "seed 42, now 1" in refused(run, capsys, tmp_path / "a.jsonl", "--seed", 1)
+    assert "seed=42 before, 1 now" in refused(run, capsys, tmp_path / "a.jsonl", "--seed", 1)
     write_rows(folder / "fewer.jsonl", ROWS[:3])
     error = refused(run, capsys, tmp_path / "a.jsonl", rows="fewer.jsonl")
-    assert "rows 10, now 3" in error and "rows_sha256" in error
+    assert "rows=10 before, 3 now" in error and "rows_sha256" in error
     # what was refused before a row was drawn leaves nothing that the next command would trip over
     refused(run, capsys, tmp_path / "b.jsonl", "--embedder", "none")
     assert run(tmp_path / "b.jsonl")[0]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(scripts, places, ba
     target = tmp_path / "again" / "checkpoint-3"
     target.parent.mkdir()
     target.symlink_to(halfway)
+    shutil.copy(trained / "run_settings.json", target.parent)
     run(scripts.train, *train_arguments(places, backbone, tmp_path / "again", "--max_steps", 6, "--save_steps", 3))
     whole, again = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path / "again"))
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
@@ -200,7 +202,7 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scrip
 
     with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
         run(scripts.train, *given, "--learning_rate", "0.5")
-    assert "at 0.5" in capsys.readouterr().err
+    assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
     every = [one if one != tmp_path else tmp_path / "all" for one in given]
     every[every.index("--draws") + 1] = 1
     run(scripts.train, *every, "--deputies_only", "false")
@@ -349,4 +351,4 @@ def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, 
     run(evaluate, *ours, "--datasets", places["chat"], "--zero_shot", *SHORT)
     capsys.readouterr()
     other = [*ours, "--datasets", places["chat"], "--zero_shot", *SHORT, "--num_beams", 1]
-    assert "num_beams 2, and now 1" in fails(evaluate, capsys, *other)
+    assert "num_beams=2 before, 1 now" in fails(evaluate, capsys, *other)
