@@ -110,7 +110,9 @@ def test_pairs_of_other_settings_are_not_taken(scripts, folder, tmp_path, monkey
     times = [path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")]
     given = ("--chosen", "nearest", "--max_steps", 1, "--learning_rate", 0.02, "--overwrite_output_dir", "true")
     assert "removed from" in train(scripts, monkeypatch, capsys, folder, tmp_path, *given)
-    assert times == [path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")]  # settings of theirs are the same
+    assert times == [
+        path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")
+    ]  # settings of theirs are the same
 
     def refused(*options):
         with pytest.raises(SystemExit) as ended:
