@@ -361,7 +361,7 @@ class RunFolder:
         """
         newest = last_checkpoint(self.path)
         if asked is None or asked.lower() == "true":
-            return newest
+            return newest and with_its_best(Path(newest))
         if asked.lower() == "false":
             if newest:
                 raise ValueError(f"--resume_from_checkpoint false, and {self.path} holds checkpoints. {self.fix()}")
@@ -374,7 +374,27 @@ class RunFolder:
             raise OtherSettings(f"--resume_from_checkpoint {asked}: its run has no record of its settings ({RECORD}).")
         if found := differences(other["settings"], self.settings):
             raise OtherSettings(f"--resume_from_checkpoint {asked} is of a run with other settings: {found}.")
+        return with_its_best(checkpoint)
+
+
+def with_its_best(checkpoint: Path) -> str:
+    """A checkpoint whose state names the best checkpoint by the folder that both are in now, so that a run that was moved
+    does not end with the model of another run in its old place.
+
+    Raises:
+        ValueError: where the best one is not there.
+    """
+    path = checkpoint / "trainer_state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint")
+    if not best:
         return str(checkpoint)
+    here = checkpoint.absolute().parent / Path(best).name
+    if not here.exists():
+        raise ValueError(f"{checkpoint} names {best} as the best model, and {here} does not exist. Restore it.")
+    if Path(best).absolute() != here:
+        replace_file(path, json.dumps(state | {"best_model_checkpoint": str(here)}, indent=2))
+    return str(checkpoint)
 
 
 def open_run(script: str, training_args: TrainingArguments, *arguments, overwrite=False, clear=(), **more) -> RunFolder:
@@ -392,7 +412,7 @@ def open_run(script: str, training_args: TrainingArguments, *arguments, overwrit
     folder = RunFolder(training_args.output_dir, settings, inputs=inputs)
     with training_args.main_process_first(desc="run folder"):
         folder.open(overwrite and training_args.process_index == 0, clear)
-    folder.start = folder.checkpoint(training_args.resume_from_checkpoint)
+        folder.start = folder.checkpoint(training_args.resume_from_checkpoint)
     return folder
 
 

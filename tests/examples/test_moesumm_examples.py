@@ -203,6 +203,12 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scrip
     with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
         run(scripts.train, *given, "--learning_rate", "0.5")
     assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
+    assert "per_device_train_batch_size=8 before, 4 now" in fails(
+        scripts.train, capsys, *given, "--per_device_train_batch_size", 4
+    )
+    shutil.rmtree(tmp_path / "draw_1" / "chat-8-model")
+    run(scripts.train, *given)
+    assert (tmp_path / "draw_1" / "chat-8-model" / "model.safetensors").exists()
     every = [one if one != tmp_path else tmp_path / "all" for one in given]
     every[every.index("--draws") + 1] = 1
     run(scripts.train, *every, "--deputies_only", "false")

@@ -145,6 +145,22 @@ def test_a_checkpoint_is_taken_from_a_run_with_the_same_settings_alone(tmp_path)
     assert open_run(tmp_path / "same", resume_from_checkpoint="true").start == given["same"]
 
 
+def test_a_run_that_was_moved_ends_with_its_own_best_model(tmp_path):
+    left_by_a_run(tmp_path / "old")
+    state = {"global_step": 2, "best_model_checkpoint": str(tmp_path / "old" / "checkpoint-1")}
+    (tmp_path / "old" / "checkpoint-2" / "trainer_state.json").write_text(json.dumps(state))
+    (tmp_path / "old" / "checkpoint-1").mkdir()
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "old" / "checkpoint-1").mkdir(parents=True)  # of another run
+    start = open_run(tmp_path / "new").start
+    found = json.loads((tmp_path / "new" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert start == str(tmp_path / "new" / "checkpoint-2")
+    assert found == state | {"best_model_checkpoint": str(tmp_path / "new" / "checkpoint-1")}
+    (tmp_path / "new" / "checkpoint-1").rmdir()
+    with pytest.raises(ValueError, match="checkpoint-1 does not exist"):
+        open_run(tmp_path / "new")
+
+
 def test_a_hub_repository_is_known_by_its_commit_once_it_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     head = tmp_path / "hub" / "models--a--b" / "refs" / "main"
