@@ -108,7 +108,7 @@ class OtherSettings(ValueError):
 @dataclass
 class RunFolderArguments:
     overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "remove what an earlier run left in output_dir, and start anew"}
+        default=False, metadata={"help": "remove what an earlier run left in output_dir, and start from scratch"}
     )
 
 
@@ -270,7 +270,7 @@ class RunFolder:
     Args:
         path: the folder.
         settings: of `settings_of`.
-        made: patterns of what the run writes; while nothing of it is there, the record binds nobody.
+        made: patterns of what the run writes; before any of it exists, other settings are accepted.
         record: the record's file name.
         inputs: files and folders that the run reads, which overwriting must not remove.
     """
@@ -284,7 +284,11 @@ class RunFolder:
         return sorted({path for pattern in self.made for path in self.path.glob(pattern)})
 
     def read(self) -> dict:
-        return json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else {}
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return record if "settings" in record else {}
 
     def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
         """Compares the settings with the record, or writes it.
@@ -317,7 +321,7 @@ class RunFolder:
         return self
 
     def fix(self) -> str:
-        return "Use another --output_dir, or --overwrite_output_dir true to remove that run and start anew."
+        return "Use another --output_dir, or --overwrite_output_dir true to remove that run and start from scratch."
 
     def write(self, record: dict) -> None:
         replace_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
@@ -348,36 +352,38 @@ class RunFolder:
         record = self.read()
         return bool(record.get("finished") and self.left() and not differences(record["settings"], self.settings))
 
-    def finish(self, **facts) -> None:
+    def mark_finished(self, **facts) -> None:
         """Records the end of the run, and what it did, such as steps and epochs."""
         self.write({**self.read(), "finished": True, **facts})
 
-    def checkpoint(self, asked: str | None = None) -> str | None:
-        """The checkpoint to resume from: the newest of this folder, or the one that was asked for.
+    def checkpoint(self, requested: str | None = None) -> str | None:
+        """The checkpoint to resume from: the newest of this folder, or the requested one.
 
         Raises:
             OtherSettings: for a checkpoint of a run with other settings, or without a record.
             ValueError: for a folder that is not a checkpoint, and for `false` beside checkpoints.
         """
         newest = last_checkpoint(self.path)
-        if asked is None or asked.lower() == "true":
-            return newest and with_its_best(Path(newest))
-        if asked.lower() == "false":
+        if requested is None or requested.lower() == "true":
+            return newest and with_best_of_run(Path(newest))
+        if requested.lower() == "false":
             if newest:
                 raise ValueError(f"--resume_from_checkpoint false, and {self.path} holds checkpoints. {self.fix()}")
             return None
-        checkpoint = Path(asked).resolve()
+        checkpoint = Path(requested).resolve()
         if not (checkpoint / "trainer_state.json").exists():
-            raise ValueError(f"--resume_from_checkpoint {asked}: there is no complete checkpoint of the Trainer.")
+            raise ValueError(f"--resume_from_checkpoint {requested}: this is not a complete checkpoint of the Trainer.")
         other = RunFolder(checkpoint.parent, self.settings, record=self.record.name).read()
         if not other:
-            raise OtherSettings(f"--resume_from_checkpoint {asked}: its run has no record of its settings ({RECORD}).")
+            raise OtherSettings(
+                f"--resume_from_checkpoint {requested}: its run has no record of its settings ({RECORD})."
+            )
         if found := differences(other["settings"], self.settings):
-            raise OtherSettings(f"--resume_from_checkpoint {asked} is of a run with other settings: {found}.")
-        return with_its_best(checkpoint)
+            raise OtherSettings(f"--resume_from_checkpoint {requested} is of a run with other settings: {found}.")
+        return with_best_of_run(checkpoint)
 
 
-def with_its_best(checkpoint: Path) -> str:
+def with_best_of_run(checkpoint: Path) -> str:
     """A checkpoint whose state names the best checkpoint by the folder that both are in now, so that a run that was moved
     does not end with the model of another run in its old place.
 
@@ -389,11 +395,11 @@ def with_its_best(checkpoint: Path) -> str:
     best = state.get("best_model_checkpoint")
     if not best:
         return str(checkpoint)
-    here = checkpoint.absolute().parent / Path(best).name
-    if not here.exists():
-        raise ValueError(f"{checkpoint} names {best} as the best model, and {here} does not exist. Restore it.")
-    if Path(best).absolute() != here:
-        replace_file(path, json.dumps(state | {"best_model_checkpoint": str(here)}, indent=2))
+    moved = checkpoint.absolute().parent / Path(best).name
+    if not moved.exists():
+        raise ValueError(f"{checkpoint} names {best} as the best model, and {moved} does not exist. Restore it.")
+    if Path(best).absolute() != moved:
+        replace_file(path, json.dumps(state | {"best_model_checkpoint": str(moved)}, indent=2))
     return str(checkpoint)
 
 

@@ -100,7 +100,7 @@ def prepare(args: Arguments, overwrite: bool = False) -> RunFolder:
         print(f"the documents in {args.output_dir} are prepared already")
         return folder
     write(args)
-    folder.finish()
+    folder.mark_finished()
     return folder
 
 

@@ -117,7 +117,7 @@ def rows_of(args: DataArguments, backbone: str | None, folder: Path, overwrite: 
 
     Raises:
         OtherSettings: where those in the folder are of other files, or for another encoder.
-        ValueError: where there are none, or --data holds what prepare.py did not finish.
+        ValueError: if there are none, or --data holds what prepare.py did not finish.
     """
     if args.data:
         if not (Path(args.data) / "tokenizer").is_dir():
@@ -213,7 +213,7 @@ def main():
         evaluate.evaluate(evaluate.Arguments(output, data_args.test_files))
         show(generate, next(iter(evaluate.test_sets(data_args.test_files).values())), data_args.show)
     if trainer.is_world_process_zero():
-        folder.finish(ran=what_ran(training_args, trainer.state))
+        folder.mark_finished(ran=what_ran(training_args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
 
 

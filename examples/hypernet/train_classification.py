@@ -147,7 +147,7 @@ def main():
         pipeline("text-classification", model=trainer.model, tokenizer=trainer.processing_class).save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
     replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
-    folder.finish(ran=ran)
+    folder.mark_finished(ran=ran)
 
 
 if __name__ == "__main__":

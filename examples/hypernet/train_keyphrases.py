@@ -184,7 +184,7 @@ def main():
     if model_args.reader == "hypernet":
         extract.save_pretrained(output)
     report(trainer, extract, documents, data_args.show)
-    folder.finish(ran=what_ran(training_args, trainer.state))
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
     if model_args.reader == "hypernet":
         print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
 

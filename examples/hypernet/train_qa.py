@@ -120,7 +120,7 @@ def main():
         answer.save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
     report(trainer, answer, scored, data_args)
-    folder.finish(ran=what_ran(training_args, trainer.state))
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def finish(trainer: Trainer, folder: RunFolder) -> None:
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model
         results_file = {**results, "ran": ran, "log": trainer.state.log_history}
         replace_file(output / "results.json", json.dumps(results_file, indent=1))
-        folder.finish(ran=ran)
+        folder.mark_finished(ran=ran)
         if results:
             print(f"validation: perplexity of the definitions {results['eval_perplexity']:.2f}")
         print(f"The model is in {output}: AutoModelForCausalLM.from_pretrained({str(output)!r})")

@@ -133,7 +133,7 @@ def main():
     replace_file(
         output / "results.json", json.dumps({**results, "ran": ran, "log": trainer.state.log_history}, indent=1)
     )
-    folder.finish(ran=ran)
+    folder.mark_finished(ran=ran)
     if results:
         say(f"validation: the chosen definition has the larger reward in {results['eval_accuracy']:.1%} of the pairs")
     say(f"The model is in {output}: pipeline('definition-modeling', ...)(row, best_of=8, reward_model={str(output)!r})")

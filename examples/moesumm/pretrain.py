@@ -191,7 +191,7 @@ def main():
     trainer.save_model(training_args.output_dir)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     replace_file(Path(training_args.output_dir, "losses.json"), json.dumps(losses, indent=1))
-    folder.finish(ran=what_ran(training_args, trainer.state))
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
     print(f"\nThe backbone is in {training_args.output_dir}: train.py --model_name_or_path {training_args.output_dir}")
 
 

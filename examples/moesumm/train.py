@@ -184,7 +184,7 @@ def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, 
         model.generation_config.update(num_beams=writing.num_beams, **lengths)
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
         replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
-        folder.finish(ran=what_ran(training_args, trainer.state))
+        folder.mark_finished(ran=what_ran(training_args, trainer.state))
         report_cut(trainer.data_collator)
         print(f"\nThe model is in {output}: pipeline('moe-summarization', model={str(output)!r})")
 

@@ -304,7 +304,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     record["epochs"] = trainer.state.log_history
     extract.save_pretrained(folder.path)
     conclude(record, folder.path, training_args)
-    folder.finish(ran=ran)
+    folder.mark_finished(ran=ran)
     return record
 
 

@@ -86,7 +86,7 @@ def several_seeds(model_args, data_args, run_args, training_args):
             print(f"\nSeed {seed}:")
             records[seed] = run(model_args, data_args, own, folder)
     best = max(records, key=lambda seed: records[seed]["best_validation_f1@10"])
-    left_out = shutil.ignore_patterns("checkpoint-*", "base", RECORD)
+    left_out = shutil.ignore_patterns("checkpoint-*", "base*", RECORD)
     shutil.copytree(output / f"seed-{best}", output, dirs_exist_ok=True, ignore=left_out)
     record = records[best] | {"seeds": []}
     for seed, of_seed in records.items():
@@ -113,8 +113,8 @@ def ablated(model_args: ModelArguments, training_args: TrainingArguments) -> Tra
     return in_folder(training_args, output / name, **changes)
 
 
-def begin(model_args, data_args, run_args, folder_args, training_args):
-    """The run folder, and what `prepare` returns, or `None` with several seeds, which are trained here."""
+def start_run(model_args, data_args, run_args, folder_args, training_args):
+    """The run folder, and what `prepare` returns, or `None` with several seeds, which are trained by then."""
     stages = {"several_seeds": bool(run_args.seeds)}
     folder = open_stage(
         model_args, data_args, in_folder(training_args, training_args.output_dir, **({"seed": 0} if run_args.seeds else {})),
@@ -133,7 +133,7 @@ def main():
     model_args, data_args, run_args, folder_args, training_args = parse_arguments(kinds, __doc__)
     training_args = ablated(model_args, training_args)
     given = (model_args, data_args, run_args, folder_args, training_args)
-    folder, model_args, prepared = run_or_exit(begin, *given, traceback=run_args.traceback)
+    folder, model_args, prepared = run_or_exit(start_run, *given, traceback=run_args.traceback)
     if prepared:
         run(model_args, data_args, training_args, folder, prepared)
     output = training_args.output_dir

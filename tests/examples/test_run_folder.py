@@ -94,7 +94,7 @@ def test_another_version_of_lexperts_is_named(tmp_path, monkeypatch):
         open_run(tmp_path)
 
 
-def test_a_run_that_made_nothing_binds_nobody_and_one_without_a_record_is_refused(tmp_path):
+def test_other_settings_are_accepted_before_anything_is_made_and_refused_without_a_record(tmp_path):
     open_run(tmp_path)
     assert open_run(tmp_path, learning_rate=0.5).start is None  # the first start failed, as by a wrong option
     assert json.loads((tmp_path / "run_settings.json").read_text())["settings"]["learning_rate"] == 0.5
@@ -121,7 +121,7 @@ def test_overwriting_removes_the_run_and_nothing_else(tmp_path, capsys):
 def test_finished_is_a_run_with_these_settings_that_came_to_its_end(tmp_path):
     run = left_by_a_run(tmp_path)
     assert not run.finished
-    run.finish(ran={"trained_steps": 2})
+    run.mark_finished(ran={"trained_steps": 2})
     assert run.finished and run.read()["ran"] == {"trained_steps": 2}
     assert not RunFolder(tmp_path, {**run.settings, "seed": 1}).finished
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_taken_from_a_run_with_the_same_settings_alone(tmp_path)
     (tmp_path / "other" / "run_settings.json").unlink()
     with pytest.raises(OtherSettings, match="no record of its settings"):
         open_run(tmp_path / "new", resume_from_checkpoint=given["other"])
-    with pytest.raises(ValueError, match="no complete checkpoint"):
+    with pytest.raises(ValueError, match="not a complete checkpoint"):
         open_run(tmp_path / "new", resume_from_checkpoint=str(tmp_path / "same" / "checkpoint-999"))
     with pytest.raises(ValueError, match="resume_from_checkpoint false"):
         open_run(tmp_path / "same", resume_from_checkpoint="false")
