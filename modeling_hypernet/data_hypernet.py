@@ -23,6 +23,10 @@ logger = logging.get_logger(__name__)
 PADDING = {"attention_mask": 0, "meta_mask": 0, "main_mask": 0, "word_start_mask": 0, "labels": -100}
 POSITIONS = ("start_positions", "end_positions")
 SHARD = 1024  # rows in a file of states
+NOT_THE_BACKBONE = {  # of a configuration: what changes no state in eval mode; names with "dropout" do not either
+    "_name_or_path", "_commit_hash", "architectures", "dtype", "id2label", "label2id", "output_attentions",
+    "output_hidden_states", "problem_type", "return_dict", "transformers_version", "use_cache",
+}  # fmt: skip
 
 
 def cut_titles(titles: Sequence[str | None], tokenizer, max_title_length: int, what: str = "titles") -> list[str]:
@@ -154,6 +158,18 @@ class HypernetCollator:
         return torch.cat([x, empty] if self.tokenizer.padding_side == "right" else [empty, x])
 
 
+def hash_of_backbone(model) -> str:
+    """Of the backbone's configuration, and of its weights with their types."""
+    backbone, digest = model.base_model.backbone, hashlib.sha256()
+    config = backbone.config.to_dict().items()
+    config = {name: value for name, value in config if name not in NOT_THE_BACKBONE and "dropout" not in name}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(backbone.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
+        digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 class StatesDataset(torch.utils.data.Dataset):
     """A data set's rows with the frozen backbone's states of each, which are computed once and read from disk.
 
@@ -164,7 +180,7 @@ class StatesDataset(torch.utils.data.Dataset):
     >>> Trainer(model, train_dataset=train, data_collator=HypernetCollator(tokenizer), ...)
     ```
 
-    Interrupted, the same call goes on; another backbone or other rows are refused.
+    Interrupted, the same call resumes; states of another backbone or of other rows are refused.
 
     Args:
         model: with a frozen backbone.
@@ -212,16 +228,8 @@ class StatesDataset(torch.utils.data.Dataset):
         return self.folder / f"states-{first:08d}.safetensors"
 
     def _check(self, model):
-        """Writes down what the states are of, or compares."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(model.base_model.backbone.state_dict().items()):
-            digest.update(name.encode())
-            exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))  # NumPy has no bfloat16
-            digest.update(exact.cpu().contiguous().numpy().tobytes())
-        ids = hashlib.sha256()
-        for row in self.rows:
-            ids.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
-        found, path = {"backbone": digest.hexdigest(), "rows": ids.hexdigest()}, self.folder / "states.json"
+        """Records what the states are of, or compares."""
+        found, path = {"backbone": hash_of_backbone(model), "rows": self._hash_of_rows()}, self.folder / "states.json"
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
             for what in found:
@@ -230,8 +238,25 @@ class StatesDataset(torch.utils.data.Dataset):
                         f"The states in {self.folder} are of other {what}. Remove it, or name another folder."
                     )
             return
+        if next(self.folder.glob("states-*.safetensors"), None):
+            raise ValueError(
+                f"{self.folder} holds states without a record of what they are of (states.json). Remove it, or name another "
+                "folder."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part = path.with_suffix(f".part{os.getpid()}")
+        part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part.rename(path)
+
+    def _hash_of_rows(self) -> str:
+        """Of all that the backbone reads of them, row by row."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            for name in ("input_ids", "attention_mask", "token_type_ids"):
+                if row.get(name) is not None:
+                    digest.update(f"{name} {len(row[name])} ".encode())
+                    digest.update(np.asarray(row[name], dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
     @torch.no_grad()
     def _compute(self, model, collator, first: int, batch_size: int):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(scripts, places, ba
     target = tmp_path / "again" / "checkpoint-3"
     target.parent.mkdir()
     target.symlink_to(halfway)
+    shutil.copy(trained / "run_settings.json", target.parent)
     run(scripts.train, *train_arguments(places, backbone, tmp_path / "again", "--max_steps", 6, "--save_steps", 3))
     whole, again = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path / "again"))
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
@@ -229,7 +231,13 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scrip
 
     with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
         run(scripts.train, *given, "--learning_rate", "0.5")
-    assert "at 0.5" in capsys.readouterr().err
+    assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
+    assert "per_device_train_batch_size=8 before, 4 now" in fails(
+        scripts.train, capsys, *given, "--per_device_train_batch_size", 4
+    )
+    shutil.rmtree(tmp_path / "draw_1" / "chat-8-model")
+    run(scripts.train, *given)
+    assert (tmp_path / "draw_1" / "chat-8-model" / "model.safetensors").exists()
     every = [one if one != tmp_path else tmp_path / "all" for one in given]
     every[every.index("--draws") + 1] = 1
     run(scripts.train, *every, "--deputies_only", "false")
@@ -348,6 +356,43 @@ def test_deputies_learn_at_a_rate_of_their_own(scripts, backbone, tmp_path):
     assert not names
 
 
+def test_runs_and_summaries_of_other_settings_texts_or_models_are_not_taken(
+    scripts, backbone, trained, tmp_path, capsys
+):
+    for split, number in (("train", 12), ("test", 3)):
+        write_rows(tmp_path / "data" / f"{split}.jsonl", some_rows(number, split))
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(backbone, model)
+    places = {"mail": f"mail={tmp_path / 'data'}"}
+    given = train_arguments(places, model, out, "--max_steps", 1, "--save_steps", 1, sets=["mail"])
+    scored = ["--systems", f"x={model}", "--datasets", places["mail"], "--output_dir", tmp_path / "scores", *SHORT]
+    run(scripts.train, *given)
+    run(scripts.evaluate, *scored)
+    capsys.readouterr()
+    assert "num_deputies=3 before, 2 now" in fails(scripts.train, capsys, *given, "--num_deputies", 2)
+    assert "max_source_length=None before, 8 now" in fails(scripts.train, capsys, *given, "--max_source_length", 8)
+    sizes = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
+    small = [*sizes, "--piece", 12, "--learning_rate", 0.01, "--logging_steps", 1, *FAST, "--output_dir", model]
+    error = fails(scripts.pretrain, capsys, "--datasets", places["mail"], *small, "--max_steps", 9)
+    assert "max_steps=4 before, 9 now" in error and "datasets=[" in error
+
+    write_rows(tmp_path / "data" / "test.jsonl", some_rows(3, "other test"))  # as many rows
+    assert "texts=mail (" in fails(scripts.evaluate, capsys, *scored)
+    write_rows(tmp_path / "data" / "test.jsonl", some_rows(3, "test"))
+    run(scripts.evaluate, *scored)
+    capsys.readouterr()
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 5}))
+    assert "model=model (" in fails(scripts.evaluate, capsys, *scored)
+    assert "model_name_or_path=model (" in fails(scripts.train, capsys, *given)
+    (tmp_path / "scores" / "x" / "mail.settings.json").unlink()
+    assert "has no record of its settings" in fails(scripts.evaluate, capsys, *scored)
+    write_rows(tmp_path / "data" / "train.jsonl", some_rows(12, "other train"))
+    shutil.copytree(backbone, model, dirs_exist_ok=True)
+    assert "datasets=[mail=train.jsonl (" in fails(scripts.train, capsys, *given)
+    run(scripts.train, *given, "--overwrite_output_dir", "true")
+
+
 def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, tmp_path, capsys):
     train, evaluate = scripts.train, scripts.evaluate
     arguments = train_arguments(places, backbone, tmp_path / "x")
@@ -378,4 +423,4 @@ def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, 
     run(evaluate, *ours, "--datasets", places["chat"], "--zero_shot", *SHORT)
     capsys.readouterr()
     other = [*ours, "--datasets", places["chat"], "--zero_shot", *SHORT, "--num_beams", 1]
-    assert "num_beams 2, and now 1" in fails(evaluate, capsys, *other)
+    assert "num_beams=2 before, 1 now" in fails(evaluate, capsys, *other)

@@ -137,6 +137,26 @@ def test_states_of_another_model_or_of_other_rows_are_refused(rows, tiny_hyperne
         StatesDataset(tiny_hypernet(), rows, collator, tmp_path)
 
 
+def test_states_of_other_row_boundaries_another_configuration_or_without_a_record_are_refused(
+    tiny_hypernet, tiny_tokenizer, tmp_path
+):
+    model, collator = tiny_hypernet(freeze_backbone=True), HypernetCollator(tiny_tokenizer)
+
+    def states(*rows):
+        rows = [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in rows]
+        return StatesDataset(model, rows, collator, tmp_path)
+
+    states((2, 5, 6), (7,))
+    with pytest.raises(ValueError, match="are of other rows"):  # the same tokens
+        states((2, 5), (6, 7))
+    model.base_model.backbone.config.layer_norm_eps = 0.5
+    with pytest.raises(ValueError, match="are of other backbone"):  # the same weights
+        states((2, 5, 6), (7,))
+    (tmp_path / "states.json").unlink()
+    with pytest.raises(ValueError, match="without a record"):
+        states((2, 5, 6), (7,))
+
+
 def test_interrupted_states_go_on_where_they_stopped(rows, tiny_hypernet, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("modeling_hypernet.data_hypernet.SHARD", 2)
     model, collator = tiny_hypernet(freeze_backbone=True), HypernetCollator(tiny_tokenizer)
