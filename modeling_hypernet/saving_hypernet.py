@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import custom_object_save, get_cached_module_file, get_relative_import_files
-from transformers.utils import logging
+from transformers.utils import HF_MODULES_CACHE, logging
 
 from .card import write_model_card
 
@@ -136,6 +136,6 @@ def checkpoint_file(name_or_path: str, file: str) -> str | None:
     if not name_or_path:
         return None
     try:
-        return get_cached_module_file(name_or_path, file)
+        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, file))
     except OSError:
         return None
