@@ -220,10 +220,9 @@ class Definer:
             ]
             scores = self.rewards(whole, pad)
         else:
+            beam_indices = getattr(made, "beam_indices", None)
             log_p = (
-                log_probs(made.logits, written)
-                if kept
-                else chosen.token_log_probs(written, getattr(made, "beam_indices", None))
+                log_probs(made.logits, written, beam_indices) if kept else chosen.token_log_probs(written, beam_indices)
             )
             scores = [math.exp(value) for value in mean_inside(log_p, lengths).tolist()]
         answers = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
@@ -346,10 +345,17 @@ class ChosenLogProbs(LogitsProcessor):
         return torch.stack(found, 1)
 
 
-def log_probs(logits: Sequence[torch.Tensor], written: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (B, t) of the written tokens (B, t), from the logits of all steps, t tensors (B, V)."""
-    each = [step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0] for t, step in enumerate(logits)]
-    return torch.stack(each, 1)
+def log_probs(
+    logits: Sequence[torch.Tensor], written: torch.Tensor, beam_indices: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log-probabilities (B, t) of the written tokens (B, t), from the logits of all steps: t tensors (B, V), or with
+    beams (B * beams, V) and the rows that the tokens come from (B, t)."""
+    found = []
+    for t, step in enumerate(logits[: written.shape[1]]):
+        if beam_indices is not None:
+            step = step[beam_indices[:, t].clamp(min=0)]
+        found.append(step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0])
+    return torch.stack(found, 1)
 
 
 def mean_inside(log_p: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -111,7 +111,8 @@ WAYS = {
     "several beams": {"num_beams": 3, "best_of": 2, "do_sample": False, "length_penalty": 0.2},
     "sampled beams": {"num_beams": 3, "best_of": 3, "temperature": 2.0},
     "looked up": {"prompt_lookup_num_tokens": 3},
-    "all logits": {"streamer": None, "best_of": 3, "synced_gpus": False},
+    "all logits": {"best_of": 3, "synced_gpus": False},
+    "all logits of beams": {"num_beams": 3, "best_of": 2, "do_sample": False, "synced_gpus": False},
 }
 
 
