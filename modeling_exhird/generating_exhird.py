@@ -7,7 +7,7 @@ lacks.
 import copy
 
 import torch
-from transformers import GenerationMixin, LogitsProcessor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor
 
 from .decoder_exhird import DecoderState, Memory, Step
 from .outputs_exhird import GeneratedRows
@@ -215,16 +215,25 @@ class PhraseLimits(LogitsProcessor):
 class PhraseGenerationMixin(GenerationMixin):
     """transformers' `generate` for the hierarchical decoder, whose state is a function of the flat prefix."""
 
-    def set_generation_length(self):
-        """Room for all phrases, unless a length is set: Seq2SeqTrainer writes 20 into a generation config without one."""
-        if self.generation_config.max_length is None:
-            self.generation_config.max_length = Limits(self.config).max_tokens
-        self.generation_config._from_model_config = False  # or fields of ours are not read from a file
+    def set_generation_defaults(self):
+        """The configuration's special words, and room for all phrases unless a length is set.
+
+        A generation config with other special words is that of a pretrained encoder, which says nothing about this
+        decoder. The length is explicit because Seq2SeqTrainer writes 20 into a generation config without one.
+        """
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        ids, own = {name: getattr(self.config, name) for name in names}, self.generation_config
+        if any(getattr(own, name) not in (None, value) for name, value in ids.items()):
+            own = self.generation_config = GenerationConfig.from_model_config(self.config)
+        own.update(**ids)
+        if own.max_length is None:
+            own.max_length = Limits(self.config).max_tokens
+        own._from_model_config = False  # or fields of ours are not read from a file
 
     def adjust_generation_fn(self, *args, **kwargs):
         """`from_pretrained` reads `generation_config.json` here; older checkpoints have none."""
         super().adjust_generation_fn(*args, **kwargs)
-        self.set_generation_length()
+        self.set_generation_defaults()
 
     def generate(
         self,

@@ -109,7 +109,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         self.encoder = ExHirdEncoder(config)
         self.decoder = HierarchicalDecoder(config.word_size, config.hidden_size)
         self.mixture = WordMixture(config.hidden_size, config.vocab_size, config.pad_token_id)
-        self.set_generation_length()
+        self.set_generation_defaults()
         self.post_init()
 
     @classmethod
