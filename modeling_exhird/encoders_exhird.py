@@ -31,7 +31,7 @@ class Read(NamedTuple):
 
 
 class LayeredEncoder(nn.Module):
-    """An encoder whose parts may be computed anew in the backward pass instead of being kept (gradient checkpointing)."""
+    """An encoder whose parts may be recomputed in the backward pass instead of being kept (gradient checkpointing)."""
 
     gradient_checkpointing = False
 
