@@ -93,8 +93,8 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
 def test_padding_of_labels_changes_nothing(kind, tiny_exhird, batch_for):
     model, batch = tiny_exhird(kind, exclusive_loss_coef=1.0).train(), batch_for(kind)
     flat = batch["labels"]
-    (B, T), (rows, there) = flat.shape, label_rows(flat, model.config.end_phrase_token_id)
-    _, I, J = rows.shape
+    rows, _ = label_rows(flat, model.config.end_phrase_token_id)
+    B, I, J = rows.shape
     wide = torch.full((B, I + 3, J + 2), -100)
     wide[:, :I, :J] = rows
     longer = torch.cat([torch.full((B, 3), -100), flat, torch.full((B, 2), -100)], 1)
