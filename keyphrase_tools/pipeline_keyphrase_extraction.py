@@ -205,7 +205,6 @@ class KeyphraseExtractionPipeline(Pipeline):
         windows, said, known = prepared["windows"], prepared["said"], known or {}
         counts = Counter(window.document for window in windows)
         left = {number: count for number, count in counts.items() if number not in done}
-        # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
         windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
 
         def take(some: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
