@@ -180,6 +180,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         documents: Sequence,
         *,
         batch_size: int = 8,
+        first: int = 0,
         done: Collection[int] = (),
         known: Mapping[tuple[int, int], Values] | None = None,
         **options,
@@ -191,12 +192,13 @@ class KeyphraseExtractionPipeline(Pipeline):
         Args:
             documents: as many as `input_documents.blocks` puts together.
             batch_size, options: of a call of the pipeline.
+            first: the number of the first document, for messages.
             done: documents whose results are not wanted any more.
             known: of windows that an earlier call has read, what `BatchRead.windows` gave.
         """
         reading, _, choosing = self._sanitize_parameters(**options)
         reading, choosing = {**self._preprocess_params, **reading}, {**self._postprocess_params, **choosing}
-        return self._read_block(documents, batch_size, reading, choosing, 0, done, known or {})
+        return self._read_block(documents, batch_size, reading, choosing, first, done, known or {})
 
     def _read_block(self, documents, batch_size, reading, choosing, first, done=(), known=None) -> Iterator[BatchRead]:
         self.model.eval()
