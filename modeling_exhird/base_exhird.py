@@ -40,7 +40,7 @@ class ExHirdPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False  # a loss is a mean over documents: the Trainer divides it by accumulated batches
 
     def write_model_card(self, folder, **options):
-        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        """Writes `folder/README.md`, unless there is one; see `card.write_model_card`."""
         return write_model_card(self, folder, **options)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):

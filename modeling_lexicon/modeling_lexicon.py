@@ -39,7 +39,7 @@ class LexiconPreTrainedModel(LlamaPreTrainedModel):
     _no_split_modules = ["LexiconDecoderLayer"]
 
     def write_model_card(self, folder, **options):
-        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        """Writes `folder/README.md`, unless there is one; see `card.write_model_card`."""
         return write_model_card(self, folder, **options)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
