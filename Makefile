@@ -8,10 +8,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda lint format bench tables clean
+.PHONY: help demo test cuda lint format fix-copies bench tables clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
@@ -29,6 +29,13 @@ lint: $(READY)  ## style and unused code
 format: $(READY)  ## put the code into its format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+fix-copies:  ## copy modeling_seke's shared files into the other modeling packages
+	for p in exhird hypernet lexicon moesumm; do \
+	  cp modeling_seke/handler.py modeling_seke/card.py modeling_$$p/; \
+	  for f in backbone saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
+	done
+	rm modeling_lexicon/backbone_lexicon.py
 
 bench: $(READY)  ## time the head against its plain versions
 	$(RUN) benchmarks/seke_head.py

@@ -9,6 +9,10 @@ the margin loss, and with deputies that start at random. Radiology reports, chat
 main expert alone) and few-shot (10 and 100 rows; deputies and selectors, of a backbone all weights). The learning rates of
 few-shot are chosen on rows that stand in no test, four for either, by the first seed's MoeSumm and backbone. Three seeds,
 beams of four, the scripts of examples/moesumm. What lies in the work folder is not made again. Two hours on two cores.
+Against the way the authors' code trains:
+
+    python benchmarks/moesumm_quality.py --data PATH --work FOLDER --name moesumm_authors --baseline moesumm \
+        --systems moesumm "authors' settings" "margin of the last layer" --few_systems --settings in_domain
 """
 
 import argparse
@@ -35,7 +39,17 @@ FEW = (10, 100)
 ALL_WEIGHTS = "all weights"  # MoeSumm's own models, of which few-shot trains everything and not the deputies alone
 SYSTEMS = ("moesumm", "mix", "mix twice as long", "single", "flat_moe", "no_dataset", "no_margin", "random start")
 SYSTEMS += (ALL_WEIGHTS,)
-BASELINE = "mix"
+# How the authors' code trains, and what it leaves out for P_main; as arguments of train.py.
+AUTHORS = {
+    "authors' settings": {
+        "margin_loss_coef": 10,
+        "label_smoothing": 0.1,
+        "deputy_output_std": 0.02,
+        "max_grad_norm": 0.1,
+    },
+    "margin of the last layer": {"margin_main": "last_layer"},
+}
+SETTINGS = ("in_domain", "zero_shot")
 LONGER = ("moesumm", "mix")  # also adapted for three times as many steps
 BACKBONES = ("mix", "mix twice as long", "single")
 RATES = {"moesumm": (2e-3, 5e-3, 1e-2, 2e-2), "mix": (2e-4, 5e-4, 1e-3, 2e-3)}  # of deputies alone, of all weights
@@ -124,6 +138,8 @@ def variant_of(system: str) -> dict:
         return {"variant": "backbone"}
     if system == "random start":
         return {"variant": "moesumm", "deputy_output_std": 0.02}
+    if system in AUTHORS:
+        return {"variant": "moesumm", **AUTHORS[system]}
     return {"variant": system}
 
 
@@ -146,14 +162,18 @@ def train(work: Work, system: str, seed: int) -> None:
             max_steps=steps,
             deputy_size=work.options.deputy_size,
             seed=seed,
-            **variant_of(system),
             **READING,
             **TRAINING,
+            **variant_of(system),
         )
 
 
 def model_of(work: Work, system: str, seed: int, name: str | None) -> Path:
-    return work / "models" / "-".join(filter(None, (system.replace(" ", "_"), name, str(seed))))
+    return work / "models" / "-".join(filter(None, (file_name(system), name, str(seed))))
+
+
+def file_name(system: str) -> str:
+    return system.replace(" ", "_").replace("'", "")
 
 
 def summarize(work: Work, system: str, seed: int) -> None:
@@ -161,10 +181,10 @@ def summarize(work: Work, system: str, seed: int) -> None:
     for name in IN_DOMAIN if system == "single" else [None]:
         model = model_of(work, system, seed, name)
         for setting, sets in (("in_domain", [name] if name else list(IN_DOMAIN)), ("zero_shot", list(OUT_OF_DOMAIN))):
-            if setting == "zero_shot" and name not in (None, SINGLE):
+            if setting not in work.options.settings or (setting == "zero_shot" and name not in (None, SINGLE)):
                 continue
             # FlatMoE has no main expert: what it does without dataset information is all that it does
-            folder = work / "summaries" / setting / f"{system.replace(' ', '_')}-{seed}"
+            folder = work / "summaries" / setting / f"{file_name(system)}-{seed}"
             if all((folder / "x" / f"{one}.jsonl").exists() for one in sets):
                 continue
             zero = {"zero_shot": True} if setting == "zero_shot" else {}
@@ -185,7 +205,7 @@ def adapt(work: Work, system: str, seed: int) -> None:
     chosen = json.loads((work / "rates.json").read_text(encoding="utf-8"))["mix" if all_weights else "moesumm"]
     for times in (1, 3) if system in LONGER else (1,):
         for rows in FEW:
-            folder = work / "summaries" / few_shot_name(rows, times) / f"{system.replace(' ', '_')}-{seed}"
+            folder = work / "summaries" / few_shot_name(rows, times) / f"{file_name(system)}-{seed}"
             draws = work.options.draws
             few_shot(work, system, seed, rows, chosen[str(rows)], folder, "data", 100 * seed, draws, times)
 
@@ -211,7 +231,7 @@ def few_shot(work, system, seed, rows, rate, folder, data, data_seed, draws, tim
     }
     work.call(
         "train.py",
-        f"{system.replace(' ', '_')}-{seed}-{data}-{rows}-{rate:g}",
+        f"{file_name(system)}-{seed}-{data}-{rows}-{rate:g}",
         setting="few_shot",
         model_name_or_path=model,
         datasets=work.places(OUT_OF_DOMAIN, data),
@@ -266,12 +286,12 @@ def score(work: Work) -> list[dict]:
         settings |= {f"few-shot, {rows} rows{words}": (few_shot_name(rows, times), "*/draw_*") for rows in FEW}
     results = []
     for setting, (folder, runs) in settings.items():
-        places = {name: work / "summaries" / folder / f"{name.replace(' ', '_')}-{runs}" for name in SYSTEMS}
+        places = {name: work / "summaries" / folder / f"{file_name(name)}-{runs}" for name in work.options.systems}
         there = [f"{name}={place}" for name, place in places.items() if glob.glob(str(place))]
-        if not any(one.startswith(f"{BASELINE}=") for one in there):
+        if not any(one.startswith(f"{work.options.baseline}=") for one in there):
             continue
         output = work / "scores" / setting
-        work.call("evaluate.py", "scores", systems=there, baseline=BASELINE, output_dir=output)
+        work.call("evaluate.py", "scores", systems=there, baseline=work.options.baseline, output_dir=output)
         print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
         results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
     return results
@@ -282,7 +302,9 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--work", required=True)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *AUTHORS], default=list(SYSTEMS))
+    parser.add_argument("--baseline", choices=SYSTEMS, default="mix", help="what the others are tested against")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="beside few-shot")
     parser.add_argument(
         "--few_systems", nargs="*", choices=SYSTEMS, default=[s for s in SYSTEMS if s != "random start"]
     )
@@ -299,7 +321,7 @@ def main():
     copy_data(work)
     pretrain(work)
     with ThreadPoolExecutor(work.options.jobs) as pool:
-        rates = choose_rates(work, pool)
+        rates = choose_rates(work, pool) if work.options.few_systems else None
         runs = [
             pool.submit(run_one, work, system, seed) for seed in work.options.seeds for system in work.options.systems
         ]

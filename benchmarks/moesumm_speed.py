@@ -28,7 +28,7 @@ BATCHES = {
     "cpu": {"base": (4, 256, 48, 1, 32), "large": (2, 256, 48, 1, 24)},
     "cuda": {"base": (16, 1024, 128, 8, 128), "large": (8, 1024, 128, 8, 128)},
 }
-FORMULATIONS = ("auto", "dense", "grouped", "loop")
+FORMULATIONS = ("auto", "batched_mm", "grouped_mm", "eager")
 DATASETS = ["news", "letters", "papers"]
 WAYS = ("forward", "training", "generation")
 BEAMS = 4
@@ -67,7 +67,7 @@ def plain(batch: dict) -> dict:
 
 
 def check_equal(stock, ours, device: str):
-    """Main-only is the stock model, all formulations are the loop, and deputies are heard."""
+    """Main-only is the stock model, all formulations are the eager one, and deputies are heard."""
     batch = batch_of(3, 24, 8, 1000, device)
     reading = {"input_ids": batch["input_ids"], "decoder_input_ids": batch["input_ids"][:, :8]}
     with torch.no_grad():
@@ -80,8 +80,8 @@ def check_equal(stock, ours, device: str):
             found[name] = ours(**reading, dataset_ids=batch["dataset_ids"]).logits.float()
         tolerance = 1e-3 if device == "cpu" else 0.1
         for name in FORMULATIONS:
-            torch.testing.assert_close(found[name], found["loop"], atol=tolerance, rtol=tolerance)
-        if torch.allclose(found["loop"], expected.float(), atol=tolerance):
+            torch.testing.assert_close(found[name], found["eager"], atol=tolerance, rtol=tolerance)
+        if torch.allclose(found["eager"], expected.float(), atol=tolerance):
             raise RuntimeError("The deputies say nothing: this comparison sees nothing.")
 
 
@@ -207,8 +207,8 @@ def main():
                 batch = batch_of(*size, stock.config.vocab_size, args.device)
                 for model in (stock, ours):
                     model.train(way == "training")
-                # all columns of 32 deputies take minutes, and say nothing new
-                formulations = [name for name in args.formulations if deputies <= 8 or name != "dense"]
+                # batched: all columns of 32 deputies take minutes, and say nothing new
+                formulations = [name for name in args.formulations if deputies <= 8 or name != "batched_mm"]
                 candidates = candidates_of(way, stock, ours, batch, new, formulations)
                 where = {"shape": shape, "deputies": deputies, "texts": size[0], "source": source}
                 where["new" if way == "generation" else "target"] = new if way == "generation" else target

@@ -54,7 +54,9 @@ KEYPHRASES = {
 def word_probabilities(extract, texts: list[str]) -> list[np.ndarray]:
     prepared = extract.preprocess(texts)
     for start in range(0, len(prepared["windows"]), 16):
-        extract._read(prepared["windows"][start : start + 16], prepared["said"])
+        batch = prepared["windows"][start : start + 16]
+        for window, values in zip(batch, extract._read(batch), strict=True):
+            prepared["said"].add(window, *values)
     return [prepared["said"].document(i) for i in range(len(texts))]
 
 

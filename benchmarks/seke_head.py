@@ -57,7 +57,7 @@ def time_candidates(title, candidates, parameters, rounds, results, **where):
 
 def dense_experts(experts, x, index, weights):
     """Every expert reads every token, in three batched products; what was not chosen is weighted with 0."""
-    E, U, a, V, b, W, c = experts.num_experts, *experts.parameters()
+    E, U, a, V, b, W, c = experts.num_experts, *experts.stacked_weights()
     gates = x.new_zeros(len(x), E).scatter(1, index, weights)  # (T, E)
     h = torch.baddbmm(a[:, None], x.expand(E, *x.shape), U.mT).relu()  # (E, T, I)
     h = torch.nn.functional.dropout(torch.baddbmm(b[:, None], h, V.mT), experts.dropout, experts.training)

@@ -31,6 +31,7 @@ from keyphrase_tools.words import split_words
 ROOT = Path(__file__).resolve().parent.parent
 UNIFORM = ", uniform"  # experts that start as PyTorch's linear layers do
 HEADS = ("moe_rnn", "vanilla", "rnn", "moe", "moe_rnn" + UNIFORM, "moe" + UNIFORM)
+PARTS = {"moe_rnn": (True, True), "vanilla": (False, False), "rnn": (False, True), "moe": (True, False)}
 SPLITS = ("train", "validation", "test")
 
 
@@ -41,13 +42,13 @@ def train(options, head: str, seed: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         files = {f"{split}_files": Path(options.data) / "keyphrases" / "inspec" / f"{split}.jsonl" for split in SPLITS}
         given = files | {
-            "ablation": head.removesuffix(UNIFORM),
             "seed": seed,
             "output_dir": folder,
             "num_train_epochs": options.epochs,
             "show": 0,
         }
         given |= {"bf16": options.bf16, "disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
+        given |= dict(zip(("use_moe", "use_rnn"), PARTS[head.removesuffix(UNIFORM)], strict=True))
         given |= {"expert_init": "uniform"} if head.endswith(UNIFORM) else {}
         command = [sys.executable, ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml"]
         command += [part for name, value in given.items() for part in (f"--{name}", value)]

@@ -36,6 +36,7 @@ MAKERS = {
     "table:lexicon_speed": definitions.lexicon_speed,
     "table:moesumm_speed": moesumm.moesumm_speed,
     "table:moesumm_quality": moesumm.moesumm_quality,
+    "table:moesumm_authors": moesumm.moesumm_authors,
     "table:hypernet_quality": hypernet.hypernet_quality,
     "table:hypernet_speed": hypernet.hypernet_speed,
     "table:hypernet_crf": hypernet.hypernet_crf,

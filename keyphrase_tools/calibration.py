@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .clean_text import clean
 from .decoding import tempered
 from .labels import present
 from .stemming import stem_phrase
@@ -116,7 +117,9 @@ def calibrate(
     """
     config = extract.model.config
     config.keyphrase_temperature = None
-    gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
+    gold = [
+        present(split_words(clean(text)), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)
+    ]
     config.keyphrase_temperature = fit_temperature(*judged(extract(list(texts), **options), gold))
     return config.keyphrase_temperature
 
@@ -132,7 +135,8 @@ def calibration_error(
     temperature, config.keyphrase_temperature = getattr(config, "keyphrase_temperature", None), None
     try:
         gold = [
-            present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)
+            present(split_words(clean(text)), phrases, rules=rules)
+            for text, phrases in zip(texts, keyphrases, strict=True)
         ]
         scores, right = judged(extract(list(texts), **options), gold)
     finally:

@@ -1,20 +1,28 @@
 """A corpus of any size in, its keyphrases out, a JSON line a document.
 
-While it runs, finished documents stand in OUT.parts, a file for each process; the same call goes on where it stopped, with
-as many processes as there are then. At the end OUT has all documents in their order, and the folder is gone.
+While it runs, what is read is in OUT.parts, batch by batch; the same call resumes where it stopped, with as many processes as
+there are then. At the end OUT has all documents in their order, and the folder is gone.
 """
 
 import json
-import os
-import shutil
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tqdm import tqdm
+
+from .clean_text import clean
+from .corpus_parts import PartWriter, Windows, merge_parts, open_parts, read_done, read_windows
+from .fingerprints import hash_config, hash_files, hash_lines, hash_tokenizer, hash_weights
+from .input_documents import blocks
+from .words import join_title
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", "")  # of an output, which is JSON Lines
+BATCHES = 16  # of documents that are sorted by length together, about
 
 
 class Document(NamedTuple):
@@ -41,7 +49,7 @@ class Corpus:
         ValueError: for an empty one.
     """
 
-    source: str
+    source: str | Path
     split: str = "test"
     text_column: str = "text"
     title_column: str | None = "title"
@@ -54,16 +62,33 @@ class Corpus:
             self._rows, self._length = self._of_files, len(self._files)
         elif path.is_file():
             self._rows = self._of_lines
-            with path.open("rb") as lines:
-                self._length = sum(1 for line in lines if line.strip())
+            self._digest, self._length = hash_lines(path)
         else:
-            self._dataset = open_dataset(self.source, self.split)
+            self._dataset = open_dataset(str(self.source), self.split)
             self._rows, self._length = self._of_dataset, len(self._dataset)
         if not self._length:
             raise ValueError(f"There are no documents in {self.source}.")
 
     def __len__(self) -> int:
         return self._length
+
+    def fingerprint(self) -> str:
+        """Of its documents: a file's content, a folder's names, sizes and times of change, or that of the data set."""
+        if self._files:
+            return hash_files(Path(self.source), self._files)
+        return self._digest if self._rows == self._of_lines else self._dataset._fingerprint
+
+    def sizes(self) -> array:
+        """About how long each document is, to estimate how long it takes to read: in bytes, or characters of a data set."""
+        if self._files:
+            return array("Q", (path.stat().st_size for path in self._files))
+        if self._rows == self._of_lines:
+            with open(self.source, "rb") as lines:
+                return array("Q", (len(line) for line in lines if line.strip()))
+        texts = (
+            self._dataset[self.text_column] if self.text_column in self._dataset.column_names else [None] * len(self)
+        )
+        return array("Q", (len(text) if isinstance(text, str) else sum(map(len, text or [])) for text in texts))
 
     def read(self, wanted: Callable[[int], bool] = lambda number: True) -> Iterator[Document]:
         """The documents whose numbers are wanted, in order."""
@@ -110,6 +135,19 @@ class Corpus:
         return Document(number, name, {"title": title, "text": text})
 
 
+def read_texts(corpus: Corpus, most: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
+    """The first documents as the pipeline reads them, title and text as one -> texts, and what is wrong with others, by number."""
+    texts, errors = {}, {}
+    for document in corpus.read(lambda number: most is None or number < most):
+        content = document.content
+        text = clean(join_title(content.get("title"), content["text"])) if content else ""
+        if text.strip():
+            texts[document.number] = text
+        else:
+            errors[document.number] = document.error or "it is empty"
+    return texts, errors
+
+
 def open_dataset(name: str, split: str):
     """A split of a data set on the Hub or in a folder of its own.
 
@@ -138,6 +176,20 @@ class Finished(NamedTuple):
     errors: int
 
 
+def check_output(output: str | Path) -> None:
+    """
+    Raises:
+        FileExistsError: for an output that is there.
+        ValueError: for one whose name promises something else than JSON Lines.
+    """
+    output = Path(output)
+    if output.exists():
+        raise FileExistsError(f"{output} is there already, and finished. Choose another name, or delete it.")
+    if output.suffix not in SUFFIXES:
+        name = output.with_suffix(".jsonl").name
+        raise ValueError(f"{output} ends in {output.suffix!r}, but the output is JSON Lines. Name it {name!r}.")
+
+
 def extract_corpus(
     extract,
     corpus: Corpus,
@@ -152,8 +204,10 @@ def extract_corpus(
 ) -> Finished:
     """Extracts the keyphrases of a corpus into a JSON Lines file, `{"id", "keyphrases": [{"keyphrase", "score", ...}]}`.
 
-    A document that cannot be read has `{"id", "error"}`, and the others go on. Places refer to what the pipeline searches:
-    the text, or title and text joined (see there). Start the same call again after an interruption.
+    A document that cannot be read has `{"id", "error"}`, and the others are read. Places are those of the pipeline: offsets in
+    the text, or if the document has a title in that of the two which `field` names; in a list of words, in those words with
+    blanks between. Start the same call again after an interruption: no batch is read twice, and with as many processes as
+    before the output is the same, byte for byte, as that of a run without interruption.
 
     Args:
         extract: a keyphrase-extraction pipeline.
@@ -166,140 +220,134 @@ def extract_corpus(
 
     Raises:
         FileExistsError: for an output that is there.
-        ValueError: for an unfinished run of other documents or with other options; what differs is named.
+        ValueError: for an output with the suffix of another format, and for an unfinished run with another model, other
+            documents or other options; what differs is named.
     """
     output, parts = Path(output), Path(f"{output}.parts")
     if rank == 0:
-        if output.exists():
-            raise FileExistsError(f"{output} is there already, and finished. Choose another name, or delete it.")
-        begin(parts, describe(extract, corpus, options | {"mentions": mentions}))
+        check_output(output)
+        open_parts(parts, describe(extract, corpus, options | {"mentions": mentions}))
     wait()
     done = read_done(parts, len(corpus))
+    known = read_windows(parts, done)
     wait()  # before any part grows
-    left = deque()
+    share = Share(len(corpus), batch_size, rank, processes)
+    with PartWriter(parts, rank) as writer, Progress(corpus, share, done) as progress:
+        for documents in share.read(corpus, done):
+            unreadable = [d for d in documents if d.content is None and not done[d.number]]
+            writer.write((d.number, {"id": d.id, "error": d.error}) for d in unreadable)
+            progress.update(finished=[d.number for d in unreadable])
+            for block in cut_blocks([d for d in documents if d.content is not None], share.block):
+                if all(done[d.number] for d in block):
+                    continue
+                for rows, windows, shares in read_block(extract, block, done, known, mentions, batch_size, options):
+                    writer.write(rows, windows)
+                    progress.update(shares, [number for number, _ in rows])
+                writer.forget_windows()
+    wait()
+    errors = merge_parts(parts, output, len(corpus)) if rank == 0 else 0
+    wait()
+    return Finished(len(corpus), errors)
 
-    def contents() -> Iterator[dict]:
-        for document in corpus.read(lambda number: not done[number] and number % processes == rank):
-            left.append(document)
-            if document.content is not None:
-                yield document.content
 
-    mine = sum(1 for number in range(rank, len(corpus), processes) if not done[number])
-    bar = tqdm(total=mine, unit="document", disable=rank != 0, smoothing=0.05)
-    with (parts / f"{rank}.jsonl").open("a", encoding="utf-8") as file, bar:
+class Share:
+    """The documents that one of several processes reads: every so-many-th block of `block` documents with consecutive numbers.
 
-        def write(row: dict, number: int):
-            file.write(f"{number}\t{json.dumps(row, ensure_ascii=False)}\n")
-            bar.update()
+    Blocks do not depend on what is done already, and so neither does what is read in one batch.
+    """
 
-        for phrases in extract(contents(), batch_size=batch_size, **options):
-            write_errors(left, write)
-            document = left.popleft()
+    def __init__(self, documents: int, batch_size: int, rank: int, processes: int):
+        most = BATCHES * batch_size
+        fair = -(-documents // (4 * processes))  # that each process may have some
+        self.block = most if processes == 1 else min(most, fair)
+        self.rank, self.processes = rank, processes
+
+    def __contains__(self, number: int) -> bool:
+        return number // self.block % self.processes == self.rank
+
+    def read(self, corpus: Corpus, done: bytearray) -> Iterator[list[Document]]:
+        """Its blocks, those of which all documents are done left out."""
+
+        def wanted(number: int) -> bool:
+            start = number - number % self.block
+            return number in self and not all(done[start : start + self.block])
+
+        for _, documents in groupby(corpus.read(wanted), key=lambda document: document.number // self.block):
+            yield list(documents)
+
+
+def cut_blocks(documents: list[Document], most: int) -> Iterator[list[Document]]:
+    """`input_documents.blocks` of documents, as the pipeline itself makes them."""
+    place = 0
+    for contents in blocks((document.content for document in documents), most):
+        yield documents[place : place + len(contents)]
+        place += len(contents)
+
+
+def read_block(extract, block: list[Document], done: bytearray, known: Windows, mentions: bool, batch_size, options):
+    """Batch by batch: rows with their documents' numbers, windows of documents that are not finished, shares read."""
+    numbers = [document.number for document in block]
+    place_of = {number: place for place, number in enumerate(numbers)}
+    reads = extract.read_block(
+        [document.content for document in block],
+        batch_size=batch_size,
+        done={place for place, number in enumerate(numbers) if done[number]},
+        known={(place_of[n], window): values for (n, window), values in known.items() if n in place_of},
+        **options,
+    )
+    for read in reads:
+        rows = []
+        for place, phrases in read.finished.items():
             kept = phrases if mentions else [{k: v for k, v in p.items() if k != "mentions"} for p in phrases]
-            write({"id": document.id, "keyphrases": kept}, document.number)
-            file.flush()
-        write_errors(left, write)
-    wait()
-    finished = join(parts, output, len(corpus)) if rank == 0 else Finished(len(corpus), 0)
-    wait()
-    return finished
+            rows.append((numbers[place], {"id": block[place].id, "keyphrases": kept}))
+        windows = {(numbers[place], window): values for (place, window), values in read.windows.items()}
+        yield rows, windows, {numbers[place]: share for place, share in read.shares.items()}
 
 
-def write_errors(left: deque, write: Callable[[dict, int], None]):
-    """Those documents at the head of the queue that could not be read."""
-    while left and left[0].content is None:
-        document = left.popleft()
-        write({"id": document.id, "error": document.error}, document.number)
+class Progress:
+    """The bar of the first process, which follows what is read: of a long document each batch of its windows."""
+
+    def __init__(self, corpus: Corpus, share: Share, done: bytearray):
+        self._shown = share.rank == 0
+        self._sizes = [max(1, size) for size in corpus.sizes()] if self._shown else []
+        mine = [number for number in range(len(self._sizes)) if number in share]
+        self._documents, self._finished = len(mine), sum(done[number] for number in mine)
+        self._read, self._begun = float(sum(self._sizes[n] for n in mine if done[n])), {}
+        self._bar = tqdm(
+            total=sum(self._sizes[number] for number in mine),
+            initial=int(self._read),
+            unit="B",
+            unit_scale=True,
+            disable=not self._shown,
+            smoothing=0.05,
+            miniters=1,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+
+    def update(self, shares: Mapping[int, float] = MappingProxyType({}), finished: Sequence[int] = ()) -> None:
+        """The shares of documents that were read, and the documents that are finished now."""
+        if not self._shown:
+            return
+        for number, share in shares.items():
+            self._begun[number] = self._begun.get(number, 0.0) + share
+            self._read += share * self._sizes[number]
+        for number in finished:
+            self._read += (1 - self._begun.pop(number, 0.0)) * self._sizes[number]
+        self._finished += len(finished)
+        self._bar.set_postfix_str(f"{self._finished:,} of {self._documents:,} documents", refresh=False)
+        self._bar.update(round(self._read) - self._bar.n)
 
 
 def describe(extract, corpus: Corpus, options: dict) -> dict:
-    """What a run must have in common with the one that it goes on with."""
-    of_corpus = {
-        name: getattr(corpus, name) for name in ("source", "split", "text_column", "title_column", "id_column")
-    }
-    model = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
-    return {**of_corpus, "documents": len(corpus), "model": model, **options}
-
-
-def begin(parts: Path, about: dict):
-    """A new folder of parts, or an old one whose lines are whole."""
-    parts.mkdir(parents=True, exist_ok=True)
-    path = parts / "about.json"
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for name in {**before, **about}:
-            if before.get(name) != about.get(name):
-                raise ValueError(
-                    f"{parts} is of an unfinished run with {name}={before.get(name)!r}, and this one has "
-                    f"{about.get(name)!r}. Go on with what it had, or delete the folder."
-                )
-    else:
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(about, ensure_ascii=False, indent=1), encoding="utf-8")
-        new.replace(path)
-    for part in parts.glob("*.jsonl"):
-        with part.open("rb+") as file:
-            file.truncate(whole_lines(file))
-
-
-def whole_lines(file) -> int:
-    """Where the last whole line of a binary file ends."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        if (cut := file.read(end - start).rfind(b"\n")) >= 0:
-            return start + cut + 1
-        end = start
-    return 0
-
-
-def lines_of(part: Path) -> Iterable[tuple[int, int]]:
-    """Number and place of each line."""
-    place = 0
-    with part.open("rb") as file:
-        for line in file:
-            yield int(line[: line.index(b"\t")]), place
-            place += len(line)
-
-
-def read_done(parts: Path, documents: int) -> bytearray:
-    done = bytearray(documents)
-    for part in parts.glob("*.jsonl"):
-        for number, _ in lines_of(part):
-            done[number] = 1
-    return done
-
-
-def join(parts: Path, output: Path, documents: int) -> Finished:
-    """All parts as one file in the documents' order.
-
-    Raises:
-        RuntimeError: where documents are missing, because a process failed.
-    """
-    files = sorted(parts.glob("*.jsonl"))
-    part_of, place_of = array("i", [-1]) * documents, array("q", [0]) * documents
-    for i, part in enumerate(files):
-        for number, place in lines_of(part):
-            part_of[number], place_of[number] = i, place
-    missing = sum(1 for i in part_of if i < 0)
-    if missing:
-        raise RuntimeError(f"{missing:,} documents are missing: a process failed. Start the same command again.")
-    new, errors = Path(f"{output}.new"), 0
-    opened = [part.open("rb") for part in files]
-    try:
-        with new.open("wb") as out:
-            for i, place in zip(part_of, place_of, strict=True):
-                opened[i].seek(place)
-                line = opened[i].readline()
-                line = line[line.index(b"\t") + 1 :]
-                errors += b'"error": ' in line and "error" in json.loads(line)
-                out.write(line)
-            out.flush()
-            os.fsync(out.fileno())
-    finally:
-        for file in opened:
-            file.close()
-    new.replace(output)
-    shutil.rmtree(parts)
-    return Finished(documents, errors)
+    """What the results of a run depend on."""
+    columns = {name: getattr(corpus, name) for name in ("split", "text_column", "title_column", "id_column")}
+    source = {"source": str(corpus.source), **columns, "documents": len(corpus), "content": corpus.fingerprint()}
+    name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
+    weights, tokenizer = hash_weights(extract.model), hash_tokenizer(extract.tokenizer)
+    model = {"model": name, "weights": weights, "tokenizer": tokenizer, **hash_config(extract.model.config)}
+    return {**source, **model, **extract._preprocess_params, **extract._postprocess_params, **options}

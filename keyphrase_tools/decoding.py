@@ -129,8 +129,8 @@ def rank_phrases(
 
     Returns:
         A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
-        stems are one keyphrase, whose form and place are the first mention's and whose score is the best mention's; ties
-        go to the earlier phrase.
+        stems are one keyphrase, whose form, with single blanks, and place are the first mention's and whose score is the
+        best mention's; ties go to the earlier phrase.
     """
     chosen = word_tags(probabilities, threshold) if tags is None else tags
     spans = [span for span in tag_spans(chosen) if is_phrase([word for word, _, _ in words[slice(*span)]])]
@@ -145,7 +145,7 @@ def rank_phrases(
         grouped.setdefault(stems, []).append(mention)
     phrases = [
         {
-            "keyphrase": text[mentions[0]["start"] : mentions[0]["end"]],
+            "keyphrase": " ".join(text[mentions[0]["start"] : mentions[0]["end"]].split()),
             "score": max(mention["score"] for mention in mentions),
             "start": mentions[0]["start"],
             "end": mentions[0]["end"],

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from .clean_text import clean
 from .words import join_title
 
 NAME_COLUMNS = "Name yours with --text_column, --title_column and --keyphrases_column."  # of scripts with these
@@ -52,10 +53,10 @@ def read_jsonl(
 
 
 def full_text(row: dict, text_column: str = "text", title_column: str | None = "title") -> str:
-    """A row's title and text as one; a text may be a list of words."""
+    """A row's title and text as one, cleaned (see `clean_text`), as the pipeline reads them; a text may be a list of words."""
     text = row[text_column]
     text = text if isinstance(text, str) else " ".join(text)
-    return join_title(row.get(title_column), text) if title_column else text
+    return clean(join_title(row.get(title_column), text) if title_column else text)
 
 
 def coverage(rows) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .clean_text import clean
 from .decoding import rank_phrases, tag_spans, word_tags
 from .documents import full_text, read_jsonl
 from .labels import label_windows, present, tag
@@ -64,7 +65,8 @@ class ExtractionMetrics:
         max_title_length: int = MAX_TITLE_LENGTH,
         spans: bool = False,
     ):
-        self._texts, self._words = list(texts), [split_words(text) for text in texts]
+        self._texts = [clean(text) for text in texts]
+        self._words = [split_words(text) for text in self._texts]
         self._gold = [
             present(words, phrases, rules=rules) for words, phrases in zip(self._words, keyphrases, strict=True)
         ]
@@ -80,7 +82,7 @@ class ExtractionMetrics:
             tokenizer,
             max_length=max_length,
             overlap=overlap,
-            titles=titles,
+            titles=titles and [title and clean(title) for title in titles],
             max_title_length=max_title_length,
         )
         self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
@@ -197,7 +199,8 @@ def evaluate_pipeline(
         documents = [{"title": title, "text": text} for title, text in zip(titles, texts, strict=True)]
         if getattr(extract, "joins_titles", False):
             texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
-    gold = [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)]
+    words = [split_words(clean(text)) for text in texts]
+    gold = [present(own, phrases, rules=rules) for own, phrases in zip(words, keyphrases, strict=True)]
     return score_phrases(extract(documents, batch_size=batch_size), gold, k=k, **scoring)
 
 

@@ -9,6 +9,7 @@ later matches overwrite earlier ones, an empty keyphrase counts as present).
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from .clean_text import clean
 from .stemming import stem
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
@@ -94,7 +95,8 @@ def encode(
 
     Args:
         batch: columns of texts, of lists of keyphrases (or `;`-joined strings) and, where there is one, of titles, which
-            are read as `title_as` says (`title_column=None` leaves them out). A text may also be a list of words.
+            are read as `title_as` says (`title_column=None` leaves them out). A text may also be a list of words. They are
+            cleaned as the pipeline does it, see `clean_text`.
         tokenizer: a fast tokenizer.
         max_length: sub-tokens a row, special ones included; by default the tokenizer's `model_max_length`.
         overlap: sub-tokens that neighbouring rows of a long document share; by default a quarter of a row.
@@ -128,6 +130,7 @@ def encode(
     titles = batch[title_column] if title_column else [None] * len(texts)
     if title_column and title_as != "meta":
         texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
+    texts, titles = [clean(text) for text in texts], [title and clean(title) for title in titles]
     words = [split_words(text) for text in texts]
     spans = [[(start, end) for _, start, end in document] for document in words]
     windows = encode_windows(

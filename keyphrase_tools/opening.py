@@ -1,6 +1,39 @@
-"""Errors of models that cannot be opened, with the names of what was asked for: transformers' own leave them out offline."""
+"""What the command line says about a model, its device and its type, checked with errors that name what was asked for."""
 
 from contextlib import contextmanager
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_dtype(name: str):
+    """-> the torch type.
+
+    Raises:
+        ValueError: for another one than `DTYPES`.
+    """
+    import torch
+
+    if name not in DTYPES:
+        raise ValueError(f"--dtype {name!r} is not known. Use float32, bfloat16 or float16.")
+    return getattr(torch, name)
+
+
+def check_device(name: str | None):
+    """-> the torch device; by default an accelerator where there is one.
+
+    Raises:
+        ValueError: for a device that is not there.
+    """
+    import torch
+
+    if name is None:
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"--device {name!r} is not available here: {cause} Use cpu, or leave it out.") from error
+    return torch.device(name)
 
 
 @contextmanager

@@ -6,29 +6,49 @@ label ids and its output, chooses its labels by that.
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import Pipeline
 
 from .decoding import B, I, O, rank_phrases
+from .input_documents import blocks, is_words, read_document
 from .titles import MASKS, MAX_TITLE_LENGTH, pad_masks
-from .windows import NO_LIMIT, WordProbabilities, check_window, encode_windows
-from .words import join_title, split_words
+from .windows import NO_LIMIT, Window, WordProbabilities, check_window, encode_windows
 
-KEYS = ("title", "text")  # of a document that is a mapping
 GROWTH = 4  # so many times as many short windows as long ones are read at once
 BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
+
+Values = tuple[np.ndarray, np.ndarray | None]  # of a window's sub-tokens: probabilities (S, 3) of O, B and I; tags (S)
+
+
+class BatchRead(NamedTuple):
+    """What one batch of `KeyphraseExtractionPipeline.read_block` has given; documents are numbered within the block.
+
+    Attributes:
+        finished: the keyphrases of each document whose last window this was.
+        shares: for each document in the batch, the share of its windows that were in it.
+        windows: of the documents not finished yet, {(document, window): what the model gave}.
+    """
+
+    finished: dict[int, list[dict]]
+    shares: dict[int, float]
+    windows: dict[tuple[int, int], Values]
 
 
 class KeyphraseExtractionPipeline(Pipeline):
     """Draws keyphrases from texts, with or without titles.
 
     How a title is read is up to the model. If its forward names no `meta_mask`, title and text are joined by
-    `words.join_title`, and keyphrases are sought in both. If it does, the title is meta-text, the first of the tokenizer's
-    pair, and keyphrases are sought in the text alone; with `config.title_in_main` in the joined text, beside the title.
-    Places refer to what keyphrases are sought in: the text, or where a title was joined to it `join_title(title, text)`.
+    `words.join_title`, and keyphrases are sought in both, none across the two. If it does, the title is meta-text, the first
+    of the tokenizer's pair, and keyphrases are sought in the text alone; with `config.title_in_main` in the joined text,
+    beside the title. Either way `start` and `end` are offsets in the caller's own string, the one that `field` names.
+
+    Texts are cleaned before they are read, see `clean_text`: words hyphenated at a line end are joined, soft hyphens left
+    out and HTML entities read as characters. Offsets stay those of the original text.
 
     Args:
         inputs: a document; a list of documents; any other iterable of them (a generator, a `datasets` column), which is
@@ -47,13 +67,17 @@ class KeyphraseExtractionPipeline(Pipeline):
         overlap (`int`, default a quarter of a window): sub-tokens that neighbouring windows share.
         max_length (`int`, default the model's limit): sub-tokens a window.
         max_title_length (`int`, default 64): sub-tokens of a title that is meta-text; longer ones are cut, with a warning.
-        is_split_into_words (`bool`, default `False`): texts are lists of words; offsets then refer to `" ".join(words)`.
+        is_split_into_words (`bool`, default `False`): texts are lists of words, which are read as they are; offsets then refer
+            to `" ".join(words)`.
 
     Returns:
-        For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`, where
-        `text[start:end] == keyphrase`: the first of the `mentions` (`{"start", "end", "score"}`) whose stems are equal.
+        For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`: the form and the place
+        of the first of its `mentions` (`{"start", "end", "score"}`), which are all those of equal stems. If the document has
+        a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`. `document[field][start:end]`
+        is the keyphrase, but for white space, which is a single blank in `keyphrase`, and for what cleaning takes out.
         A score is the words' mean probability of their labels, at the temperature `config.keyphrase_temperature` if the
-        model has one, which `calibration.calibrate` finds. One such list for a document, a list of them for a list, an iterator for anything else.
+        model has one, which `calibration.calibrate` finds. One such list for a document, a list of them for a list, an
+        iterator for anything else.
 
     Raises:
         TypeError: for a document of another type or with other keys; it is named by its number.
@@ -136,7 +160,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         reading = {**self._preprocess_params, **reading}
         choosing = {**self._postprocess_params, **choosing}
         batch_size = batch_size or self._batch_size or 8
-        if isinstance(inputs, (str, Mapping)) or (reading.get("split") and _is_words(inputs)):
+        if isinstance(inputs, (str, Mapping)) or (reading.get("split") and is_words(inputs)):
             return next(self._stream([inputs], batch_size, reading, choosing))
         if not isinstance(inputs, Iterable) or isinstance(inputs, bytes):
             raise TypeError(
@@ -147,17 +171,67 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _stream(self, documents: Iterable, batch_size: int, reading: dict, choosing: dict) -> Iterator[list[dict]]:
         """Documents -> results, in order, some batches at a time."""
-        documents, first = iter(documents), 0
+        first = 0
+        for block in blocks(documents, BATCHES_AT_A_TIME * batch_size):
+            waiting, due = {}, 0
+            for read in self._read_block(block, batch_size, reading, choosing, first):
+                waiting |= read.finished
+                while due in waiting:
+                    yield waiting.pop(due)
+                    due += 1
+            first += len(block)
+
+    def read_block(
+        self,
+        documents: Sequence,
+        *,
+        batch_size: int = 8,
+        done: Collection[int] = (),
+        known: Mapping[tuple[int, int], Values] | None = None,
+        **options,
+    ) -> Iterator[BatchRead]:
+        """Reads some documents, sorted by length together, and yields what each batch has given as soon as it is read.
+
+        The batches are the same whatever is done or known already, so that their results are, too, bit for bit.
+
+        Args:
+            documents: as many as `input_documents.blocks` puts together.
+            batch_size, options: of a call of the pipeline.
+            done: documents whose results are not wanted any more.
+            known: of windows that an earlier call has read, what `BatchRead.windows` gave.
+        """
+        reading, _, choosing = self._sanitize_parameters(**options)
+        reading, choosing = {**self._preprocess_params, **reading}, {**self._postprocess_params, **choosing}
+        return self._read_block(documents, batch_size, reading, choosing, 0, done, known or {})
+
+    def _read_block(self, documents, batch_size, reading, choosing, first, done=(), known=None) -> Iterator[BatchRead]:
         self.model.eval()
         decode = callable(self._model_decode) and self._threshold(choosing.get("threshold")) is None
-        while chunk := list(islice(documents, BATCHES_AT_A_TIME * batch_size)):
-            prepared = self.preprocess(chunk, first=first, **reading)
-            # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
-            windows = sorted(prepared["windows"], key=lambda window: len(window.word_starts), reverse=True)
-            for batch in self._batches(windows, batch_size):
-                self._read(batch, prepared["said"], decode)
-            yield from self.postprocess(prepared, **choosing)
-            first += len(chunk)
+        prepared = self.preprocess(documents, first=first, **reading)
+        windows, said, known = prepared["windows"], prepared["said"], known or {}
+        counts = Counter(window.document for window in windows)
+        left = {number: count for number, count in counts.items() if number not in done}
+        # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
+        windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
+
+        def take(some: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
+            taken = [window for window in some if window.document in left and window.key in values]
+            for window in taken:
+                said.add(window, *values[window.key])
+            numbers = Counter(window.document for window in taken)
+            for number, n in numbers.items():
+                left[number] -= n
+            finished = {number: self._phrases(prepared, number, **choosing) for number in numbers if not left[number]}
+            kept = {window.key: values[window.key] for window in taken if is_new and left[window.document]}
+            return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
+
+        if known:
+            yield take(windows, known, is_new=False)
+        for batch in self._batches(windows, batch_size):
+            wanted = [window for window in batch if window.document in left and window.key not in known]
+            if wanted:
+                read = dict(zip([window.key for window in batch], self._read(batch, decode), strict=True))
+                yield take(wanted, read)
 
     def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
         """Windows, longest first -> batches that take, padded, no more room than so many of the longest."""
@@ -184,7 +258,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             read_document(document, number, split, self.joins_titles)
             for number, document in enumerate(documents, start=first)
         ]
-        titles, texts, words = zip(*read, strict=True) if read else ((), (), ())
+        texts, words = [document.text for document in read], [document.words for document in read]
         limit = check_window(self.tokenizer, min(max_length or self._limit, self._limit), overlap, on_long)[0]
         windows = encode_windows(
             texts,
@@ -194,18 +268,21 @@ class KeyphraseExtractionPipeline(Pipeline):
             overlap=overlap,
             on_long=on_long,
             first=first,
-            titles=titles if self.reads_titles else None,
+            titles=[document.title for document in read] if self.reads_titles else None,
             max_title_length=max_title_length,
         )
         said = WordProbabilities([len(found) for found in words])
-        return {"texts": texts, "words": words, "windows": windows, "said": said}
+        return {"documents": read, "texts": texts, "words": words, "windows": windows, "said": said}
 
-    def _read(self, windows: list, said: WordProbabilities, decode: bool = False) -> None:
+    def _read(self, windows: list[Window], decode: bool = False) -> list[Values]:
         """The model reads a batch of windows."""
         batch = self._batch(windows)
-        heard = self.forward(batch, decode=decode)  # (n, S, 3) and, with `decode`, (n, S)
-        for row, (window, mask) in enumerate(zip(windows, batch["attention_mask"].bool(), strict=True)):
-            said.add(window, *(values[row][mask].numpy() for values in heard.values()))
+        outputs = self.forward(batch, decode=decode)  # (n, S, 3) and, with `decode`, (n, S)
+        probabilities, tags = outputs["probabilities"], outputs.get("tags")
+        return [
+            (probabilities[row][mask].numpy(), None if tags is None else tags[row][mask].numpy())
+            for row, mask in enumerate(batch["attention_mask"].bool())
+        ]
 
     def _batch(self, windows: list) -> dict[str, torch.Tensor]:
         """Windows -> tensors (n, S), with those masks that the model's forward names."""
@@ -234,18 +311,20 @@ class KeyphraseExtractionPipeline(Pipeline):
         """The call's threshold, or else the model's own."""
         return getattr(self.model.config, "keyphrase_threshold", None) if threshold is None else threshold
 
-    def postprocess(
-        self, prepared: dict, *, top_k: int | None = 10, min_score: float = 0.0, threshold: float | None = None
-    ) -> list[list[dict]]:
+    def postprocess(self, prepared: dict, **choosing) -> list[list[dict]]:
         """What the model said of each word -> each document's keyphrases, best first."""
-        said, results = prepared["said"], []
+        return [self._phrases(prepared, number, **choosing) for number in range(len(prepared["documents"]))]
+
+    def _phrases(
+        self, prepared: dict, number: int, *, top_k: int | None = 10, min_score: float = 0.0, threshold=None
+    ) -> list[dict]:
+        """One document's."""
+        document, said = prepared["documents"][number], prepared["said"]
         temperature = getattr(self.model.config, "keyphrase_temperature", None)
-        for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
-            # tags were asked for only if no threshold decides
-            p, tags = said.document(number), said.tags(number)
-            phrases = rank_phrases(text, words, p, self._threshold(threshold), tags, temperature)
-            results.append([phrase for phrase in phrases if phrase["score"] >= min_score][:top_k])
-        return results
+        # tags were asked for only if no threshold decides
+        p, tags = said.document(number), said.tags(number)
+        phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
+        return [document.placed(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
 
 
 def unwrapped(model):
@@ -283,62 +362,3 @@ def length_limit(tokenizer, model) -> int:
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)
     return min(limits, default=NO_LIMIT)
-
-
-def read_document(document, number: int, split: bool, join: bool) -> tuple[str | None, str, list[tuple[str, int, int]]]:
-    """A document -> its title, if any, the text in which keyphrases are sought, and its words with their places.
-
-    Args:
-        document: a text (with `split` a list of words), or a mapping with a "text" and perhaps a "title".
-        number: its number, for messages.
-        join: put the title before the text.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if not isinstance(document, Mapping):
-        return None, *read_text(document, number, split)
-    unknown = [key for key in document if key not in KEYS]
-    if unknown or "text" not in document:
-        wrong = f"has {', '.join(map(repr, unknown))}" if unknown else "has no 'text'"
-        raise TypeError(f"Document {number} {wrong}. A document with a title is {{'title': ..., 'text': ...}}.")
-    title = document.get("title")
-    if title is not None and not isinstance(title, str):
-        raise TypeError(
-            f"The title of document {number} is a {type(title).__name__}, not a string: {title!r:.60}. Pass a string, or "
-            "None for no title."
-        )
-    text, words = read_text(document["text"], number, split)
-    if not join or not (title or "").strip():
-        return title, text, words
-    joined = join_title(title, text)
-    if not split:
-        return title, joined, split_words(joined)
-    begin, outer = len(joined) - len(text.strip()), len(text) - len(text.lstrip())
-    moved = [(w, max(start - outer, 0) + begin, min(end - outer + begin, len(joined))) for w, start, end in words]
-    return title, joined, split_words(joined[:begin]) + [word for word in moved if word[0].strip()]
-
-
-def read_text(text, number: int, split: bool) -> tuple[str, list[tuple[str, int, int]]]:
-    """A text, or with `split` a list of words -> the text and its words with their places."""
-    if not split:
-        if not isinstance(text, str):
-            raise TypeError(
-                f"Document {number} is a {type(text).__name__}, not a text: {text!r:.60}. "
-                "Pass strings, or lists of words with is_split_into_words=True."
-            )
-        return text, split_words(text)
-    if not _is_words(text):
-        raise TypeError(
-            f"Document {number} is not a list of words: {text!r:.60}. With is_split_into_words=True pass lists of "
-            "strings; leave it out for texts."
-        )
-    words, place = [], 0
-    for word in text:
-        words.append((word, place, place + len(word)))
-        place += len(word) + 1
-    return " ".join(text), words
-
-
-def _is_words(document) -> bool:
-    return isinstance(document, (list, tuple)) and all(isinstance(word, str) for word in document)

@@ -22,6 +22,7 @@ class Window:
 
     Attributes:
         document: which of the texts it is cut from.
+        number: which of the document's windows it is.
         inputs: what the tokenizer gave, without padding; each value a list of length S. Where titles are read as meta-text,
             `meta_mask` and `main_mask` as well: 1 on the first special token and the title, 1 on the text.
         word_starts: for each sub-token the word that it begins, else -1 (special tokens, later pieces, no word, a title).
@@ -35,6 +36,11 @@ class Window:
     word_starts: np.ndarray
     edge_distance: np.ndarray
     joined: Sequence[int] = ()
+    number: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.document, self.number
 
 
 def encode_windows(
@@ -99,6 +105,7 @@ def encode_windows(
                 )
             if is_first or on_long != "truncate":
                 window = _window(encoded, row, document, spans[document], is_first, is_last, paired, masked)
+                window.number = len(windows[document])
                 windows[document].append(window)
     return [window for document in range(len(texts)) for window in windows[document]]
 

@@ -31,6 +31,8 @@ Split = Annotated[str, typer.Option(help="Of a data set on the Hub.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, where there is one.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows that the model reads at once.")]
+Device = Annotated[str | None, typer.Option(help="Such as cuda:0; by default an accelerator where there is one.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -78,29 +80,26 @@ def extract(
     split: Split = "test",
     text_column: TextColumn = "text",
     title_column: TitleColumn = "title",
-    device: Annotated[
-        str | None, typer.Option(help="Such as cuda:0; by default an accelerator where there is one.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Device = None,
+    dtype: Dtype = "float32",
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all places of a keyphrase.")] = False,
     debug: Debug = False,
 ):
-    """Extract the keyphrases of documents; started again after an interruption, it goes on where it stopped."""
+    """Extract the keyphrases of documents; started again after an interruption, it resumes where it stopped."""
     with told(debug):
-        import torch
         from transformers import pipeline
 
-        from keyphrase_tools.corpus import Corpus, extract_corpus
-        from keyphrase_tools.opening import opening
+        from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
+        from keyphrase_tools.opening import check_device, check_dtype, opening
 
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"--dtype {dtype!r} is not known. Use float32, bfloat16 or float16.")
+        check_output(output)
+        placing = {"dtype": check_dtype(dtype), "device": check_device(device)}
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
         with opening("--model", model):
-            reader = pipeline("keyphrase-extraction", model=model, dtype=getattr(torch, dtype), device=device)
+            reader = pipeline("keyphrase-extraction", model=model, **placing)
         options = {"top_k": top_k, "min_score": min_score} | ({} if threshold is None else {"threshold": threshold})
         finished = extract_corpus(reader, corpus, output, batch_size=batch_size, mentions=mentions, **options)
-        unread = f"; {finished.errors:,} could not be read, and say why" if finished.errors else ""
+        unread = f'; {finished.errors:,} could not be read (see their "error")' if finished.errors else ""
         print(f"{finished.documents:,} documents in {output}{unread}")
 
 
@@ -139,6 +138,8 @@ def explain(
     split: Split = "test",
     text_column: TextColumn = "text",
     title_column: TitleColumn = "title",
+    device: Device = None,
+    dtype: Dtype = "float32",
     debug: Debug = False,
 ):
     """Show what experts specialise in: Cramér's V, a heat map, and a document in colours."""
@@ -146,22 +147,25 @@ def explain(
         from tqdm import tqdm
         from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-        from keyphrase_tools.corpus import Corpus
-        from keyphrase_tools.opening import opening
+        from keyphrase_tools.corpus import Corpus, read_texts
+        from keyphrase_tools.opening import check_device, check_dtype, opening
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_views import write_views
-        from keyphrase_tools.words import join_title
 
-        nlp = load_spacy(spacy)
+        nlp, dtype, device = load_spacy(spacy), check_dtype(dtype), check_device(device)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
-        read = corpus.read(lambda number: documents is None or number < documents)
-        contents = [document.content for document in read if document.content is not None]
-        texts = [join_title(content.get("title"), content["text"]) for content in contents]
+        texts, errors = read_texts(corpus, documents)
+        if page not in texts:
+            why = errors.get(page) or f"--page is the number of a document, from 0 to {len(texts) + len(errors) - 1}"
+            raise ValueError(f"--page {page} cannot be shown: {why}.")
+        for number, error in errors.items():
+            print(f"document {number} is left out: {error}", file=sys.stderr)
         with opening("--model", model):
-            classifier = AutoModelForTokenClassification.from_pretrained(model)
+            classifier = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype).to(device)
             tokenizer = AutoTokenizer.from_pretrained(model)
-        tokens = token_experts(classifier, tokenizer, tqdm(texts, unit="document"), nlp, batch_size=batch_size)
-        print(write_views(tokens, texts, output, page))
+        listed = tqdm(texts.values(), unit="document")
+        tokens = token_experts(classifier, tokenizer, listed, nlp, batch_size=batch_size)
+        print(write_views(tokens, list(texts.values()), output, list(texts).index(page)))
 
 
 @app.command()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from tqdm import tqdm
 from .errors import MergeError
 
 BLOCK = 2048  # texts that are embedded, and then kept, at once
-HASHED = 1 << 20  # bytes of a weights file that tell it from others, beside its size
 
 
 class Cache:
@@ -48,17 +48,27 @@ class Cache:
 
 
 def identity(embedder: str) -> str:
-    """What tells one model from another: a Hub id, or the content of a folder, wherever it lies."""
+    """What tells one model from another: a Hub id, or the hash of a folder's whole content, wherever it lies.
+
+    A model that was trained again in its place is another one, even where only its last layer was trained.
+    """
     folder = Path(embedder)
     if not folder.is_dir():
         return embedder
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".json", ".safetensors", ".txt", ".model"):
-            found.update(json.dumps([path.relative_to(folder).as_posix(), path.stat().st_size]).encode())
-            with path.open("rb") as file:
-                found.update(file.read(HASHED))
+        if path.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
+            status = path.stat()
+            content = hash_of(str(path.resolve()), status.st_size, status.st_mtime_ns)
+            found.update(json.dumps([path.relative_to(folder).as_posix(), content]).encode())
     return found.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def hash_of(path: str, size: int, changed: int) -> str:
+    """Of a file, which is read again only if its size or time changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]:
@@ -96,7 +106,7 @@ def embed_texts(
     Args:
         embedder: as in `open_embedder`; it is opened only where a text is new.
         cache: a folder that keeps vectors; killed on the way, the next call goes on there.
-        name: of the embedder, for the cache; needed for a callable.
+        name: of an embedder that is a callable, for the cache; a folder is known by its content.
         block: texts that are embedded at once.
 
     Raises:
@@ -104,7 +114,7 @@ def embed_texts(
     """
     if cache is not None and name is None and not isinstance(embedder, str):
         raise MergeError("A cache needs the embedder's name: pass name=, since a callable has none of its own.")
-    who = name or (identity(embedder) if isinstance(embedder, str) else "")
+    who = identity(embedder) if isinstance(embedder, str) else name or ""
     keys = [hashlib.sha256(f"{who}\0{text}".encode()).digest() for text in texts]
     kept, encode = Cache(cache), None
     new = {key: text for key, text in zip(keys, texts, strict=True) if key not in kept}

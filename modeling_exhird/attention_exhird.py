@@ -215,9 +215,23 @@ def dense_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | 
 
     q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 where a token sees nobody, anything outside the mask.
     """
+    return torch.cat([attend(*rows, v) for rows in dense_scores(q, k, mask, pattern, relative, scale)], 2)
+
+
+def attention_weights(q, k, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
+    """The softmax of the same, which nothing else needs whole -> (B, A, L, L), 0 where i does not see j or is padding."""
+    kind, found = torch.promote_types(q.dtype, torch.float32), []
+    for scores, seen in dense_scores(q, k, mask, pattern, relative, scale):
+        weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1, dtype=kind)
+        found.append(weights.masked_fill(~seen, 0).to(q.dtype))
+    return torch.cat(found, 2).transpose(0, 1) * mask[:, None, :, None]
+
+
+def dense_scores(q, k, mask, pattern: SparsePattern, relative: Relative | None, scale: float):
+    """Some queries at a time: their scores with all keys, (A, B, n, L), and which of these they see."""
     (A, B, L, _), device = q.shape, q.device
     r = rows_below(relative, L - 1, 2 * L, device)
-    n, found = max(1, PAIRS // max(1, A * B * L)), []
+    n = max(1, PAIRS // max(1, A * B * L))
     for start in range(0, L, n):
         end = min(start + n, L)
         rows = slice(start, end)
@@ -228,8 +242,7 @@ def dense_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | 
         seen = pattern.mask(L, device, rows)
         if pattern.use_top_k:
             seen = seen | top_k_mask(scores, pattern.top_k, allowed)
-        found.append(attend(scores, seen & allowed, v))
-    return torch.cat(found, 2)
+        yield scores, seen & allowed
 
 
 def block_sparse_attention(q, k, v, mask, pattern: SparsePattern, relative: Relative | None = None, scale: float = 1.0):
@@ -410,36 +423,63 @@ class SparseRelativeAttention(nn.Module):
                 f"Pass a mask of shape {tuple(x.shape[:2])}, true at tokens."
             )
         mask = mask.bool()
-        x = x.masked_fill(~mask[..., None], 0)
-        # A graph cannot look whether all rows start at the left, and moves them all.
-        if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
-            return self._attend(x, mask)
-        first = mask.to(torch.uint8).argmax(1)
-        left = turn(mask, first)
-        return turn(self._attend(turn(x, first), left), -first)
+        first = left_padding(mask)
+        if first is None:
+            return self.attend_aligned(x, mask)[0]
+        return turn(self.attend_aligned(turn(x, first), turn(mask, first))[0], -first)
 
-    def _attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The same for rows that start at the left."""
+    def attend_aligned(
+        self, x: torch.Tensor, mask: torch.Tensor, output_attentions: bool = False, first: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same for rows that start at the left; with `output_attentions` the weights (B, A, L, L) too, all pairs at once.
+
+        Args:
+            first (`(B,)`): how far rows were turned before, so that the weights are those of the rows as they were.
+        """
+        x = x.masked_fill(~mask[..., None], 0)
         given = (x if linear is None else linear(x) for linear in (self.query, self.key, self.value))
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 1, 3) for y in given)  # (A, B, L, d)
-        relative = None
+        relative, weights = None, None
         if self.relative is not None:
             project = {"shared": self.key, "separate": self.position, "none": None}[self.relative]
             relative = Relative(self.content_bias, self.position_bias, project)
-        implementation = self.implementation
-        if implementation == "auto":
-            implementation = faster(self.pattern, x.shape[1])
-        if implementation == "dense" and x.shape[1] > LONG:
+        if output_attentions:
+            weights = used = attention_weights(q, k, mask, self.pattern, relative, self.scale)
+            if first is not None:  # there and back: what is returned is what the loss goes through
+                weights = turn_pairs(weights, -first)
+                used = turn_pairs(weights, first)
+            y = used.transpose(0, 1) @ v
+        else:
+            attention = block_sparse_attention if self.chosen(x.shape[1]) == "block" else dense_attention
+            y = attention(q, k, v, mask, self.pattern, relative, self.scale)
+        return self.output(y.permute(1, 2, 0, 3).flatten(2)).masked_fill(~mask[..., None], 0), weights
+
+    def chosen(self, length: int) -> str:
+        """Which implementation reads texts of so many tokens."""
+        implementation = faster(self.pattern, length) if self.implementation == "auto" else self.implementation
+        if implementation == "dense" and length > LONG:
             logger.warning_once(
-                f"A text has {x.shape[1]:,} tokens, and attention with the top-k mask, or with none, makes all pairs of them: "
+                f"A text has {length:,} tokens, and attention with the top-k mask, or with none, makes all pairs of them: "
                 "its time grows with the square. A model with use_top_k=False and a window reads it in linear time."
             )
-        attention = block_sparse_attention if implementation == "block" else dense_attention
-        y = attention(q, k, v, mask, self.pattern, relative, self.scale)
-        return self.output(y.permute(1, 2, 0, 3).flatten(2)).masked_fill(~mask[..., None], 0)
+        return implementation
+
+
+def left_padding(mask: torch.Tensor) -> torch.Tensor | None:
+    """Each row's first token (B,), or None where all rows start at the left. It waits for the device: ask once a pass."""
+    # A graph cannot look whether all rows start at the left, and moves them all.
+    if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+        return None
+    return mask.to(torch.uint8).argmax(1)
 
 
 def turn(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """(B, L, ...), first (B,) -> each row turned so that position `first` becomes its first."""
     index = (torch.arange(x.shape[1], device=x.device) + first[:, None]) % x.shape[1]
     return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand_as(x))
+
+
+def turn_pairs(weights: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """(B, A, L, L): the same for queries and keys."""
+    rows = turn(weights.permute(0, 2, 3, 1), first)
+    return turn(rows.transpose(1, 2), first).permute(0, 3, 2, 1)

@@ -1,11 +1,18 @@
 """Configuration of ExHiRD: how a document is read, how phrases are generated, what is excluded."""
 
-import difflib
 from dataclasses import fields
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
+
+from .validation_exhird import (
+    ValidatedConfigMixin,
+    did_you_mean,
+    require_at_least,
+    require_fraction,
+    require_one_of,
+)
 
 ENCODERS = ("bigru", "bilstm", "cnn", "transformer", "pretrained")
 RELATIVE = ("shared", "separate", "none")
@@ -14,8 +21,8 @@ TOKENS = ("end_phrase_token_id", "present_token_id", "absent_token_id", "title_e
 
 
 @strict
-class ExHirdConfig(PreTrainedConfig):
-    r"""What a keyphrase generator is made of.
+class ExHirdConfig(ValidatedConfigMixin, PreTrainedConfig):
+    r"""Configuration of a keyphrase generator.
 
     Args:
         encoder_type (`"transformer"`, `"bigru"`, `"bilstm"`, `"cnn"` or `"pretrained"`, default `"transformer"`):
@@ -63,9 +70,11 @@ class ExHirdConfig(PreTrainedConfig):
             All weights are drawn from U(-r, r); `literal_init` draws the gains of LayerNorms too, as the reference does.
         end_phrase_token_id, present_token_id, absent_token_id, title_end_token_id (`int`):
             The tokenizer's; `ExHirdConfig.for_tokenizer` finds them.
+        decoder_start_token_id (`int`, default `bos_token_id`):
+            What each phrase is read from, and what generated sequences begin with.
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message states the value and how to fix it.
 
     Example:
 
@@ -76,8 +85,20 @@ class ExHirdConfig(PreTrainedConfig):
     ```"""
 
     model_type = "exhird"
+    how_to_start = "To start from an encoder, use ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
-    keys_to_ignore_at_inference = ["generation_loss", "exclusive_loss", "memory", "attention"]
+    # all but log_probs: what an evaluation keeps of each batch is then small
+    keys_to_ignore_at_inference = [
+        "logits",
+        "generation_loss",
+        "exclusive_loss",
+        "past_key_values",
+        "decoder_hidden_states",
+        "cross_attentions",
+        "encoder_last_hidden_state",
+        "encoder_hidden_states",
+        "encoder_attentions",
+    ]
 
     encoder_type: str = "transformer"
     text_config: dict | PreTrainedConfig | None = None
@@ -112,21 +133,21 @@ class ExHirdConfig(PreTrainedConfig):
     pad_token_id: int | None = 1
     bos_token_id: int | None = 2
     eos_token_id: int | list[int] | None = 3
+    decoder_start_token_id: int | None = None
+    is_encoder_decoder: bool = True
     end_phrase_token_id: int = 4
     present_token_id: int = 5
     absent_token_id: int = 6
     title_end_token_id: int = 7
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         wanted = self.encoder_type == "pretrained" or self.text_config is not None
         super().__post_init__(**kwargs)
         if not wanted:
             self.text_config = None
-        self._check()
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.bos_token_id
+        self.check()
 
     @classmethod
     def for_tokenizer(cls, tokenizer, **options) -> "ExHirdConfig":
@@ -158,37 +179,47 @@ class ExHirdConfig(PreTrainedConfig):
             return self.phrase_start
         return "last" if self.encoder_type in ("bigru", "bilstm") else "mean"
 
-    def _check(self):
-        choices = (
-            ("encoder_type", ENCODERS),
-            ("relative_attention", (*RELATIVE, None)),
-            ("phrase_start", PHRASE_STARTS),
-            ("attention_implementation", ("auto", "dense", "block")),
-        )
-        for name, known in choices:
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(map(repr, known))}."
-                )
-        counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "max_phrases")
-        for name in (*counts, "embedding_size", "segment_length"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be 1 or more.")
-        for name in ("lead_size", "window_size", "attention_top_k", "init_range", "exclusive_loss_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: it must be 0 or more.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout}: it is a share, from 0 up to 1.")
+    def check(self):
+        """Raises a `ValueError` that names the value, the reason and the fix."""
+        choices = {"encoder_type": ENCODERS, "relative_attention": (*RELATIVE, None), "phrase_start": PHRASE_STARTS}
+        require_one_of(self, {**choices, "attention_implementation": ("auto", "dense", "block")})
+        sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
+        require_at_least(self, 1, [*sizes, "embedding_size", "segment_length", "max_phrases"])
+        require_at_least(self, 0, ["lead_size", "window_size", "attention_top_k", "init_range", "exclusive_loss_coef"])
+        require_fraction(self, ["dropout"])
         if self.max_phrase_length < 3:
             raise ValueError(
-                f"max_phrase_length={self.max_phrase_length} leaves no room: a phrase of one word has a start and an end too. "
-                "Use 3 or more."
+                f"max_phrase_length={self.max_phrase_length} must be at least 3: it counts a phrase's start and end too."
             )
         for name in ("exclusion_window", "exclusive_loss_window"):
             if getattr(self, name) < -1:
                 raise ValueError(
                     f"{name}={getattr(self, name)}: use -1 for all phrases before, 0 for none, or a number."
                 )
+        self._check_tokens()
+        self._check_encoder()
+
+    def _check_tokens(self):
+        names = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id", *TOKENS)
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name}={value!r} is not the id of a word: it must be a number from 0 to vocab_size - 1 = "
+                    f"{self.vocab_size - 1}. ExHirdConfig.for_tokenizer(tokenizer) takes all ids from a tokenizer."
+                )
+            same = [other for other in names if other < name and getattr(self, other) == value]
+            if same:
+                raise ValueError(
+                    f"{name}={value} is also {same[0]}: these are different words. Give each an id of its own."
+                )
+        if self.decoder_start_token_id != self.bos_token_id:
+            raise ValueError(
+                f"decoder_start_token_id={self.decoder_start_token_id} is not bos_token_id={self.bos_token_id}, which "
+                "starts every phrase. Leave decoder_start_token_id out."
+            )
+
+    def _check_encoder(self):
         recurrent = self.encoder_type in ("bigru", "bilstm")
         if recurrent and self.hidden_size % 2:
             raise ValueError(
@@ -196,45 +227,52 @@ class ExHirdConfig(PreTrainedConfig):
             )
         if self.starts_from == "last" and not recurrent:
             raise ValueError(f"phrase_start='last' needs a recurrent encoder, not {self.encoder_type!r}. Use 'mean'.")
+        if self.encoder_type != "pretrained":
+            for name in ("text_config", "freeze_backbone"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} is given with encoder_type={self.encoder_type!r}, which has no pretrained encoder. "
+                        f"Leave {name} out, or use encoder_type='pretrained'."
+                    )
         if self.encoder_type == "transformer":
-            if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size={self.hidden_size} is not divided by num_attention_heads={self.num_attention_heads}."
-                )
-            if self.word_size != self.hidden_size:
-                raise ValueError(
-                    f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "
-                    "one. Leave embedding_size out."
-                )
-            if self.attention_implementation == "block" and self.use_top_k:
-                raise ValueError(
-                    "attention_implementation='block' never makes the scores of all pairs, which the top-k mask needs. "
-                    "Use 'auto' or 'dense', or use_top_k=False."
-                )
+            self._check_transformer()
 
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
+    def _check_transformer(self):
+        if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a keyphrase generator. To start from an encoder, use "
-                "ExHirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
+                "Use a multiple of it."
             )
-        return super().from_dict(config_dict, **kwargs)
+        width = self.hidden_size // (self.num_attention_heads if self.relative_attention == "none" else 1)
+        if width % 2:
+            what = "the size of a head" if self.relative_attention == "none" else "hidden_size"
+            raise ValueError(
+                f"{what} is {width}, and sinusoids need an even one. Change hidden_size={self.hidden_size}."
+            )
+        if self.word_size != self.hidden_size:
+            raise ValueError(
+                f"embedding_size={self.embedding_size} with a Transformer of hidden_size={self.hidden_size}: both are "
+                "one. Leave embedding_size out."
+            )
+        if self.use_top_k and self.attention_top_k == 0:
+            raise ValueError(
+                "attention_top_k=0 chooses no key for any word. Use attention_top_k=1 or more, or use_top_k=False."
+            )
+        if self.use_lead and self.lead_size == 0 and not (self.use_window or self.use_top_k):
+            raise ValueError("lead_size=0 without another mask lets no word see any. Use 1 or more, or use_lead=False.")
+        if self.attention_implementation == "block" and self.use_top_k:
+            raise ValueError(
+                "attention_implementation='block' never makes the scores of all pairs, which the top-k mask needs. "
+                "Use 'auto' or 'dense', or use_top_k=False."
+            )
 
 
 def check_options(options: dict, where: str):
-    """Names options that no configuration has.
-
-    Raises:
-        ValueError: for the first of them.
-    """
-    known = {f.name for f in fields(ExHirdConfig)}
+    """Raises a `ValueError` for an option that no configuration has."""
+    known = {field.name for field in fields(ExHirdConfig)}
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of ExHirdConfig."
-            raise ValueError(f"{where} got {name!r}, which is no option of a keyphrase generator. {hint}")
+            raise ValueError(f"{where} got an unexpected argument {name!r}. {did_you_mean(name, known)}")
 
 
 ExHirdConfig.register_for_auto_class()

@@ -1,20 +1,21 @@
 """Rows of `encode` as batches.
 
-Letters: B documents, L source words, P rows of a target, T words of a row, N windows of S sub-words of a second tokenizer.
+Letters: B documents, L source words, T words of a target, N windows of S sub-words of a second tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from .tokenization_exhird import ExHirdTokenizer
 
-WIDTH = 8  # fewest words of a label row: the Trainer joins batches, and these have one width then
-
 
 class ExHirdCollator:
-    """Rows of `encode` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, P, T), -100 where padded.
+    """Rows of `encode` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, T), -100 where padded.
+
+    A document's rows of labels are put one after the other, as `generate` gives them.
 
     Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, N, S). Sources are padded
     on the tokenizer's padding side, `piece_words` then counting from the padded row's beginning, sub-words on the
@@ -48,7 +49,8 @@ class ExHirdCollator:
             "copy_ids": self.padded([row["copy_ids"] for row in rows], pad, side),
         }
         if all(row.get("labels") is not None for row in rows):
-            batch["labels"] = padded_targets([row["labels"] for row in rows])
+            targets = [torch.cat([numbers(row) for row in target["labels"]]) for target in rows]
+            batch["labels"] = pad_sequence(targets, batch_first=True, padding_value=-100)
         if all(row.get("piece_ids") is not None for row in rows):
             batch |= self.padded_pieces(rows, batch["attention_mask"])
         return batch
@@ -79,17 +81,6 @@ class ExHirdCollator:
             "piece_mask": self.padded_windows([row["piece_mask"] for row in rows], 0, side),
             "piece_words": torch.where(words < 0, words, words + before),
         }
-
-
-def padded_targets(targets: Sequence[Sequence[Sequence[int]]]) -> torch.Tensor:
-    """Each document's rows of labels -> (B, P, T), padded with -100; T is 8 for rows of `encode` with its own limits."""
-    longest = max((len(row) for target in targets for row in target), default=0)
-    longest = max(longest, WIDTH)
-    table = torch.full((len(targets), max(map(len, targets)), longest), -100)
-    for document, target in zip(table, targets, strict=True):
-        for own, row in zip(target, document, strict=False):
-            row[: len(own)] = numbers(own)
-    return table
 
 
 def numbers(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:

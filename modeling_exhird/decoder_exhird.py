@@ -1,5 +1,8 @@
 """The hierarchical decoder: a GRU over phrases, a GRU over each phrase's words, attention of both, and copying.
 
+Chen et al. 2020, Fig. 2: the phrase-level decoder (PD) and the word-level decoder (WD). Their h_i, beta_i, h_{i,j} and the WD
+attentional vector h~_{i,j} are h_i, beta_i, s_{i,j} and a_{i,j} here.
+
 Letters: B documents, L words of the source, i phrases (I of them), j steps within a phrase (J of them), d hidden size, V words
 of the vocabulary, m memory; W_P, W_A, W_O, W_V and g as in Chen et al. 2020.
 """
@@ -22,6 +25,10 @@ class Memory(NamedTuple):
         """Some of the documents: an index (n,), or a slice."""
         return Memory(*(x[rows] for x in self))
 
+    def extra(self, vocab_size: int) -> int:
+        """O, words of these documents that a vocabulary of that size lacks."""
+        return max(0, int(self.copy_ids.max()) + 1 - vocab_size)
+
 
 class Step(NamedTuple):
     """After a step: the word state s (B, d), the attentional vector a (B, d), attention alpha (B, L)."""
@@ -29,6 +36,31 @@ class Step(NamedTuple):
     state: torch.Tensor
     vector: torch.Tensor
     attention: torch.Tensor
+
+
+class DecoderState(NamedTuple):
+    """The hierarchical decoder after a prefix of a flat sequence, for one step at a time.
+
+    Attributes:
+        phrase, word, vector (`(B, d)`): h_i, s_{i,j} and a_{i,j}.
+        position (`(B,)`): inputs of the phrase so far, its start included; 0 before the first one.
+        seen: columns that were read.
+        extra: O, words of the batch's documents that the vocabulary lacks.
+    """
+
+    phrase: torch.Tensor
+    word: torch.Tensor
+    vector: torch.Tensor
+    position: torch.Tensor
+    seen: int
+    extra: int
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def take(self, rows: torch.Tensor) -> "DecoderState":
+        """Some of the hypotheses, by their numbers (n,)."""
+        return DecoderState(*(x.index_select(0, rows) for x in self[:4]), self.seen, self.extra)
 
 
 def gru(given: torch.Tensor, recurrent: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
@@ -42,7 +74,7 @@ def gru(given: torch.Tensor, recurrent: torch.Tensor, h: torch.Tensor) -> torch.
 class HierarchicalDecoder(nn.Module):
     """h_i = GRU_P(f_{i-1}, h_{i-1})                                     f_{i-1}: the vector a that ended phrase i - 1
     s_{i,j} = GRU_W([e(y_{i,j-1}); a_{i,j-1}], s_{i,j-1}),  s_{i,0} = h_i,  a_{i,0} = 0
-    alpha_l ~ exp(m_l W_A s_{i,j}) exp(m_l W_P h_i)                      words' attention, rescaled by the phrase's
+    alpha_l ~ exp(m_l W_A s_{i,j}) exp(m_l W_P h_i)                      WD-attention, rescaled by PD-attention beta_i
     a_{i,j} = tanh(W_O [sum_l alpha_l m_l; s_{i,j}])
 
     The two attentions' product, normalised, is one softmax over the sum of both scores: their own sums cancel. The gates'
@@ -77,6 +109,26 @@ class HierarchicalDecoder(nn.Module):
         alpha = scores.softmax(-1)
         context = torch.bmm(alpha, memory.states).squeeze(1)
         return Step(s, self.output(torch.cat([context, s], 1)).tanh(), alpha.squeeze(1))
+
+    def advance(self, read, state: DecoderState, memory: Memory, begins, still) -> tuple[DecoderState, torch.Tensor]:
+        """One input of every hypothesis, each at a place of its own.
+
+        Args:
+            read (`(B, 3 d)`): of `word_input`, the input, or `<s>` where a phrase begins.
+            begins (`(B,)`): where the input begins a phrase.
+            still (`(B,)`): where the input changes nothing.
+
+        Returns: the state after it, and alpha (B, L).
+        """
+        begins, still = begins[:, None], still[:, None]
+        h = torch.where(begins, self.next_phrase(state.vector, state.phrase), state.phrase)
+        before = Step(torch.where(begins, h, state.word), state.vector.masked_fill(begins, 0), None)
+        now = self.step(read, before, self.phrase_attention(h), memory)
+        position = state.position.masked_fill(begins[:, 0], 0) + 1
+        new = (h, now.state, now.vector, position[:, None])
+        old = (state.phrase, state.word, state.vector, state.position[:, None])
+        *vectors, position = (torch.where(still, a, b) for a, b in zip(old, new, strict=True))
+        return DecoderState(*vectors, position[:, 0], state.seen + 1, state.extra), now.attention
 
     def phrase_weights(self, h: torch.Tensor, memory: Memory) -> torch.Tensor:
         """beta_i = softmax_l(m_l W_P h_i)   (B, d) -> (B, L)."""

@@ -2,23 +2,35 @@
 
 Letters: B documents, L words of the longest one, N windows of S sub-words, E embedding size, d hidden size.
 
-Every encoder is called as (embedded words (B, L, E), mask (B, L)) and gives the memory (B, L, d), 0 at padding, and the state
-that the phrase decoder starts from (B, d), or None where it has none of its own.
+Every encoder is called as (embedded words (B, L, E), mask (B, L)) and gives what is in `Read`.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_exhird import SparsePattern, SparseRelativeAttention, sinusoids
+from .attention_exhird import SparsePattern, SparseRelativeAttention, left_padding, sinusoids, turn
+
+
+class Read(NamedTuple):
+    """What an encoder gives: the memory (B, L, d), 0 at padding; the state that the phrase decoder starts from (B, d), or
+    None where it has none of its own; hidden states and attentions where they are asked for, as in `ExHirdEncoderOutput`.
+    """
+
+    memory: torch.Tensor
+    last: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class LayeredEncoder(nn.Module):
-    """An encoder whose layers may be computed anew in the backward pass instead of being kept."""
+    """An encoder whose parts may be computed anew in the backward pass instead of being kept (gradient checkpointing)."""
 
     gradient_checkpointing = False
 
@@ -29,7 +41,11 @@ class LayeredEncoder(nn.Module):
 
 
 class RecurrentEncoder(LayeredEncoder):
-    """A GRU or LSTM that reads both ways, d / 2 each; its last states start the phrase decoder (Chen et al. 2020)."""
+    """A GRU or LSTM that reads both ways, d / 2 each; its last states start the phrase decoder (Chen et al. 2020).
+
+    PyTorch computes all layers in one call: gradient checkpointing recomputes all of them together, and what is between
+    them is not among the hidden states.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -43,7 +59,7 @@ class RecurrentEncoder(LayeredEncoder):
             dropout=config.dropout if config.num_hidden_layers > 1 else 0.0,
         )
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x, mask, output_attentions: bool = False, output_hidden_states: bool = False) -> Read:
         lengths = mask.sum(1)
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # padding on the left goes to the right
         given = x.gather(1, order[..., None].expand_as(x))
@@ -52,7 +68,9 @@ class RecurrentEncoder(LayeredEncoder):
         memory = pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0]
         memory = torch.zeros_like(memory).scatter(1, order[..., None].expand_as(memory), memory)
         last = last[0] if isinstance(last, tuple) else last  # of an LSTM h, not c
-        return memory * mask[..., None], torch.cat([last[-2], last[-1]], -1)
+        memory = memory * mask[..., None]
+        hidden = (x, memory) if output_hidden_states else None
+        return Read(memory, torch.cat([last[-2], last[-1]], -1), hidden, () if output_attentions else None)
 
 
 class ConvolutionalEncoder(LayeredEncoder):
@@ -65,18 +83,20 @@ class ConvolutionalEncoder(LayeredEncoder):
         self.layers = nn.ModuleList(nn.Conv1d(d, 2 * d, 3, padding=1) for _ in range(config.num_hidden_layers))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
-        real = mask[:, None].to(x.dtype)  # (B, 1, L)
-        h = self.project(x).transpose(1, 2) * real  # (B, d, L)
+    def forward(self, x, mask, output_attentions: bool = False, output_hidden_states: bool = False) -> Read:
+        real = mask[..., None].to(x.dtype)  # (B, L, 1)
+        h = self.project(x) * real  # (B, L, d)
+        hidden = [h]
         for layer in self.layers:
-            h = (h + self.run(self.gated, layer, h)) * 0.5**0.5 * real
-        return h.transpose(1, 2), None
+            h = (h + self.run(self.gated, layer, h.transpose(1, 2)).transpose(1, 2)) * 0.5**0.5 * real
+            hidden.append(h)
+        return Read(h, None, tuple(hidden) if output_hidden_states else None, () if output_attentions else None)
 
     def gated(self, layer: nn.Module, h: torch.Tensor) -> torch.Tensor:
         return F.glu(layer(self.dropout(h)), 1)
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(GradientCheckpointingLayer):
     """x <- x + attention(norm(x));  x <- x + W_2 relu(W_1 norm(x))"""
 
     def __init__(self, config):
@@ -105,12 +125,14 @@ class TransformerLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(d, eps=1e-6)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
-        return x + self.dropout(self.down(self.dropout(self.up(self.feed_forward_norm(x)).relu())))
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, output_attentions: bool = False, first=None):
+        """x (B, L, d) and mask (B, L) of rows that start at the left -> x, and as `SparseRelativeAttention` gives them weights."""
+        y, weights = self.attention.attend_aligned(self.attention_norm(x), mask, output_attentions, first)
+        x = x + self.dropout(y)
+        return x + self.dropout(self.down(self.dropout(self.up(self.feed_forward_norm(x)).relu()))), weights
 
 
-class TransformerEncoder(LayeredEncoder):
+class TransformerEncoder(nn.Module):
     """Layers of sparse, relative attention (Xu et al. 2021), normalised before each part and at the end as in OpenNMT."""
 
     def __init__(self, config):
@@ -120,13 +142,27 @@ class TransformerEncoder(LayeredEncoder):
         self.norm = nn.LayerNorm(config.hidden_size, eps=1e-6)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def forward(self, x, mask, output_attentions: bool = False, output_hidden_states: bool = False) -> Read:
         if self.config.relative_attention is None:
             x = x * x.shape[-1] ** 0.5 + self.positions(mask).to(x.dtype)
         x = self.dropout(x)
+        hidden, attentions, first, aligned = [x], [], left_padding(mask), mask
+        if first is not None:
+            x, aligned = turn(x, first), turn(mask, first)
         for layer in self.layers:
-            x = self.run(layer, x, mask)
-        return self.norm(x) * mask[..., None], None
+            x, weights = layer(x, aligned, output_attentions, first)
+            attentions.append(weights)
+            if output_hidden_states and len(hidden) < len(self.layers):  # in their own places, and through these
+                hidden.append(x if first is None else turn(x, -first))
+                x = x if first is None else turn(hidden[-1], first)
+        x = self.norm(x) * aligned[..., None]
+        hidden.append(x if first is None else turn(x, -first))
+        return Read(
+            hidden[-1],
+            None,
+            tuple(hidden) if output_hidden_states else None,
+            tuple(attentions) if output_attentions else None,
+        )
 
     def positions(self, mask: torch.Tensor) -> torch.Tensor:
         """(B, L) -> sinusoids (B, L, d), counted from each document's first word."""
@@ -170,7 +206,7 @@ class PieceEncoder(nn.Module):
             self.backbone.eval()
         return self
 
-    def forward(self, mask, pieces, piece_mask, words) -> tuple[torch.Tensor, None]:
+    def forward(self, mask, pieces, piece_mask, words, **wanted) -> Read:
         """mask (B, L) of words; sub-words' ids, mask and words (B, N, S) -> memory (B, L, d).
 
         A word that stands in two windows has the mean of both.
@@ -184,28 +220,40 @@ class PieceEncoder(nn.Module):
                 f"A window has {pieces.shape[-1]:,} sub-words, and the encoder {limit:,} positions. Set "
                 f"tokenizer.pieces.model_max_length to {limit:,} or less: longer texts are then read in windows."
             )
-        states = self.read_windows(pieces, piece_mask)
+        read, place = self.read_windows(pieces, piece_mask, **wanted)
         length, words = mask.shape[1], words.flatten(1)
-        pooled = pool_pieces(states.flatten(1, 2), words, length)
         found = torch.zeros(*mask.shape[:1], length + 1, device=mask.device, dtype=torch.bool)
         found = found.scatter(1, torch.where(words < 0, length, words), True)[:, :length]
-        pooled = torch.where(found[..., None], pooled, self.nothing.weight.to(pooled.dtype))
-        return self.project(pooled) * mask[..., None], None
 
-    def read_windows(self, pieces, piece_mask) -> torch.Tensor:
-        """-> the backbone's states (B, N, S, d); windows of padding alone are not read."""
+        def of_words(states):
+            pooled = pool_pieces(place(states).flatten(1, 2), words, length)
+            return torch.where(found[..., None], pooled, self.nothing.weight.to(pooled.dtype))
+
+        memory = self.project(of_words(read.last_hidden_state)) * mask[..., None]
+        hidden = None
+        if wanted.get("output_hidden_states"):
+            hidden = (*(of_words(states) * mask[..., None] for states in read.hidden_states), memory)
+        return Read(memory, None, hidden, read.attentions if wanted.get("output_attentions") else None)
+
+    def read_windows(self, pieces, piece_mask, **wanted):
+        """-> the backbone's outputs of the windows, those of padding alone left out, and what puts states (windows, S, d) of
+        them into (B, N, S, d).
+        """
         if piece_mask is None:
-            return self.states(pieces.flatten(0, 1), None).unflatten(0, pieces.shape[:2])
+            read = self.backbone(pieces.flatten(0, 1), attention_mask=None, return_dict=True, **wanted)
+            return read, lambda states: states.unflatten(0, pieces.shape[:2])
         # padding on the left goes to the right: the backbone's positions count from there
         order = (piece_mask == 0).to(torch.uint8).argsort(dim=2, stable=True)
         there = piece_mask.any(2)
-        read = self.states(pieces.gather(2, order)[there], piece_mask.gather(2, order)[there])
-        states = read.new_zeros(*pieces.shape, read.shape[-1])
-        states[there] = read
-        return torch.zeros_like(states).scatter(2, order[..., None].expand_as(states), states)
+        given = {"attention_mask": piece_mask.gather(2, order)[there], "return_dict": True}
+        read = self.backbone(pieces.gather(2, order)[there], **given, **wanted)
 
-    def states(self, pieces, mask) -> torch.Tensor:
-        return self.backbone(pieces, attention_mask=mask, return_dict=True).last_hidden_state
+        def place(states):
+            placed = states.new_zeros(*pieces.shape, states.shape[-1])
+            placed[there] = states
+            return torch.zeros_like(placed).scatter(2, order[..., None].expand_as(placed), placed)
+
+        return read, place
 
 
 ENCODERS = {

@@ -4,6 +4,7 @@ Extended ids: 0 to V - 1 are the vocabulary's words, V + k is the k-th word of a
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 TINY = 1e-20
@@ -30,10 +31,15 @@ class WordMixture(nn.Module):
 
     def probabilities(self, a: torch.Tensor, alpha: torch.Tensor, copy_ids: torch.Tensor, extra: int) -> torch.Tensor:
         """a (n, d), alpha and copy_ids (n, L) -> P over all words, those that the vocabulary lacks included, (n, V + extra)."""
-        g = self.copy(a).sigmoid()
-        written = self.logits(a).softmax(-1) * (1 - g)
-        space = written.new_zeros(len(written), extra)
-        return torch.cat([written, space], 1).scatter_add_(1, copy_ids, (alpha * g).to(written.dtype))
+        g, p = self.copy(a).sigmoid(), self.logits(a)
+        if extra:
+            p = F.pad(p, (0, extra), value=-torch.inf)
+        if p.requires_grad:
+            p = p.softmax(-1) * (1 - g)
+        else:  # in place: for many words at once most of the time is that of new memory
+            p.sub_(p.amax(-1, keepdim=True)).exp_()
+            p.mul_((1 - g) / p.sum(-1, keepdim=True))
+        return p.scatter_add_(1, copy_ids, (alpha * g).to(p.dtype))
 
     def forward(self, a, alpha, copy_ids, rows, words) -> torch.Tensor:
         """P of given words only, without all others' P.
@@ -52,8 +58,31 @@ class WordMixture(nn.Module):
         return (1 - g) * written * (words < V) + g * copied
 
 
+def label_rows(labels: torch.Tensor, end_id: int, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A document's labels one after the other (B, T) -> a row for each phrase (B, I, J), and which labels (B, T) they hold.
+
+    A row ends with `;` (`end_id`) or where the labels do; -100 is nothing. Both hold the same labels in the same order.
+
+    Args:
+        limit: J at most. The `;` that follows so many words is left out: it is no choice, and so has no probability.
+    """
+    there, ends = labels != -100, labels == end_id
+    place = there.cumsum(1)
+    last_end = torch.where(ends, place, 0).cummax(1).values
+    step = place - 1 - torch.cat([torch.zeros_like(last_end[:, :1]), last_end[:, :-1]], 1)
+    if limit is not None:
+        there = there & (step < limit)
+    phrase, (document, column) = ends.cumsum(1) - ends.long(), there.nonzero(as_tuple=True)
+    phrase, step = phrase[document, column], step[document, column]
+    I, J = (int(x.max()) + 1 if len(x) else 1 for x in (phrase, step))
+    rows = labels.new_full((len(labels), I, max(J, 2)), -100)  # with room for a first word
+    rows[document, phrase, step] = labels[document, column]
+    return rows, there
+
+
 def exclusive_pairs(labels: torch.Tensor, vocab_size: int, unk_id: int, window: int):
-    """Which first words a phrase should not begin with: those of up to `window` phrases before it (-1: all).
+    """Which first words a phrase should not begin with: those of up to `window` phrases before it (-1: all). The pairs i, k of
+    the exclusive loss (Chen et al. 2020, Sect. 3.5), with K_L = `window`.
 
     Words are compared by their ids in the vocabulary, as in the reference: two that it lacks are one and the same.
 

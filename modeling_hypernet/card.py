@@ -1,6 +1,6 @@
 """The model card of a checkpoint without one: what the model is, its base model, how to open it.
 
-The same file in all modeling packages of lexperts: change `modeling_seke/card.py` and copy it.
+The same file in all modeling packages of lexperts: edit modeling_seke/card.py, then run `make fix-copies`.
 """
 
 import filecmp

@@ -4,13 +4,15 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from .validation_hypernet import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
+
 READOUTS = ("last", "mean")
 LSTM_IMPLEMENTATIONS = ("auto", "by_text", "by_step", "loop")
 
 
 @strict
-class HypernetConfig(PreTrainedConfig):
-    r"""What a hypernetwork model is made of.
+class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
+    r"""Configuration of a hypernetwork model.
 
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BERT):
@@ -55,11 +57,14 @@ class HypernetConfig(PreTrainedConfig):
         cls_token_id, sep_token_id (`int`):
             The tokenizer's; by them meta-text and main text are told apart where neither `meta_mask` nor
             `token_type_ids` do it. `from_backbone` finds them.
+        has_word_starts (`bool`, default `False`):
+            Whether the token head has a table of the tokens that begin words, for calls without `word_start_mask`. Set by
+            `set_word_starts`, and so by `from_backbone`.
         id2label, label2id, num_labels:
             The labels.
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message states the value and how to fix it.
 
     Example:
 
@@ -70,6 +75,10 @@ class HypernetConfig(PreTrainedConfig):
     ```"""
 
     model_type = "hypernet"
+    how_to_start = (
+        "To start from an encoder, use from_backbone(name_or_path) of HypernetForTokenClassification, "
+        "HypernetForSequenceClassification or HypernetForQuestionAnswering."
+    )
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
     keys_to_ignore_at_inference = ["meta_embedding", "hidden_states", "attentions"]
 
@@ -91,18 +100,15 @@ class HypernetConfig(PreTrainedConfig):
     lstm_implementation: str = "auto"
     cls_token_id: int | None = None
     sep_token_id: int | None = None
+    has_word_starts: bool = False
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         if self.id2label is None and self.label2id is not None:
             self.id2label = {i: label for label, i in self.label2id.items()}
         elif self.label2id is None and self.id2label is not None:
             self.label2id = {label: int(i) for i, label in self.id2label.items()}
         super().__post_init__(**kwargs)
-        self._check()
+        self.check()
 
     @property
     def input_size(self) -> int:
@@ -114,38 +120,19 @@ class HypernetConfig(PreTrainedConfig):
         """Size of what the main text's LSTM gives for each token: N_h, or 2 N_h where it reads both ways."""
         return self.hidden_size * (2 if self.bidirectional else 1)
 
-    def _check(self):
-        for name in ("meta_size", "meta_hidden_size", "hidden_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: it must be 1 or more.")
+    def check(self):
+        """Raises a `ValueError` that names the value, the reason and the fix."""
+        require_at_least(self, 1, ["meta_size", "meta_hidden_size", "hidden_size"])
+        require_fraction(self, ["head_dropout", "meta_dropout"])
+        require_one_of(self, {"readout": READOUTS, "lstm_implementation": LSTM_IMPLEMENTATIONS})
         if self.normalize_meta and self.meta_size == 1:
-            raise ValueError("meta_size=1: normalize_meta would make it 0. Take 2 or more, or normalize_meta=False.")
-        for name in ("head_dropout", "meta_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
-        for name, known in (("readout", READOUTS), ("lstm_implementation", LSTM_IMPLEMENTATIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known. Use one of {', '.join(map(repr, known))}."
-                )
+            raise ValueError("meta_size=1: normalize_meta would make it 0. Use 2 or more, or normalize_meta=False.")
         if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
             raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature}: it must be above 0; 1 changes nothing."
+                f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."
             )
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
-            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold}: it is a probability, between 0 and 1.")
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a hypernetwork. To start from an encoder, use "
-                "from_backbone(name_or_path) of HypernetForTokenClassification, HypernetForSequenceClassification or "
-                "HypernetForQuestionAnswering."
-            )
-        return super().from_dict(config_dict, **kwargs)
+            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
 
 
 HypernetConfig.register_for_auto_class()

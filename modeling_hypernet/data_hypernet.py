@@ -16,10 +16,17 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers.utils import logging
 
+from .labels_hypernet import check_labels, check_positions
+
 logger = logging.get_logger(__name__)
 
 PADDING = {"attention_mask": 0, "meta_mask": 0, "main_mask": 0, "word_start_mask": 0, "labels": -100}
+POSITIONS = ("start_positions", "end_positions")
 SHARD = 1024  # rows in a file of states
+NOT_THE_BACKBONE = {  # of a configuration: what changes no state in eval mode; names with "dropout" do not either
+    "_name_or_path", "_commit_hash", "architectures", "dtype", "id2label", "label2id", "output_attentions",
+    "output_hidden_states", "problem_type", "return_dict", "transformers_version", "use_cache",
+}  # fmt: skip
 
 
 def cut_titles(titles: Sequence[str | None], tokenizer, max_title_length: int, what: str = "titles") -> list[str]:
@@ -95,23 +102,43 @@ def encode_pairs(
 
 
 class HypernetCollator:
-    """Rows of `encode_pairs`, `encode_questions` or `keyphrase_tools.labels.encode` -> a padded batch.
+    """Rows of `encode_pairs`, `encode_questions` or `keyphrase_tools.labels.encode` -> a padded batch, checked.
 
     Args:
         tokenizer: says how ids are padded, and on which side.
         pad_to_multiple_of: pads to a multiple of it.
+        id2label: `model.config.id2label` of a model for token classification: labels are checked against it.
+
+    Raises:
+        ValueError: for an answer that is neither in the main text nor at the first token; with `id2label` for a label that
+            does not exist, and an I that no B or I of its type comes before.
     """
 
-    def __init__(self, tokenizer, pad_to_multiple_of: int | None = None):
-        self.tokenizer, self.pad_to_multiple_of = tokenizer, pad_to_multiple_of
+    def __init__(self, tokenizer, pad_to_multiple_of: int | None = None, id2label: Mapping[int, str] | None = None):
+        self.tokenizer, self.pad_to_multiple_of, self.id2label = tokenizer, pad_to_multiple_of, id2label
 
     def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
         length = max(len(row["input_ids"]) for row in rows)
         if self.pad_to_multiple_of:
             length += -length % self.pad_to_multiple_of
-        return {
+        batch = {
             name: self._stacked(name, [row[name] for row in rows], length) for name in rows[0] if self._kept(rows, name)
         }
+        if self.tokenizer.padding_side == "left":
+            moved = torch.tensor([length - len(row["input_ids"]) for row in rows])
+            batch |= {name: batch[name] + moved for name in POSITIONS if name in batch}
+        self._check(batch)
+        return batch
+
+    def _check(self, batch: dict[str, torch.Tensor]):
+        """Here and not in the model, where each check would wait for the device."""
+        real = batch["attention_mask"] != 0 if "attention_mask" in batch else torch.ones_like(batch["input_ids"]) != 0
+        main = batch["main_mask"] != 0 if "main_mask" in batch else real
+        for name in POSITIONS:
+            if name in batch:
+                check_positions(batch[name], main, real)
+        if self.id2label is not None and "labels" in batch and batch["labels"].shape == real.shape:
+            check_labels(batch["labels"], main & (batch["labels"] != -100), self.id2label)
 
     @staticmethod
     def _kept(rows, name: str) -> bool:
@@ -131,6 +158,18 @@ class HypernetCollator:
         return torch.cat([x, empty] if self.tokenizer.padding_side == "right" else [empty, x])
 
 
+def hash_of_backbone(model) -> str:
+    """Of the backbone's configuration, and of its weights with their types."""
+    backbone, digest = model.base_model.backbone, hashlib.sha256()
+    config = backbone.config.to_dict().items()
+    config = {name: value for name, value in config if name not in NOT_THE_BACKBONE and "dropout" not in name}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(backbone.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
+        digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 class StatesDataset(torch.utils.data.Dataset):
     """A data set's rows with the frozen backbone's states of each, which are computed once and read from disk.
 
@@ -141,7 +180,7 @@ class StatesDataset(torch.utils.data.Dataset):
     >>> Trainer(model, train_dataset=train, data_collator=HypernetCollator(tokenizer), ...)
     ```
 
-    Interrupted, the same call goes on; another backbone or other rows are refused.
+    Interrupted, the same call resumes; states of another backbone or of other rows are refused.
 
     Args:
         model: with a frozen backbone.
@@ -189,15 +228,8 @@ class StatesDataset(torch.utils.data.Dataset):
         return self.folder / f"states-{first:08d}.safetensors"
 
     def _check(self, model):
-        """Writes down what the states are of, or compares."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(model.base_model.backbone.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
-        ids = hashlib.sha256()
-        for row in self.rows:
-            ids.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
-        found, path = {"backbone": digest.hexdigest(), "rows": ids.hexdigest()}, self.folder / "states.json"
+        """Records what the states are of, or compares."""
+        found, path = {"backbone": hash_of_backbone(model), "rows": self._hash_of_rows()}, self.folder / "states.json"
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
             for what in found:
@@ -206,8 +238,25 @@ class StatesDataset(torch.utils.data.Dataset):
                         f"The states in {self.folder} are of other {what}. Remove it, or name another folder."
                     )
             return
+        if next(self.folder.glob("states-*.safetensors"), None):
+            raise ValueError(
+                f"{self.folder} holds states without a record of what they are of (states.json). Remove it, or name another "
+                "folder."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part = path.with_suffix(f".part{os.getpid()}")
+        part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part.rename(path)
+
+    def _hash_of_rows(self) -> str:
+        """Of all that the backbone reads of them, row by row."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            for name in ("input_ids", "attention_mask", "token_type_ids"):
+                if row.get(name) is not None:
+                    digest.update(f"{name} {len(row[name])} ".encode())
+                    digest.update(np.asarray(row[name], dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
     @torch.no_grad()
     def _compute(self, model, collator, first: int, batch_size: int):

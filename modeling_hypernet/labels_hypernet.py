@@ -1,4 +1,4 @@
-"""What the names of labels say: which one stands outside, and which may follow which.
+"""Labels and answers of training rows: what the labels' names mean, and checks that collators make on the CPU.
 
 Letters: B rows, S tokens of a padded row, C labels.
 """
@@ -30,8 +30,6 @@ def check_labels(labels: torch.Tensor, labelled: torch.Tensor, id2label: dict[in
     Raises:
         ValueError: for an id that is no label's, and for an I after an O or after another type.
     """
-    if torch.compiler.is_compiling():
-        return
     wrong = labelled & ((labels < 0) | (labels >= len(id2label)))
     if wrong.any():
         row, token = wrong.nonzero()[0].tolist()
@@ -51,4 +49,22 @@ def check_labels(labels: torch.Tensor, labelled: torch.Tensor, id2label: dict[in
         raise ValueError(
             f"Row {int(row[i + 1])} has {after!r} at token {int(token[i + 1])} after {before!r}, and BIO forbids it: an I goes "
             "on with a B or I of its type. Begin each phrase with its B."
+        )
+
+
+def check_positions(positions: torch.Tensor, main: torch.Tensor, real: torch.Tensor):
+    """Where answers begin or end (B,); the main text's tokens and all real ones (B, S).
+
+    Raises:
+        ValueError: for a position that is neither in the main text nor the row's first token.
+    """
+    S = real.shape[1]
+    allowed = main | (real & (real.cumsum(1) == 1))
+    inside = (positions >= 0) & (positions < S)
+    fits = inside & allowed.gather(1, positions.clamp(0, S - 1)[:, None]).squeeze(1)
+    if not fits.all():
+        row = int((~fits).int().argmax())
+        raise ValueError(
+            f"The answer of row {row} is at token {int(positions[row])}, which is neither in the text nor the first token. "
+            "Point to the first token where the answer is cut off or there is none."
         )

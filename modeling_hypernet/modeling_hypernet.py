@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.utils import can_return_tuple
 
-from .base_hypernet import HypernetPreTrainedModel, build_encoder
+from .backbone_hypernet import build_encoder
+from .base_hypernet import HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
-from .labels_hypernet import allowed_steps, check_labels, outside_label
+from .labels_hypernet import allowed_steps, outside_label
 from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
 from .outputs_hypernet import (
     HypernetModelOutput,
@@ -22,9 +23,15 @@ from .outputs_hypernet import (
     HypernetSequenceClassifierOutput,
     HypernetTokenClassifierOutput,
 )
-from .segments_hypernet import check_positions, cut, find_segments, read_out
+from .segments_hypernet import cut, find_segments, read_out
+from .word_starts_hypernet import WordStarts, WordStartsMixin
 
 IMPOSSIBLE = -1e4  # as a logarithm: finite in half precision too, and 0 as a probability
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Half precisions as float32; float64 as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class HypernetModel(HypernetPreTrainedModel):
@@ -38,6 +45,8 @@ class HypernetModel(HypernetPreTrainedModel):
     >>> states = model(**tokenizer(titles, texts, padding=True, return_tensors="pt")).last_hidden_state
     ```
     """  # fmt: skip
+
+    backbone_path = "backbone"
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
@@ -80,7 +89,7 @@ class HypernetModel(HypernetPreTrainedModel):
         size = self.get_input_embeddings().num_embeddings
         ids = torch.randint(size, (texts, length), generator=draw).to(self.device)
         z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((texts,), length, device=self.device))
-        scale = z.float().square().sum(-1).mean().rsqrt()
+        scale = at_least_float32(z).square().sum(-1).mean().rsqrt()
         for generator in generators:
             for weight in (generator.hidden, generator.input, generator.bias):
                 weight.mul_(scale.to(weight.dtype))
@@ -170,21 +179,29 @@ class HypernetModel(HypernetPreTrainedModel):
         )
 
 
-class HypernetForTokenClassification(HypernetPreTrainedModel):
-    """Labels the main text's tokens: the hypernetwork, a linear layer, a linear-chain CRF   (Duan et al. 2021, Sect. 3.3)
+class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
+    """Labels the main text's words: the hypernetwork, a linear layer, a linear-chain CRF   (Duan et al. 2021, Sect. 3.3)
+
+    The CRF runs over the first token of each word. `word_start_mask` says which tokens those are; without it a table by
+    token ids does (`word_starts_hypernet`), which `from_backbone` fills from the backbone's tokenizer and a checkpoint keeps.
 
     Example:
 
     ```python
     >>> from modeling_hypernet import HypernetForTokenClassification
     >>> model = HypernetForTokenClassification.from_backbone("allenai/scibert_scivocab_uncased")  # labels O, B-KEY, I-KEY
-    >>> model.decode(**tokenizer(title, text, return_tensors="pt"))  # the likeliest labels; -1 outside the text
+    >>> model.decode(**tokenizer(title, text, return_tensors="pt"))  # the most likely labels; -1 where no word begins
     ```
     """  # fmt: skip
 
     model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
+    pipeline_requirements = ("nltk", "regex")
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
@@ -192,6 +209,7 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         self.dropout = nn.Dropout(config.head_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.crf = LinearChainCrf(config.num_labels)
+        self.word_starts = WordStarts(config.text_config.vocab_size) if config.has_word_starts else None
         self.post_init()
 
     @can_return_tuple
@@ -213,15 +231,16 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         """
         Args:
             input_ids and so on to backbone_states: as in `HypernetModel.forward`.
-            word_start_mask (`(B, S)`): 1 at the tokens that take part in the CRF, each word's first. Without it those with
-                a label take part, and where there are no labels, all of the main text.
-            labels (`(B, S)`): label ids; -100 where there is nothing to learn.
+            word_start_mask (`(B, S)`): 1 at the tokens that the CRF reads, each word's first. Without it those are found by
+                `input_ids`.
+            labels (`(B, S)`): label ids; -100 where there is nothing to learn. The loss reads the main text's tokens with a
+                label. `HypernetCollator` checks them.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer gives it,
                 and the loss is then their sum divided by it: gradient accumulation changes nothing.
             kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
 
         Raises:
-            ValueError: for a label that does not exist, and an I that no B or I of its type comes before.
+            ValueError: without `word_start_mask` where nothing else says which tokens begin words.
         """
         reading = {
             "input_ids": input_ids,
@@ -234,11 +253,10 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
             "backbone_states": backbone_states,
         }
         scores, outputs = self._scores(**reading, **kwargs)
-        loss, taking_part = self._loss(scores, outputs.main_mask, word_start_mask, labels, num_items_in_batch)
-        logits = scores if self.training else self._log_marginals(scores, taking_part)
+        words = outputs.main_mask & self.find_word_starts(input_ids, word_start_mask)
         return HypernetTokenClassifierOutput(
-            loss=loss,
-            logits=logits,
+            loss=None if labels is None else self._loss(scores, outputs.main_mask, labels, num_items_in_batch),
+            logits=self._log_marginals(scores, words),
             meta_embedding=outputs.meta_embedding,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -252,35 +270,33 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         return_outputs: bool = False,
         **inputs,
     ):
-        """The likeliest labels together (Viterbi), where `forward`'s logits are those of each token alone.
+        """The most likely labels of all words together (Viterbi), where `forward`'s logits are those of each word alone.
 
         Args:
             word_start_mask, labels and the inputs: as in `forward`; labels are only read for the output's loss.
-            return_outputs: whether `forward`'s output in eval mode is wanted too; the text is read once.
+            return_outputs: whether `forward`'s output is wanted too; the text is read once.
 
-        Returns: label ids (B, S), -1 at tokens that take no part; or the pair of them and the output.
+        Returns: label ids (B, S), -1 where no word begins; or the pair of them and the output.
         """
         scores, outputs = self._scores(**inputs)
-        loss, mask = self._loss(scores, outputs.main_mask, word_start_mask, labels, None)
+        words = outputs.main_mask & self.find_word_starts(inputs.get("input_ids"), word_start_mask)
         allowed = None
         if self.config.constrained_decoding:
             allowed = tuple(x.to(scores.device) for x in allowed_steps(self.config.id2label))
-        tags = self.crf.viterbi(scores, mask, allowed)[0]
+        tags = self.crf.viterbi(scores, words, allowed)[0]
         if not return_outputs:
             return tags
-        logits = self._log_marginals(scores, mask)
-        return tags, HypernetTokenClassifierOutput(loss=loss, logits=logits, meta_embedding=outputs.meta_embedding)
+        return tags, HypernetTokenClassifierOutput(
+            loss=None if labels is None else self._loss(scores, outputs.main_mask, labels, None),
+            logits=self._log_marginals(scores, words),
+            meta_embedding=outputs.meta_embedding,
+        )
 
-    def _loss(self, scores, main_mask, word_start_mask, labels, num_items_in_batch):
-        """-> the loss, None without labels, and the tokens that take part (B, S)."""
-        taking_part = main_mask if word_start_mask is None else main_mask & word_start_mask.bool()
-        if labels is None:
-            return None, taking_part
+    def _loss(self, scores, main_mask, labels, num_items_in_batch) -> torch.Tensor:
+        """Minus the log-likelihood of the labels as one chain per row, by the number of labels."""
         labelled = main_mask & (labels != -100)
-        check_labels(labels, labelled, self.config.id2label)
         total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
-        return loss, labelled if word_start_mask is None else taking_part
+        return -self.crf.log_likelihood(scores, labels, labelled).sum() / total
 
     def _scores(self, **inputs) -> tuple[torch.Tensor, HypernetModelOutput]:
         """-> the score of each label at each token, (B, S, C), and what the hypernetwork gave."""
@@ -288,7 +304,7 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
         return self.classifier(self.dropout(outputs.last_hidden_state)), outputs
 
     def _log_marginals(self, scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, S, C), (B, S) -> log p of each label; O at tokens that take no part."""
+        """(B, S, C), (B, S) -> log p of each label where the mask is, O elsewhere."""
         outside = scores.new_full((self.config.num_labels,), IMPOSSIBLE, dtype=torch.float32)
         outside[outside_label(self.config.id2label)] = 0
         found = self.crf.log_marginals(scores, mask)
@@ -363,11 +379,11 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
         total = torch.as_tensor(labels.numel() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        problem, scores = self.config.problem_type, logits.float()
+        problem, scores = self.config.problem_type, at_least_float32(logits)
         if problem == "regression" or (problem is None and self.config.num_labels == 1):
-            return F.mse_loss(scores, labels.float().view_as(scores), reduction="sum") / total
+            return F.mse_loss(scores, labels.to(scores.dtype).view_as(scores), reduction="sum") / total
         if problem == "multi_label_classification" or (problem is None and labels.is_floating_point()):
-            return F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="sum") / total
+            return F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype), reduction="sum") / total
         return F.cross_entropy(scores, labels, reduction="sum") / total
 
 
@@ -387,6 +403,12 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
 
     model_class = HypernetModel
     lora_task = "QUESTION_ANS"
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_extractive_qa import ExtractiveQAPipeline
+
+        return {"extractive-qa": ExtractiveQAPipeline}
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
@@ -414,11 +436,9 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
         Args:
             input_ids and so on to backbone_states: as in `HypernetModel.forward`; questions come first.
             start_positions, end_positions (`(B,)`): the tokens where the answer begins and ends, both the first token's
-                place where there is none.
+                place where there is none. `HypernetCollator` checks them.
             kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
 
-        Raises:
-            ValueError: for a position that is neither in the text nor the first token.
         """
         outputs = self.hypernet(
             input_ids=input_ids,
@@ -432,12 +452,10 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
             first_in_main=True,
             **kwargs,
         )
-        scores = self.qa_outputs(self.dropout(outputs.last_hidden_state)).float()
+        scores = at_least_float32(self.qa_outputs(self.dropout(outputs.last_hidden_state)))
         start, end = scores.masked_fill(~outputs.main_mask[..., None], IMPOSSIBLE).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            for positions in (start_positions, end_positions):
-                check_positions(positions, outputs.main_mask)
             loss = F.cross_entropy(start, start_positions) + F.cross_entropy(end, end_positions)
         return HypernetQuestionAnsweringOutput(
             loss=loss,

@@ -149,9 +149,10 @@ class ExtractiveQAPipeline(Pipeline):
         return batch
 
     def _forward(self, batch: dict) -> dict:
-        """A padded batch -> logits of start and end (n, 2, S), in float32."""
+        """A padded batch -> logits of start and end (n, 2, S), in float32 or better."""
         outputs = self.model(**batch)
-        return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], 1).float()}
+        logits = torch.stack([outputs.start_logits, outputs.end_logits], 1)
+        return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def postprocess(
         self,

@@ -126,18 +126,3 @@ def read_out(states: torch.Tensor, mask: torch.Tensor, readout: str) -> torch.Te
     place = torch.arange(mask.shape[1], device=mask.device)
     last = (place * mask).argmax(1)
     return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
-
-
-def check_positions(positions: torch.Tensor, allowed: torch.Tensor):
-    """positions (B,): where answers begin or end; allowed (B, S): the main text's tokens and the first one."""
-    if torch.compiler.is_compiling():
-        return
-    S = allowed.shape[1]
-    inside = (positions >= 0) & (positions < S)
-    fits = inside & allowed.gather(1, positions.clamp(0, S - 1)[:, None]).squeeze(1)
-    if not fits.all():
-        row = int((~fits).int().argmax())
-        raise ValueError(
-            f"The answer of row {row} is at token {int(positions[row])}, which is neither in the text nor the first token. "
-            "Point to the first token where the answer is cut off or there is none."
-        )

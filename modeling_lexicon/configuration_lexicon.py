@@ -5,17 +5,17 @@ import difflib
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
+from .validation_lexicon import ValidatedConfigMixin
+
 ROUTING_POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 # The order in which a decoder layer runs them.
 ROUTER_LAYERS = (*ATTENTION_LINEARS, "mlp", *MLP_LINEARS)
-# Checkpoints that hold what this model holds: Mixtral's layout is the one that LM-Lexicon writes.
-READABLE_TYPES = ("lexicon", "mixtral")
 
 
 @strict
-class LexiconConfig(LlamaConfig):
+class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     r"""What an LM-Lexicon model is made of: all that `LlamaConfig` has, and who routes what to which experts.
 
     Args:
@@ -39,7 +39,8 @@ class LexiconConfig(LlamaConfig):
         router_aux_loss_coef (`float`, default 0):
             Weight of the load-balancing loss (Fedus et al. 2022, Eq. 4, a layer at a time) in the training loss.
         output_router_logits (`bool`, default `False`):
-            Whether the outputs hold `router_logits`, `expert_index` and `aux_loss`.
+            Whether the outputs hold `router_logits`, `expert_index` and `aux_loss`. Where `domain_ids` decide, no gate
+            does: then `expert_index` alone.
         expert_names (`list[str]`, default `None`):
             A name for each expert, such as its domain's.
         centroid_size (`int`, default `None`), embedder (`str`, default `None`):
@@ -59,6 +60,8 @@ class LexiconConfig(LlamaConfig):
     ```"""
 
     model_type = "lexicon"
+    readable_model_types = ("lexicon", "mixtral")  # Mixtral's layout is the one that LM-Lexicon writes
+    how_to_start = "Merge dense models into experts first: merge-experts compose recipe.yml folder."
     attribute_map = {"num_experts": "num_local_experts"}
     keys_to_ignore_at_inference = ["past_key_values", "router_logits", "expert_index", "aux_loss"]
     # Llama's plans split linear layers that may be routed modules here.
@@ -85,19 +88,6 @@ class LexiconConfig(LlamaConfig):
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         self.check()
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found not in READABLE_TYPES:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, which has no experts: they would be random. Merge "
-                "dense models into experts first (merge_tools compose), or open a 'lexicon' or 'mixtral' checkpoint."
-            )
-        loaded = super().from_dict({**config_dict, "model_type": cls.model_type}, **kwargs)
-        config = loaded[0] if isinstance(loaded, tuple) else loaded
-        config.check()  # again, with what from_pretrained(..., routing_policy="domain") has replaced
-        return loaded
 
     def routed_modules(self) -> list[tuple[int, str]]:
         """(decoder layer, name in `router_layers`) of every routed module, in the order in which they run."""

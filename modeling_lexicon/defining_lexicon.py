@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
 from .data_lexicon import prompt
@@ -18,6 +18,11 @@ logger = logging.get_logger(__name__)
 
 SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05}
 ON_LONG = ("cut", "error")
+# Arguments that `generate` does not pass on to a loop of ours. With them it keeps all logits to the end.
+OTHER_LOOPS = (
+    *("assistant_model", "assistant_tokenizer", "assistant_early_exit", "prompt_lookup_num_tokens", "custom_generate"),
+    *("tokenizer", "streamer", "synced_gpus"),
+)
 
 
 def check_row(row, number: int) -> tuple[str, str]:
@@ -92,10 +97,14 @@ class Definer:
         return [self.tokenizer.eos_token_id]
 
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
-        """Rows -> their definitions, in order; `first` is the first one's number, for messages."""
+        """Rows -> their definitions, in order; `first` is the first one's number, for messages.
+
+        With `num_definitions` above 1 a list for each row, of definitions that differ: it is shorter where the samples are
+        fewer texts.
+        """
         found = []
         for drawn in self.draw(rows, first, batch_size):
-            best = sorted(drawn, key=lambda one: -one["score"])[: self.num_definitions]
+            best = best_of_different(drawn)[: self.num_definitions]
             found.append(best if self.num_definitions > 1 else best[0])
         return found
 
@@ -186,6 +195,10 @@ class Definer:
         ids = torch.tensor([[pad] * (T - len(own)) + own for own in prompts], device=device)
         mask = torch.tensor([[0] * (T - len(own)) + [1] * len(own) for own in prompts], device=device)
         routed = {} if domain_ids is None else {"domain_ids": domain_ids.to(device)}
+        chosen, scored = ChosenLogProbs(), {}
+        if self.reward is None:
+            kept = is_distributed() or any(self.options.get(name) is not None for name in OTHER_LOOPS)
+            scored = {"output_logits": True} if kept else {"custom_generate": chosen.generate}
         made = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -194,20 +207,21 @@ class Definer:
             pad_token_id=pad,
             eos_token_id=self.ends,
             return_dict_in_generate=True,
-            output_logits=True,
+            **scored,
             **routed,
             **self.options,
         )
         written = made.sequences[:, T:]  # (B n, t)
         lengths = length_of(written, self.ends)
-        log_p = likelihoods(made.logits, written, lengths)
         texts = [self.text_of(own[:k]) for own, k in zip(written, lengths, strict=True)]
-        scores = [math.exp(value) for value in log_p.tolist()]
         if self.reward is not None:
             whole = [
                 prompts[i // n] + own[:k].tolist() for i, (own, k) in enumerate(zip(written, lengths, strict=True))
             ]
             scores = self.rewards(whole, pad)
+        else:
+            log_p = log_probs(made.logits, written) if kept else chosen.of(written, getattr(made, "beam_indices", None))
+            scores = [math.exp(value) for value in mean_inside(log_p, lengths).tolist()]
         answers = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
         return [answers[b * n : (b + 1) * n] for b in range(B)]
 
@@ -270,9 +284,80 @@ def length_of(written: torch.Tensor, eos: int | Sequence[int]) -> list[int]:
     return torch.where(ends.any(1), ends.argmax(1) + 1, written.shape[1]).tolist()
 
 
-def likelihoods(logits: Sequence[torch.Tensor], written: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """The mean log-probability of each row's tokens, by the model's own logits (t tensors (B, V)), whatever was drawn from."""
+def is_distributed() -> bool:
+    """Whether several processes may hold parts of the model: `generate` then keeps their loops in step."""
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
+
+
+class ChosenLogProbs(LogitsProcessor):
+    """log p of the tokens that `generate` chooses, by the model's own logits, found as they are chosen.
+
+    It sees each step's logits before anything changes them, and forgets them when the step's tokens are chosen: what it
+    keeps does not grow with the vocabulary. One object serves one call of `generate(custom_generate=self.generate)`.
+    """
+
+    def __init__(self):
+        self.beams, self.log_p, self.steps = 1, None, []
+
+    def generate(self, model, input_ids, *, logits_processor, stopping_criteria, generation_config, **options):
+        """The loop of sampling or of beams, as `generate` would have run it."""
+        self.beams = generation_config.num_beams or 1
+        loop = model._beam_search if self.beams > 1 else model._sample
+        return loop(
+            input_ids,
+            logits_processor=LogitsProcessorList([self, *logits_processor]),
+            stopping_criteria=StoppingCriteriaList([*stopping_criteria, self.choose]),
+            generation_config=generation_config,
+            **options,
+        )
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """A step's logits (rows, V), or their log-softmax, of R * beams rows -> the same."""
+        self.log_p = scores.log_softmax(-1)
+        return scores
+
+    def choose(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+        """Reads the last tokens: one for each row, or with beams the candidates (R K, t). It stops nothing."""
+        log_p = self.log_p.unflatten(0, (-1, self.beams))  # (R, beams, V)
+        tokens = input_ids[:, -1].view(len(log_p), -1)  # (R, K)
+        self.steps.append((tokens, log_p.gather(2, tokens[:, None].expand(-1, self.beams, -1))))  # (R, beams, K)
+        self.log_p = None
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def of(self, written: torch.Tensor, beam_indices: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens (B, t) that were written, and with beams the rows they come from -> their log p (B, t)."""
+        found = []
+        for t, (tokens, log_p) in enumerate(self.steps[: written.shape[1]]):
+            if beam_indices is None:
+                found.append(log_p[:, 0, 0])
+                continue
+            row = beam_indices[:, t].clamp(min=0)  # -1 behind an end
+            batch, beam = row // self.beams, row % self.beams
+            found.append(log_p[batch, beam, (tokens[batch] == written[:, t, None]).int().argmax(1)])
+        return torch.stack(found, 1)
+
+
+def log_probs(logits: Sequence[torch.Tensor], written: torch.Tensor) -> torch.Tensor:
+    """The same from all logits, t tensors (B, V), of the tokens (B, t) that were written."""
     each = [step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0] for t, step in enumerate(logits)]
-    log_p, count = torch.stack(each, 1), torch.tensor(lengths, device=written.device)
-    inside = torch.arange(log_p.shape[1], device=written.device) < count[:, None]
-    return (log_p * inside).sum(1) / count
+    return torch.stack(each, 1)
+
+
+def mean_inside(log_p: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """log p (B, t) -> the mean over each row's first so many tokens (B,)."""
+    count = torch.tensor(lengths, device=log_p.device)
+    outside = torch.arange(log_p.shape[1], device=log_p.device) >= count[:, None]
+    return log_p.masked_fill(outside, 0).sum(1) / count
+
+
+def best_of_different(drawn: list[dict]) -> list[dict]:
+    """Answers -> those that differ in their text, each once with its best score, best first. An empty one is left
+    out, unless there is no other."""
+    distinct: dict[str, dict] = {}
+    for one in sorted(drawn, key=lambda one: -one["score"]):
+        distinct.setdefault(one["definition"], one)
+    return [one for text, one in distinct.items() if text] or list(distinct.values())

@@ -2,6 +2,12 @@
 
 Letters: B sequences, T tokens in each, N tokens in all, d input size, I the MLP's inner size, E experts, k experts per
 token.
+
+`experts_implementation` is transformers' own: `"eager"`, a loop over experts; `"batched_mm"`, the weights of each
+token's experts (or each row's) gathered, and one batched product; `"grouped_mm"`, tokens sorted by expert, and one
+grouped product. All give the same values and gradients. Tokens are computed by `transformers.integrations.moe`. A row
+has one expert for all of its tokens, and sorting them is slower than a loop over the experts that some row chose, which
+is what `"grouped_mm"` is for rows; `sequence_soft` runs all experts on all tokens, in a loop whatever the setting.
 """
 
 from dataclasses import dataclass
@@ -9,7 +15,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.integrations.moe import _batched_linear, _grouped_linear
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+LINEAR_IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
 class RowGroups:
@@ -112,6 +121,8 @@ class RoutedExperts:
             return y.to(x.dtype)
         if torch.compiler.is_compiling():
             y = self.compiled_rows(x, decision.index.to(x.device))
+        elif self.config._experts_implementation == "batched_mm":
+            y = self.batched_rows(x, decision.index.to(x.device))
         else:
             y = self.grouped_rows(x, decision)
         return y if weights is None else (y * weights.to(y.device)[:, None, None]).to(y.dtype)
@@ -126,9 +137,19 @@ class RoutedExperts:
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return y if order is None else y[order.to(x.device)]
 
+    def batched_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """x (B, T, d), index (B,) -> (B, T, out): each row by a copy of its expert's weights."""
+        raise NotImplementedError
+
     def compiled_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """The same without reading the decision from the device, which would break a compiled graph."""
-        raise NotImplementedError
+        return self.batched_rows(x, index)
+
+
+def fits_grouped_mm(weight: torch.Tensor) -> bool:
+    """Whether torch's grouped product takes these weights (E, out, in): no float64, and rows of a multiple of 16 bytes
+    in both orders. It raises otherwise."""
+    return weight.dtype != torch.float64 and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
 
 
 class LexiconExperts(RoutedExperts, MixtralExperts):
@@ -145,7 +166,13 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
         gate, up, down = weights
         return F.linear(self.act_fn(F.linear(x, gate)) * F.linear(x, up), down)
 
+    def batched_rows(self, x, index):
+        gate, up = (x @ self.gate_up_proj[index].transpose(1, 2)).chunk(2, dim=-1)
+        return (self.act_fn(gate) * up) @ self.down_proj[index].transpose(1, 2)
+
     def compiled_rows(self, x, index):
+        if self.config._experts_implementation != "grouped_mm" or not fits_grouped_mm(self.down_proj):
+            return self.batched_rows(x, index)
         B, T, d = x.shape
         chosen = index[:, None].expand(B, T).reshape(-1, 1)
         return self.forward(x.reshape(-1, d), chosen, x.new_ones(B * T, 1)).view(B, T, d)
@@ -154,21 +181,17 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
         """x (N, d), index (N, k), weights (N, k) -> (N, d); or x (B, T, d) and a `Decision` -> (B, T, d)."""
         if isinstance(choice, Decision):
             return self.by_row(x, choice)
-        if self.config._experts_implementation == "grouped_mm" and not self._fits_grouped_mm():
+        if self.config._experts_implementation == "grouped_mm" and not fits_grouped_mm(self.down_proj):
             return MixtralExperts.forward.__wrapped__(self, x, choice, weights)  # the plain loop
         return super().forward(x, choice, weights)
-
-    def _fits_grouped_mm(self) -> bool:
-        # torch's kernel wants rows of both matrices to be multiples of 16 bytes, and raises otherwise.
-        size = self.gate_up_proj.element_size()
-        return self.hidden_dim * size % 16 == 0 and self.intermediate_dim * size % 16 == 0
 
 
 class LinearExperts(RoutedExperts, nn.Module):
     """E_i(x) = x W_i + b_i: E linear layers in 3-D parameters."""
 
-    def __init__(self, num_experts: int, in_features: int, out_features: int, bias: bool):
+    def __init__(self, config, in_features: int, out_features: int, bias: bool):
         super().__init__()
+        self.config, num_experts = config, config.num_local_experts
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 
@@ -182,32 +205,56 @@ class LinearExperts(RoutedExperts, nn.Module):
     def one_expert(self, x, weights):
         return F.linear(x, *weights)
 
-    def compiled_rows(self, x, index):
+    def batched_rows(self, x, index):
         y = x @ self.weight[index].transpose(1, 2)
         return y if self.bias is None else y + self.bias[index][:, None]
 
     def forward(self, x: torch.Tensor, choice: torch.Tensor | Decision, weights: torch.Tensor | None = None):
-        """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `Decision` -> (B, T, out)."""
+        """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `Decision` -> (B, T, out).
+
+        Raises:
+            ValueError: for an `experts_implementation` that transformers has for whole MLPs alone.
+        """
         if isinstance(choice, Decision):
             return self.by_row(x, choice)
-        E, k = len(self.weight), choice.shape[1]
-        if k == E or torch.compiler.is_compiling():
-            every = torch.zeros(len(x), E, dtype=weights.dtype, device=x.device).scatter(1, choice, weights)  # (N, E)
-            y = sum(self.one_expert(x, expert) * every[:, e, None] for e, expert in enumerate(self.per_expert()))
-            return y.to(x.dtype)
-        flat = choice.flatten()  # (N*k,)
-        order = flat.argsort(stable=True)
-        runs = x[order // k].split(torch.bincount(flat, minlength=E).tolist())  # E x (N_e, d)
-        y = torch.cat([self.one_expert(run, expert) for run, expert in zip(runs, self.per_expert(), strict=True)])
-        # back in the order of the tokens, and added up there: no order of addition that could vary
-        y = y[order.argsort()].unflatten(0, (-1, k)) * weights[..., None]  # (N, k, out)
-        return y.sum(1).to(x.dtype)
+        implementation = self.config._experts_implementation
+        if implementation not in LINEAR_IMPLEMENTATIONS:
+            raise ValueError(
+                f"experts_implementation={implementation!r} is for whole MLPs, and this model routes single linear "
+                f"layers. Use one of {', '.join(map(repr, LINEAR_IMPLEMENTATIONS))}."
+            )
+        if implementation == "eager" or (implementation == "grouped_mm" and not fits_grouped_mm(self.weight)):
+            return reference_experts(self, x, choice, weights).to(x.dtype)
+        k, flat = choice.shape[1], choice.flatten()  # (N k,)
+        if implementation == "batched_mm":
+            y = _batched_linear(x.repeat_interleave(k, dim=0), self.weight[flat], self._biases(flat))
+        else:
+            y = self._grouped(x, flat, k)
+        # added up in the order of the tokens: no order of addition that could vary
+        return (y.unflatten(0, (-1, k)) * weights[..., None]).sum(1).to(x.dtype)
+
+    def _grouped(self, x: torch.Tensor, flat: torch.Tensor, k: int) -> torch.Tensor:
+        """x (N, d), the tokens' experts (N k,) -> (N k, out), not yet weighted."""
+        experts, order = flat.sort(stable=True)
+        # one count for each expert without reading them from the device; counts of integers are not for the CPU
+        numbers = experts.float() if experts.device.type in ("cpu", "mps") else experts.int()
+        counts = numbers.histc(bins=len(self.weight), min=0, max=len(self.weight) - 1)
+        weight, kind = self.weight, x.device.type
+        if torch.is_autocast_enabled(kind):  # the grouped product does not look
+            weight = weight.to(torch.get_autocast_dtype(kind))
+        y = _grouped_linear(x[order // k], weight, counts.cumsum(0, dtype=torch.int32), self._biases(experts))
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        return y[back]
+
+    def _biases(self, experts: torch.Tensor) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias[experts]
 
 
 def reference_experts(
     experts: RoutedExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: what every faster formulation must equal, with gradients.
+    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: what every faster formulation must equal, with gradients;
+    and what `"eager"` is for linear layers.
 
     x (N, d), index (N, k), weights (N, k) -> (N, out).
     """

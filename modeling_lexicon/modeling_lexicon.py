@@ -1,4 +1,4 @@
-"""LM-Lexicon as Hugging Face models: Llamas with the modules of `routing_lexicon` (LM-Lexicon, paper's Sect. 3).
+"""LM-Lexicon as Hugging Face models: Llamas with the layers of `layers_lexicon` (LM-Lexicon, paper's Sect. 3).
 
 Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, C labels.
 """
@@ -16,36 +16,22 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils import can_return_tuple
 
-from .card import write_model_card
 from .configuration_lexicon import LexiconConfig
 from .domains_lexicon import embed, nearest_centroids
 from .experts_lexicon import LexiconExperts, LinearExperts
+from .layers_lexicon import LexiconDecoderLayer, RoutedModule
 from .layout_lexicon import as_in_memory
 from .outputs_lexicon import LexiconCausalLMOutput, LexiconModelOutput, LexiconSequenceClassifierOutput
-from .routing_lexicon import (
-    LexiconDecoderLayer,
-    RoutedModule,
-    keep_on_cache,
-    load_balancing_loss,
-    plan_routing,
-)
+from .routing_lexicon import keep_on_cache, load_balancing_loss, plan_routing
+from .saving_lexicon import CompleteCheckpointMixin
 
 
-class LexiconPreTrainedModel(LlamaPreTrainedModel):
+class LexiconPreTrainedModel(CompleteCheckpointMixin, LlamaPreTrainedModel):
     """Initialisation, saving and loading of LM-Lexicon models."""
 
     config: LexiconConfig
     config_class = LexiconConfig
     _no_split_modules = ["LexiconDecoderLayer"]
-
-    def write_model_card(self, folder, **options):
-        """Writes `folder/README.md`, unless there is one; see `card.write_model_card`."""
-        return write_model_card(self, folder, **options)
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
-        self.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _init_weights(self, module):
         std = self.config.initializer_range
@@ -142,12 +128,15 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         """
         Args:
             input_ids, attention_mask, position_ids (`(B, T)`), past_key_values, inputs_embeds (`(B, T, d)`), use_cache:
-                as a Llama takes them.
+                as a Llama takes them. A 4-D attention mask does not tell where the prompt is: sequence policies and the
+                domain gate then need `prompt_mask`, and the domain policy without a gate `domain_ids`.
             domain_ids (`(B,)`): each row's expert, for the domain policy; the others do not read it.
             prompt_mask (`(B, T)`): non-zero at the tokens that sequence policies and the domain gate decide on; without
                 it all real tokens of the first call. Later calls with the same cache keep the first call's decisions. A
                 row is one sequence: several packed into one would share a decision.
-            output_router_logits: whether the output holds `router_logits` and `expert_index`.
+            output_router_logits: whether the output holds `router_logits` and `expert_index`; by default the
+                configuration's. Under the domain policy with `domain_ids` no gate decides: `router_logits` is empty
+                and `aux_loss` `None`; with labels and a domain gate, `router_logits` hold what the gate learns from.
             learn_domain_gate: whether the domain gate is run though `domain_ids` are given, on input without gradient.
             kwargs: for the Llama, such as `output_hidden_states`.
 
@@ -208,6 +197,12 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_lexicon import DefinitionModelingPipeline
+
+        return {"definition-modeling": DefinitionModelingPipeline}
 
     def __init__(self, config: LexiconConfig):
         super().__init__(config)

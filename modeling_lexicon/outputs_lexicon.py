@@ -17,8 +17,9 @@ class LexiconModelOutput(ModelOutput):
         past_key_values: the cache, which also holds what the sequence and domain policies have decided.
         hidden_states (tuple of `(B, T, d)`, with `output_hidden_states`): after the embedding and after each layer.
         attentions (tuple of `(B, heads, T, T)`, with `output_attentions`): of each layer.
-        router_logits (tuple, with `output_router_logits`): g of each routed module that has a gate, in the order in
-            which they run: `(B, T, E)` for the token policy, else its mean over each prompt, `(B, E)`.
+        router_logits (tuple, with `output_router_logits`): g of each routed module whose gate ran, in their order:
+            `(B, T, E)` for the token policy, else its mean over each prompt, `(B, E)`. Empty where no gate ran: under
+            the domain policy with `domain_ids`, but for training, where the domain gate learns these ids.
         expert_index (tuple of M, with `output_router_logits`): the experts of each routed module: `(B, T, k)`, heaviest
             first, for the token policy, else `(B,)`; the heaviest one for `sequence_soft`.
     """

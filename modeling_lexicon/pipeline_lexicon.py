@@ -17,7 +17,8 @@ class DefinitionModelingPipeline(Pipeline):
         inputs: `{"term", "context"}`; a list or a `datasets` column of them; any other iterable, which is read as it is asked for.
         best_of (`int`, default 1): definitions that are sampled for a row, of which the best is taken. With 1, the likeliest
             token at each step (unless `do_sample=True`).
-        num_definitions (`int`, default 1): how many of them are returned, best first.
+        num_definitions (`int`, default 1): how many of them are returned at most, best first. No two are the same text, so
+            that there can be fewer; an empty one is returned only where all are empty.
         reward_model: an `AutoModelForSequenceClassification` of one label that reads prompt and definition, or its folder or
             Hub id, by which the best are chosen; by default the likeliest, by the mean log-probability of their tokens.
         domain_ids: the expert for a row, or one for each, where the model routes by domain; by default the nearest of the

@@ -1,10 +1,9 @@
-"""Who routes what: gates, what a forward pass remembers, the layer that passes it on (LM-Lexicon, paper's Sect. 3).
+"""The routing state of one forward pass, how it is kept on the cache, and the balance loss (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, N tokens in all, d a module's input size, E experts, k experts per token; x a
 routed module's input, g = x W_gate.
 
-A routed module is called with x alone, as the Llama layer around it calls any MLP or linear layer. What else it must
-know (where the prompt stands, what was decided before) the decoder layer hands to it just before, as a `LayerRouting`.
+A `Routing` belongs to one forward pass, a `LayerRouting` to one run of one decoder layer. Both travel as arguments.
 """
 
 from dataclasses import replace
@@ -12,11 +11,9 @@ from types import MethodType
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from .configuration_lexicon import ATTENTION_LINEARS, LexiconConfig
-from .experts_lexicon import Decision, LexiconExperts, LinearExperts, RoutedExperts, reference_experts
+from .configuration_lexicon import LexiconConfig
+from .experts_lexicon import Decision
 
 # Where the decisions of an earlier call are kept: on the cache of keys and values, beside what they have shaped.
 KEPT = "lexicon_decisions"
@@ -88,8 +85,8 @@ class LayerRouting:
     def record(self, index: torch.Tensor, weights: torch.Tensor | None, logits: torch.Tensor | None):
         self.found += [index, weights, logits]
 
-    def decide(self, module: "RoutedModule", x: torch.Tensor) -> Decision:
-        """The decision for each row of x (B, T, d): kept, given, or taken now by the module's gate on the prompt."""
+    def decide(self, module, x: torch.Tensor) -> Decision:
+        """The decision for each row of x (B, T, d): kept, given, or taken now by the `RoutedModule`'s gate on the prompt."""
         routing = self.routing
         decision = routing.kept.get(module.number)
         if routing.policy == "domain":
@@ -113,144 +110,23 @@ class LayerRouting:
         return replace(self.domain, logits=None)
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, or in float64 where it is that: a softmax over logits loses too much in less."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def top_k_routing(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(KeepTopK(g, k)) in float32   (LM-Lexicon, paper's Sect. 3; Shazeer et al. 2017, Eq. 3)
+    """softmax(KeepTopK(g, k)) in float32, or float64 for float64   (LM-Lexicon, Sect. 3; Shazeer et al. 2017, Eq. 3)
 
     logits (..., E) -> weights (..., k) that sum to 1, index (..., k), heaviest first. With k = 1 the weight is 1 and
     carries the gradient of the full softmax's probability (straight through), or the gate would never learn.
     """
-    logits = logits.float()
+    logits = at_least_float32(logits)
     if k == 1:
         p, index = logits.softmax(-1).max(-1, keepdim=True)
         return 1 + (p - p.detach()), index
     kept, index = logits.topk(k, dim=-1)
     return kept.softmax(-1), index
-
-
-class RoutedModule(nn.Module):
-    """y = sum_i G(x)_i E_i(x), with G as the routing policy says   (LM-Lexicon, paper's Sect. 3)
-
-    Args:
-        config: the model's.
-        number: its place among the model's routed modules, in the order in which they run.
-        in_features: d.
-        experts: what it routes to.
-    """
-
-    def __init__(self, config, number: int, in_features: int, experts: RoutedExperts):
-        super().__init__()
-        self.number, self.policy, self.k = number, config.routing_policy, config.num_experts_per_tok
-        has_gate = self.policy != "domain" or (config.domain_gate and number == 0)
-        self.gate = nn.Linear(in_features, config.num_local_experts, bias=False) if has_gate else None
-        self.experts = experts
-        self.routing: LayerRouting | None = None
-
-    def prompt_logits(self, x: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-        """x (B, T, d), prompt (B, T) -> the mean of g over each row's prompt (B, E), in float32.
-
-        The gate is linear: it reads the mean of x, once a row.
-        """
-        prompt = prompt.to(x.device)
-        total = x.float().masked_fill(~prompt[..., None], 0).sum(1)  # (B, d)
-        return self.gate((total / prompt.sum(1, keepdim=True)).to(x.dtype)).float()
-
-    def decide(self, x: torch.Tensor, prompt: torch.Tensor) -> Decision:
-        """x (B, T, d), prompt (B, T) -> a decision a row."""
-        logits = self.prompt_logits(x, prompt)  # (B, E)
-        probabilities = logits.softmax(-1)
-        p, index = probabilities.max(-1)  # (B,)
-        if self.policy == "sequence_soft":
-            return Decision(index, probabilities, logits)
-        # Not by whether gradients are on: the first pass of a re-entrant checkpoint has them off.
-        learns = self.training or torch.is_grad_enabled()
-        return Decision(index, 1 + (p - p.detach()) if learns else None, logits)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, T, d) -> (B, T, out)."""
-        if self.routing is None:
-            raise RuntimeError(
-                f"{type(self).__name__} was called outside of its decoder layer, and does not know what to route by. "
-                "Call the model, or the layer with routing=."
-            )
-        if self.policy != "token":
-            return self.experts(x, self.routing.decide(self, x))
-        logits = self.gate(x)  # (B, T, E)
-        weights, index = top_k_routing(logits, self.k)
-        self.routing.record(index, None, logits)
-        y = self.experts(x.flatten(0, 1), index.flatten(0, 1), weights.flatten(0, 1))
-        return y.unflatten(0, x.shape[:2])
-
-
-class RoutedMlp(RoutedModule):
-    """E Llama MLPs behind one gate: Mixtral's block, for all policies."""
-
-    def __init__(self, config, number: int):
-        super().__init__(config, number, config.hidden_size, LexiconExperts(config))
-
-
-class RoutedLinear(RoutedModule):
-    """E linear layers behind a gate of their own, in the place of one linear layer."""
-
-    def __init__(self, config, number: int, linear: nn.Linear):
-        experts = LinearExperts(
-            config.num_local_experts, linear.in_features, linear.out_features, linear.bias is not None
-        )
-        super().__init__(config, number, linear.in_features, experts)
-
-
-class LexiconDecoderLayer(LlamaDecoderLayer):
-    """A Llama layer whose MLP or linear layers are routed modules where the configuration says so."""
-
-    def __init__(self, config: LexiconConfig, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.routed_names = []
-        for number, (layer, name) in enumerate(config.routed_modules()):
-            if layer != layer_idx:
-                continue
-            self.routed_names.append(name)
-            if name == "mlp":
-                self.mlp = RoutedMlp(config, number)
-            else:
-                parent = self._parent(name)
-                setattr(parent, name, RoutedLinear(config, number, getattr(parent, name)))
-
-    def _parent(self, name: str) -> nn.Module:
-        return self if name == "mlp" else self.self_attn if name in ATTENTION_LINEARS else self.mlp
-
-    def routed_modules(self) -> list[RoutedModule]:
-        """They are looked up each time: an adapter may have put copies of them, or itself, in their place."""
-        places = [getattr(self._parent(name), name) for name in self.routed_names]
-        return [module for place in places for module in place.modules() if isinstance(module, RoutedModule)]
-
-    def __call__(self, hidden_states: torch.Tensor, routing: Routing | None = None, **kwargs) -> torch.Tensor:
-        """hidden_states (B, T, d) -> (B, T, d).
-
-        What the routed modules found comes out of `forward` as outputs, and not only by way of `routing`: whatever runs
-        between here and there (checkpoints, sharding) carries gradients through outputs alone.
-        """
-        if not self.routed_names or routing is None:
-            return super().__call__(hidden_states, **kwargs)
-        hidden_states, *found = super().__call__(hidden_states, routing.domain_weights, routing=routing, **kwargs)
-        routing.collect(found)
-        return hidden_states
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        domain_weights: torch.Tensor | None = None,
-        routing: Routing | None = None,
-        **kwargs,
-    ):
-        """(B, T, d) -> (B, T, d), and index, weights and logits of each routed module."""
-        if not self.routed_names or routing is None:
-            return super().forward(hidden_states, **kwargs)
-        here, modules = LayerRouting(routing, domain_weights), self.routed_modules()
-        for module in modules:
-            module.routing = here
-        hidden_states = super().forward(hidden_states, **kwargs)
-        for module in modules:
-            module.routing = None
-        return hidden_states, *here.found
 
 
 def is_empty(cache) -> bool:
@@ -310,9 +186,11 @@ def find_prompt(
         if torch.is_tensor(attention_mask) and attention_mask.dim() == 2:
             real = attention_mask[:, -T:].to(device).bool()
         elif prompt_mask is None:
+            form = tuple(attention_mask.shape) if torch.is_tensor(attention_mask) else type(attention_mask).__name__
             raise ValueError(
-                "attention_mask is not of the shape (batch, length), so that a sequence's real tokens are not known. "
-                "Pass it in that shape, or pass prompt_mask (batch, length)."
+                f"attention_mask={form}: a sequence's or domain's decision reads the real tokens of its prompt, which "
+                f"only a mask of the shape (batch, length) tells. Pass prompt_mask {shape} beside it, non-zero at these "
+                "tokens, or with routing_policy='domain' pass domain_ids (batch,)."
             )
     prompt = real
     if prompt_mask is not None:
@@ -407,7 +285,7 @@ def load_balancing_loss(
     losses = []
     for logits, index in zip(router_logits, expert_index, strict=False):
         E = logits.shape[-1]
-        p = logits.softmax(-1, dtype=torch.float32).reshape(-1, E)  # (N, E)
+        p = at_least_float32(logits).softmax(-1).reshape(-1, E)  # (N, E)
         chosen = F.one_hot(index.reshape(len(p), -1), E).sum(1)  # (N, E)
         counts = p.new_ones(len(p), 1)
         if attention_mask is not None and logits.dim() == 3:
@@ -419,14 +297,11 @@ def load_balancing_loss(
 
 
 __all__ = [
-    "LexiconDecoderLayer",
-    "RoutedLinear",
-    "RoutedMlp",
-    "RoutedModule",
+    "LayerRouting",
     "Routing",
+    "at_least_float32",
     "keep_on_cache",
     "load_balancing_loss",
     "plan_routing",
-    "reference_experts",
     "top_k_routing",
 ]

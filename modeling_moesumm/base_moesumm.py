@@ -3,48 +3,36 @@
 Letters: N deputies, E datasets, d hidden size.
 """
 
-import difflib
-import os
-from dataclasses import fields
-
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
+from transformers import PreTrainedModel, initialization
 
-from .card import write_model_card
+from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets, nearest
 from .experts_moesumm import DatasetSelectors, Deputies, DeputyExperts
+from .layers_moesumm import LAYER_CLASSES
+from .saving_moesumm import CompleteCheckpointMixin
 
-LOADING_OPTIONS = ("attn_implementation", "cache_dir", "force_download", "local_files_only", "proxies", "revision")
-LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
 
-
-class MoeSummPreTrainedModel(PreTrainedModel):
+class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
     """Initialisation, saving and loading of MoeSumm models."""
 
     config_class = MoeSummConfig
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def write_model_card(self, folder, **options):
-        """Writes `folder/README.md`, unless there is one; see `card.write_model_card`."""
-        return write_model_card(self, folder, **options)
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
-        self.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
     def _init_weights(self, module):
         std = getattr(self.config.text_config, "init_std", 0.02)
         if isinstance(module, DatasetSelectors):
             initialization.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                initialization.zeros_(module.bias)
         elif isinstance(module, DeputyExperts):
             initialization.normal_(module.up_proj, mean=0.0, std=std)
             initialization.zeros_(module.up_bias)
@@ -71,7 +59,7 @@ class MoeSummPreTrainedModel(PreTrainedModel):
         return True
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        """One of the names that the deputies know; transformers' own are for experts of another form."""
+        """A name that `DeputyExperts` has an implementation for, `"auto"` unless one is requested."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
             raise ValueError(
@@ -79,30 +67,12 @@ class MoeSummPreTrainedModel(PreTrainedModel):
             )
         return requested
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers; a damaged weights file is named, and so is what to do about it."""
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(
-                f"The weights in {str(pretrained_model_name_or_path)!r} cannot be read ({error}): the file is cut "
-                "short or damaged. Save or copy the checkpoint again; for a Hub repository pass force_download=True."
-            ) from error
+    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in transformers; a pipeline that was saved with the model is not promised where its file is not."""
-        promised = getattr(self.config, "custom_pipelines", None) or {}
-        files = {
-            info["impl"].split(".")[0] for info in promised.values() if "--" not in info["impl"]
-        }  # -- names a repo
-        if all(os.path.exists(os.path.join(save_directory, f"{name}.py")) for name in files):
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        del self.config.custom_pipelines
-        try:
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            self.config.custom_pipelines = promised
+    @classmethod
+    def check_backbone(cls, config):
+        if not config.is_encoder_decoder:
+            raise ValueError(f"{config.model_type!r} has no encoder with a decoder.")
 
     def deputies(self) -> list[Deputies]:
         """Each layer's deputies with their selectors, the encoder's first; copies that an adapter keeps among them."""
@@ -158,8 +128,8 @@ class MoeSummPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _change_selectors(self, change):
         for deputies in self.deputies():
-            old = deputies.selectors.weight
-            deputies.selectors.weight = nn.Parameter(change(old), requires_grad=old.requires_grad)
+            for name, old in list(deputies.selectors.named_parameters()):
+                setattr(deputies.selectors, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
 
     def train_deputies_only(self) -> int:
         """Freezes everything but deputies and selectors: MoeSumm's way to a new dataset of few examples (Sect. 4).
@@ -171,31 +141,3 @@ class MoeSummPreTrainedModel(PreTrainedModel):
         for p in left:
             p.requires_grad_(True)
         return sum(p.numel() for p in left)
-
-
-def open_backbone(kind: type, name_or_path: str, dtype: torch.dtype, loading: dict) -> PreTrainedModel:
-    """The pretrained model at a folder or Hub id; `kind` is the configuration that it must not have yet."""
-    try:
-        config = AutoConfig.from_pretrained(name_or_path, **loading)
-        if config.model_type == kind.model_type:
-            raise ValueError(
-                "It is a MoeSumm model already: open it with MoeSummForConditionalGeneration.from_pretrained()."
-            )
-        if not config.is_encoder_decoder:
-            raise ValueError(f"{config.model_type!r} has no encoder with a decoder.")
-        return AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=dtype, **loading)
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())
-        raise OSError(
-            f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of a "
-            f"BART, PEGASUS or mBART, such as 'facebook/bart-large'. The cause: {cause:.300}"
-        ) from error
-
-
-def check_options(options: dict):
-    known = {f.name for f in fields(MoeSummConfig)} - {"text_config"} | {"experts_implementation"}
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of MoeSummConfig."
-            raise ValueError(f"from_backbone() got {name!r}, which is no option of MoeSumm. {hint}")

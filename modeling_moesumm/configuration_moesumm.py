@@ -6,7 +6,11 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-EXPERTS_IMPLEMENTATIONS = ("auto", "dense", "grouped", "loop")
+from .validation_moesumm import ValidatedConfigMixin
+
+EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
+GATE_POSITIONS = ("deputy", "layer_output", "ffn_output")
+MARGIN_MAIN = ("model", "last_layer")
 DEPUTY_SIZE = 512
 
 
@@ -23,13 +27,13 @@ def of_backbone(name: str) -> property:
 
 
 @strict
-class MoeSummConfig(PreTrainedConfig):
+class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     r"""What a MoeSumm model is made of: a backbone, the datasets it knows, and its deputies.
 
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BART-large):
-            The backbone's configuration: BART, PEGASUS, mBART, or another encoder with a decoder whose layers have
-            `fc1`, an activation and `fc2`. Its special tokens and sizes can be read and set on this one too.
+            The backbone's configuration: BART, PEGASUS or mBART. Its special tokens and sizes can be read and set on
+            this one too.
         datasets (`list[str]`, default `["default"]`):
             The datasets that have a selector, in the order of their ids.
         num_deputies (`int`, default 3):
@@ -47,14 +51,27 @@ class MoeSummConfig(PreTrainedConfig):
             the backbone's own size, and one selector that knows no datasets. `from_backbone` starts them as copies of
             the backbone's feed-forward layers, and the weight of the chosen one is 1 with the gradient of its
             probability, so that the model starts as its backbone.
+        margin_main (`str`, default `"model"`):
+            What the margin compares with (P_main of Eq. 8): `"model"` is the model without any deputies, as the paper
+            says, and needs a second pass; `"last_layer"` leaves out the deputies of the decoder's last layer alone, as
+            the authors' code does, and needs none.
+        label_smoothing (`float`, default 0.0):
+            Label smoothing of the generation loss, at least 0 and below 1. The margin loss is not smoothed: Eq. 8-9 are
+            of the probability of the gold token. Use this and not the Trainer's `label_smoothing_factor`.
+        gate_position (`str`, default `"deputy"`):
+            What the chosen deputy's weight g_p multiplies: `"deputy"` its pre-activation, as printed in Eq. 6;
+            `"ffn_output"` the sum of main expert and deputy; `"layer_output"` the whole layer's output, behind its
+            last normalisation, as the authors' code does. Rows without a dataset are the backbone's in all.
+        selector_bias (`bool`, default `False`):
+            Whether selectors have biases, as in the authors' code; Eq. 4 has none.
         deputy_output_std (`float`, default 0):
             Standard deviation that the deputies' second matrix starts with; with 0 a new deputy says nothing yet, and a
             new model starts as its backbone.
         kwargs: all that `PreTrainedConfig` takes; `experts_implementation` is how the deputies are computed, one of
-            `"auto"` (by device and number of tokens), `"dense"`, `"grouped"`, `"loop"` (see `DeputyExperts`).
+            `"auto"` (by device and number of tokens), `"eager"`, `"batched_mm"`, `"grouped_mm"` (see `DeputyExperts`).
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message states the value and how to fix it.
 
     Example:
 
@@ -65,6 +82,10 @@ class MoeSummConfig(PreTrainedConfig):
     ```"""
 
     model_type = "moesumm"
+    how_to_start = (
+        "To start from a BART, PEGASUS or mBART, use "
+        "MoeSummForConditionalGeneration.from_backbone(name_or_path, datasets=[...])."
+    )
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
     # Logits alone are predictions.
     keys_to_ignore_at_inference = [
@@ -81,6 +102,10 @@ class MoeSummConfig(PreTrainedConfig):
     margin_loss_coef: float | int | None = None
     dataset_aware: bool | None = None
     main_expert: bool = True
+    margin_main: str = "model"
+    label_smoothing: float | int = 0.0
+    gate_position: str = "deputy"
+    selector_bias: bool = False
     deputy_output_std: float | int = 0.0
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
@@ -99,10 +124,6 @@ class MoeSummConfig(PreTrainedConfig):
     decoder_start_token_id = of_backbone("decoder_start_token_id")
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
         if self.datasets is None:
             self.datasets = ["default"]
@@ -125,26 +146,13 @@ class MoeSummConfig(PreTrainedConfig):
         # Not handed down to the backbone, as transformers would: it has no experts of its own and refuses our names.
         self._experts_implementation_internal = value.get("") if isinstance(value, dict) else value
 
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a MoeSumm model. To start from a BART, "
-                "PEGASUS or mBART, use MoeSummForConditionalGeneration.from_backbone(name_or_path, datasets=[...])."
-            )
-        loaded = super().from_dict(config_dict, **kwargs)
-        config = loaded[0] if isinstance(loaded, tuple) else loaded
-        config.check()  # again, with what from_pretrained(..., margin_loss_coef=0) has replaced
-        return loaded
-
     @property
     def num_selectors(self) -> int:
         """Selectors in every layer: one a dataset, or one for all."""
         return len(self.datasets) if self.dataset_aware else 1
 
     def check(self):
-        """Raises a `ValueError` that names the value, the reason and the mend."""
+        """Raises a `ValueError` that states the value, the reason and how to fix it."""
         if not getattr(self.text_config, "is_encoder_decoder", False):
             raise ValueError(
                 f"text_config is of a {self.text_config.model_type!r} model, which has no encoder with a decoder. "
@@ -159,6 +167,11 @@ class MoeSummConfig(PreTrainedConfig):
         for name in ("margin_loss_coef", "deputy_output_std"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: it cannot be negative. Use 0 to switch it off.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing}: it must be at least 0 and below 1, such as 0.1.")
+        for name, known in (("gate_position", GATE_POSITIONS), ("margin_main", MARGIN_MAIN)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not known. {nearest(getattr(self, name), known)}")
         check_datasets(self.datasets)
         if not self.main_expert:
             self._check_flat()

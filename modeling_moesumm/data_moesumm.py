@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils.data import Sampler
 
-from .layers_moesumm import dataset_ids_of
+from .routing_moesumm import dataset_ids_of
 from .summarizing_moesumm import check_on_long, decoder_positions, source_limit
 from .texts_moesumm import readable
 

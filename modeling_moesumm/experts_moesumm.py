@@ -1,4 +1,4 @@
-"""Deputy experts and the selectors that choose them, in formulations with the same values (MoeSumm, Sect. 4).
+"""Deputy experts and the selectors that choose them, in implementations with the same values (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, n tokens in all, d hidden size, N deputies, h a deputy's inner size (the
 paper's d_h), E datasets, g_p the weight of a token's chosen deputy p.
@@ -7,29 +7,37 @@ paper's d_h), E datasets, g_p the weight of a token's chosen deputy p.
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.integrations.moe import _grouped_mm
 
 # On a GPU, up to so many columns of all deputies are computed for all tokens: sorting tokens would cost more.
-DENSE_COLUMNS = 2**21
+BATCHED_COLUMNS = 2**21
 
 
 class DatasetSelectors(nn.Module):
     """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4)
 
+    With one selector for all datasets this is the plain gate of MoeSumm, Eq. 3, softmax(a W), which Eq. 4-5 replace;
+    the softmax is in `Deputies.choose`.
+
     Args:
-        num_selectors: E, or 1 for a selector that knows no datasets.
+        num_selectors: E, or 1 for a selector that knows no datasets (Eq. 3).
         num_deputies: N.
         hidden_size: d.
+        bias: whether each selector has one, as in the authors' code; the paper's have none.
     """
 
-    def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int):
+    def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_selectors, num_deputies, hidden_size))
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_selectors, num_deputies)) if bias else None)
 
     def forward(self, x: torch.Tensor, dataset_ids: torch.Tensor | None) -> torch.Tensor:
         """x (B, T, d), ids (B,) -> logits (B, T, N); those of the first selector for a row without a dataset (-1)."""
         if len(self.weight) == 1:
-            return F.linear(x, self.weight[0])
-        return x @ self.weight[dataset_ids.clamp(min=0)].mT  # (B, T, d) @ (B, d, N)
+            return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
+        ids = dataset_ids.clamp(min=0)
+        logits = x @ self.weight[ids].mT  # (B, T, d) @ (B, d, N)
+        return logits if self.bias is None else logits + self.bias[ids][:, None]
 
 
 class DeputyExperts(nn.Module):
@@ -37,11 +45,11 @@ class DeputyExperts(nn.Module):
 
     As act(0) = 0, a deputy that was not chosen adds exactly nothing, so that these give the same:
 
-    - `dense`: all deputies as N*h columns, masked before the activation. Two plain products, and no sorting.
-    - `grouped`: tokens sorted by deputy, each deputy on its own run of them.
-    - `loop`: the formula as a loop over deputies; what the others must equal, in values and in all gradients.
+    - `eager`: the formula as a loop over deputies; what the others must equal, in values and in all gradients.
+    - `batched_mm`: all deputies as N*h columns, masked before the activation. Two plain products, and no sorting.
+    - `grouped_mm`: tokens sorted by deputy, and transformers' grouped product, each deputy on its own run of them.
 
-    The deputies' weights lie in 3-D parameters, so that one that nobody chose gets a gradient of zeros and not none.
+    The weights of all deputies are 3-D parameters: one that no token chose gets a gradient of zeros instead of none.
 
     Args:
         num_deputies: N.
@@ -66,66 +74,56 @@ class DeputyExperts(nn.Module):
         return getattr(self, implementation)(x, index, gate)
 
     def fastest(self, n: int, device: str) -> str:
-        """The formulation to take for n tokens (benchmarks/moesumm_speed.py)."""
+        """The implementation to take for n tokens (benchmarks/moesumm_speed.py)."""
         if torch.compiler.is_compiling():
-            return "dense"  # one graph: the lengths of runs would be read from the device
-        return "grouped" if device == "cpu" or n * self.up_bias.numel() > DENSE_COLUMNS else "dense"
+            return "batched_mm"
+        return "grouped_mm" if device == "cpu" or n * self.up_bias.numel() > BATCHED_COLUMNS else "batched_mm"
 
     def inner(self, pre: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """The gate stands before the activation, as printed in Eq. 6."""
+        """act(g_p (A W1_p + b1_p)): the gate stands before the activation, as printed in Eq. 6."""
         return F.dropout(self.act(pre * gate.to(pre.dtype)), self.dropout, self.training)
 
-    def by_deputy(self):
+    def eager(self, x, index, gate):
+        y = torch.zeros_like(x)
         # unbind: one stacked gradient for each parameter, where indexing would add up N gradients of full size
-        return zip(self.up_proj.unbind(0), self.up_bias.unbind(0), self.down_proj.unbind(0), strict=True)
+        deputies = zip(self.up_proj.unbind(0), self.up_bias.unbind(0), self.down_proj.unbind(0), strict=True)
+        for i, (U, b, D) in enumerate(deputies):
+            token = (index == i).nonzero().squeeze(1)
+            y = y.index_add(0, token, (self.inner(F.linear(x[token], U, b), gate[token, None]) @ D).to(y.dtype))
+        return y
 
-    def dense(self, x, index, gate):
+    def batched_mm(self, x, index, gate):
         N, h = self.up_bias.shape
         gates = gate.new_zeros(len(x), N).scatter(1, index[:, None], gate[:, None])  # (n, N)
         pre = F.linear(x, self.up_proj.flatten(0, 1), self.up_bias.flatten())  # (n, N*h)
         inner = self.inner(pre.unflatten(1, (N, h)), gates[..., None])  # (n, N, h)
         return inner.flatten(1) @ self.down_proj.flatten(0, 1)
 
-    def grouped(self, x, index, gate):
-        if grouped_mm_fits(x, self.up_proj):
-            return self.grouped_by_kernel(x, index, gate)
-        counts, order = torch.bincount(index, minlength=len(self.up_proj)).tolist(), None
-        if max(counts) < len(x):  # in decoding, beams often agree: then there is nothing to sort
-            order = index.argsort(stable=True)
-            x, gate = x.index_select(0, order), gate.index_select(0, order)
-        runs = zip(x.split(counts), gate[:, None].split(counts), self.by_deputy(), strict=True)
-        # an empty run counts where gradients are: all parameters belong to the graph, whoever was chosen
-        y = [self.inner(F.linear(run, U, b), g) @ D for run, g, (U, b, D) in runs if len(run) or U.requires_grad]
-        y = torch.cat(y) if len(y) > 1 else y[0] if y else x
-        return y if order is None else torch.empty_like(y).index_copy(0, order, y)
-
-    def grouped_by_kernel(self, x, index, gate):
-        """The same by one kernel for all runs, whose lengths never leave the device."""
+    def grouped_mm(self, x, index, gate):
         order = index.argsort(stable=True)
-        offsets = F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)  # (N,)
-        up, down = self.up_proj.to(x.dtype), self.down_proj.to(x.dtype)
-        pre = F.grouped_mm(x.index_select(0, order), up.mT, offs=offsets)  # (n, h)
-        inner = self.inner(pre + self.up_bias[index[order]].to(x.dtype), gate[order][:, None])
-        y = F.grouped_mm(inner, down, offs=offsets)
+        ends = F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)  # (N,), of each deputy's run
+        pre = grouped_product(x[order], self.up_proj.mT, ends)  # (n, h)
+        inner = self.inner(pre + self.up_bias[index[order]].to(pre.dtype), gate[order, None])
+        y = grouped_product(inner, self.down_proj, ends)
         return torch.empty_like(y).index_copy(0, order, y)
 
-    def loop(self, x, index, gate):
-        y = torch.zeros_like(x)
-        for i, (U, b, D) in enumerate(self.by_deputy()):
-            token = (index == i).nonzero().squeeze(1)
-            y = y.index_add(0, token, (self.inner(F.linear(x[token], U, b), gate[token, None]) @ D).to(y.dtype))
-        return y
 
-
-def grouped_mm_fits(x: torch.Tensor, up_proj: torch.Tensor) -> bool:
-    """Whether torch's kernel for grouped products is there and takes these: bfloat16 on a GPU, rows of 16 bytes."""
-    if x.device.type != "cuda" or x.dtype != torch.bfloat16 or not len(x) or not hasattr(F, "grouped_mm"):
-        return False
-    return torch.cuda.get_device_capability(x.device) >= (8, 0) and all(size % 8 == 0 for size in up_proj.shape[1:])
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """x (n, d) in N runs that end at `ends` (N,), each times its matrix of weight (N, d, h) -> (n, h)."""
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    # torch's kernel takes rows of 16 bytes and no float64; transformers' own loop takes all
+    aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    if len(x) and aligned and weight.dtype != torch.float64:
+        return _grouped_mm(x, weight, ends)
+    return torch.ops.transformers.grouped_mm_fallback(x.to(weight.dtype), weight, ends)
 
 
 class Deputies(nn.Module):
     """What stands beside the main expert of one layer: its selectors and its deputies   (MoeSumm, Eq. 4-7)
+
+    Without a main expert it is the mixture of MoeSumm, Eq. 2-3, x = sum_{i in T} G_i(a) E_i(a), with one expert in T.
 
     Args:
         config: the model's.
@@ -137,13 +135,13 @@ class Deputies(nn.Module):
     def __init__(self, config, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):
         super().__init__()
         self.config = config
-        self.selectors = DatasetSelectors(config.num_selectors, config.num_deputies, hidden_size)
+        self.selectors = DatasetSelectors(config.num_selectors, config.num_deputies, hidden_size, config.selector_bias)
         self.experts = DeputyExperts(config.num_deputies, hidden_size, inner_size, act, dropout)
 
     def choose(
         self, x: torch.Tensor, dataset_ids: torch.Tensor | None, forced: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """G = softmax(c);  p = argmax_i G_i;  g_p = G_p   (MoeSumm, Eq. 5)
+        """G = softmax(c);  p = argmax_i G_i;  g_p = G_p   (MoeSumm, Eq. 5; of the plain gate Eq. 3)
 
         x (B, T, d), ids (B,) -> gate (B, T), which is 0 in rows without a dataset, and index (B, T). With one deputy
         forced, the softmax is over that one, and the gate 1.
@@ -159,17 +157,56 @@ class Deputies(nn.Module):
             gate = gate * (dataset_ids >= 0)[:, None]
         return gate.to(x.dtype), index
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, routing, number: int) -> torch.Tensor:
-        """A, that is x (B, T, d), and the main expert's answer to it, y (B, T, d) -> the layer's answer (B, T, d)."""
+    def forward(self, A: torch.Tensor, X: torch.Tensor, routing, number: int):
+        """Adds the deputies' part to the main expert's answer   (MoeSumm, Eq. 6-7)
+
+        Args:
+            A (`(B, T, d)`): the attention's output.
+            X (`(B, T, d)`): the main expert's answer to it.
+            routing: the pass's.
+            number: the layer's.
+
+        Returns:
+            X `(B, T, d)`, and `None` or, with `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
+        """
         rows, ids = routing.rows, routing.dataset_ids
-        if rows is not None:
-            x, ids = x[rows], None if ids is None else ids[rows]
+        x = A if rows is None else A[rows]
+        if ids is not None and rows is not None:
+            ids = ids[rows]
         gate, index = self.choose(x, ids, routing.forced)
-        routing.record(number, gate, index, y.shape[:2])
-        found = self.experts(x.flatten(0, 1), index.flatten(), gate.flatten(), self.config._experts_implementation)
-        found = found.view_as(x).to(y.dtype)
-        if rows is None:
-            return y + found
-        if isinstance(rows, slice):
-            return torch.cat([y[rows] + found, y[rows.stop :]])
-        return y.index_add(0, rows, found)
+        routing.record(number, gate, index, A.shape[:2])
+        inside, outside = self.place_gate(gate, ids)
+        part = self.experts(x.flatten(0, 1), index.flatten(), inside.flatten(), self.config._experts_implementation)
+        X = add_to_rows(X, part.view_as(x).to(X.dtype), rows)
+        if outside is None:
+            return X, None
+        factor = set_rows(X.new_ones(*X.shape[:2], 1), outside[..., None].to(X.dtype), rows)
+        return (X * factor, None) if self.config.gate_position == "ffn_output" else (X, factor)
+
+    def place_gate(self, gate: torch.Tensor, dataset_ids: torch.Tensor | None):
+        """g_p (b, T) -> what multiplies the deputy's pre-activation (Eq. 6), and what multiplies the whole, or `None`.
+
+        Rows without a dataset, whose gate is 0, have the main expert alone: 0 inside, 1 outside.
+        """
+        if self.config.gate_position == "deputy":
+            return gate, None
+        if dataset_ids is None:
+            return torch.ones_like(gate), gate
+        known = (dataset_ids >= 0)[:, None]
+        return known.to(gate.dtype).expand_as(gate), torch.where(known, gate, 1)
+
+
+def add_to_rows(X: torch.Tensor, part: torch.Tensor, rows) -> torch.Tensor:
+    """X (B, ...) with `part` (b, ...) added in those rows, all for `None`."""
+    if rows is None:
+        return X + part
+    if isinstance(rows, slice):  # from 0
+        return torch.cat([X[rows] + part, X[rows.stop :]])
+    return X.index_add(0, rows, part)
+
+
+def set_rows(X: torch.Tensor, part: torch.Tensor, rows) -> torch.Tensor:
+    """X (B, ...) with `part` (b, ...) in the place of those rows, all for `None`."""
+    if rows is None:
+        return part
+    return torch.cat([part, X[rows.stop :]]) if isinstance(rows, slice) else X.index_copy(0, rows, part)

@@ -7,9 +7,13 @@ import torch
 import torch.nn.functional as F
 
 
-def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """-log P(y_t): logits (n, V), labels (n,) -> (n,), in float32 or better, and 0 where the label is -100."""
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="none")
+def token_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """-log P(y_t), with label smoothing eps -(1 - eps) log P(y_t) - eps / V sum_v log P(v).
+
+    logits (n, V), labels (n,) -> (n,), in float32 or better, and 0 where the label is -100.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
 
 def margin_losses(full: torch.Tensor, main: torch.Tensor) -> torch.Tensor:

@@ -4,28 +4,25 @@ Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary,
 """
 
 import copy
-import os
+from dataclasses import fields
 
 import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from .base_moesumm import LOADING_OPTIONS, MoeSummPreTrainedModel, check_options, open_backbone
+from .backbone_moesumm import HUB_OPTIONS, split_options
+from .base_moesumm import MoeSummPreTrainedModel
 from .configuration_moesumm import MoeSummConfig
-from .experts_moesumm import Deputies
-from .layers_moesumm import (
-    Routing,
-    attach_deputies,
-    check_dataset_ids,
-    check_one_of,
-    dataset_ids_of,
-    layers_of,
-    plan_routing,
-)
+from .layers_moesumm import attach_deputies, layers_of
 from .loss_moesumm import margin_losses, token_losses
 from .outputs_moesumm import MoeSummOutput
+from .routing_moesumm import Routing, check_dataset_ids, check_one_of, dataset_ids_of, plan_routing
 from .summarizing_moesumm import Summarizer, check_texts
+
+# What from_backbone() takes for the configuration.
+CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
+STATES = ("output_hidden_states", "output_attentions")
 
 
 def source_tokens(config, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -55,11 +52,23 @@ def check_target(config, tokens: torch.Tensor | None, written: int):
         )
 
 
-def check_has_source(encoder_outputs):
-    if encoder_outputs is not None:
+def check_has_source(encoder_outputs, past_key_values):
+    for name, value in (("encoder_outputs", encoder_outputs), ("past_key_values", past_key_values)):
+        if value is not None:
+            raise ValueError(
+                f"labels with {name}: the margin loss needs the encoder's states without deputies as well. Pass "
+                "input_ids, or set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
+            )
+
+
+def check_has_labels(config, decoder_input_ids):
+    """Of a training step under the Trainer, which has taken the labels away."""
+    if config.margin_loss_coef or decoder_input_ids is None:
         raise ValueError(
-            "labels with encoder_outputs: the margin loss needs the encoder's states without deputies as well. Pass "
-            "input_ids, or set config.margin_loss_coef = 0."
+            f"labels=None in a training step with margin_loss_coef={config.margin_loss_coef}: under "
+            "label_smoothing_factor or compute_loss_func the Trainer keeps the labels, and the margin loss cannot be "
+            "computed. Set label_smoothing_factor=0 and model.config.label_smoothing=0.1; for a loss of your own set "
+            "model.config.margin_loss_coef=0 and pass decoder_input_ids."
         )
 
 
@@ -124,7 +133,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     def __init__(self, config: MoeSummConfig):
         super().__init__(config)
         config.check()
-        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config)
+        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config, trust_remote_code=False)
         attach_deputies(self.backbone.base_model, config)
         self.post_init()
 
@@ -136,7 +145,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         num_deputies: int = 3,
         deputy_size: int | None = None,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
+        attention_dropout: float | None = None,
         **options,
     ):
         """A MoeSumm model whose main expert is a pretrained model, with new deputies and selectors.
@@ -144,53 +154,57 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         Args:
             name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
             datasets, num_deputies, deputy_size: as in `MoeSummConfig`.
-            dtype: of all weights. Not the checkpoint's own by default: new experts do not learn in half precision.
-            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...),
-                `experts_implementation`, and of what `from_pretrained` takes `revision`, `token`, `cache_dir`,
-                `local_files_only`, `trust_remote_code`, `attn_implementation`, `subfolder`, `force_download`,
-                `proxies`, `code_revision`.
+            dtype: of all weights, "auto" for the checkpoint's. Not the default, since new experts do not learn in half
+                precision.
+            attention_dropout (`float`, *optional*): in place of the backbone's own.
+            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...), and what
+                `from_pretrained` takes to find and load weights (`revision`, `token`, `device_map`,
+                `quantization_config`, `variant`, `experts_implementation`, ...).
 
         Raises:
             OSError: when there is no such model.
-            ValueError: for a backbone without fc1 and fc2, an option that there is not, or a value out of range.
+            ValueError: for a backbone without fc1 and fc2, an unknown option, or a value out of range.
         """
-        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
-        check_options(options)
-        backbone = open_backbone(cls.config_class, name_or_path, dtype, loading)
-        layers_of(backbone.base_model)
-        # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
-        config = cls.config_class(
-            text_config=copy.deepcopy(backbone.config),
-            datasets=datasets,
-            num_deputies=num_deputies,
-            deputy_size=deputy_size,
-            **options,
+        options = {"datasets": datasets, "num_deputies": num_deputies, "deputy_size": deputy_size, **options}
+        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        loaded = cls.load_over_backbone(
+            name_or_path,
+            lambda backbone: cls.config_class(text_config=backbone, **options),
+            load_kwargs,
+            dtype,
+            attention_dropout,
         )
-        if os.path.isdir(name_or_path):
-            config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
-        model = cls(config)
-        model._take_backbone(backbone.state_dict(), name_or_path)
-        model.generation_config = copy.deepcopy(backbone.generation_config)
-        return model.to(dtype).eval()
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if not model.config.main_expert:
+            hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
+            model._copy_to_experts(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
+        return loaded
+
+    @classmethod
+    def backbone_skeleton(cls, config: MoeSummConfig) -> PreTrainedModel:
+        with torch.device("meta"):
+            skeleton = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config.text_config), trust_remote_code=False)
+        layers_of(skeleton.base_model)
+        return skeleton
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        from .pipeline_moesumm import MoeSummarizationPipeline
+
+        return {"moe-summarization": MoeSummarizationPipeline}
 
     @torch.no_grad()
-    def _take_backbone(self, weights: dict[str, torch.Tensor], name_or_path: str):
-        found = self.backbone.load_state_dict(weights, strict=False)
-        missing = [name for name in found.missing_keys if ".deputies." not in name]
-        unexpected = list(found.unexpected_keys)
-        if not self.config.main_expert:
-            for name, layer in self.backbone.base_model.named_modules(prefix=self.backbone.base_model_prefix):
-                if isinstance(getattr(layer, "deputies", None), Deputies):
-                    experts = layer.deputies.experts
-                    experts.up_proj.copy_(weights[f"{name}.fc1.weight"])
-                    experts.up_bias.copy_(weights[f"{name}.fc1.bias"])
-                    experts.down_proj.copy_(weights[f"{name}.fc2.weight"].T)
-            unexpected = [name for name in unexpected if not name.endswith(("fc1.weight", "fc1.bias", "fc2.weight"))]
-        if missing or unexpected:
-            raise ValueError(
-                f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
-                f"unexpected {unexpected}."
-            )
+    def _copy_to_experts(self, backbone: PreTrainedModel):
+        """FlatMoE: every expert starts as a copy of the backbone's feed-forward layer."""
+        own = self.backbone.base_model
+        for layer, source in zip(
+            (*own.encoder.layers, *own.decoder.layers), layers_of(backbone.base_model), strict=True
+        ):
+            experts = layer.deputies.experts
+            experts.up_proj.copy_(source.fc1.weight)
+            experts.up_bias.copy_(source.fc1.bias)
+            experts.down_proj.copy_(source.fc2.weight.T)
+            layer.fc2.bias.copy_(source.fc2.bias)
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, called with `dataset_ids` and the like."""
@@ -212,7 +226,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         self.backbone.set_output_embeddings(value)
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
-        return self.backbone.resize_token_embeddings(*args, **kwargs)
+        embeddings = self.backbone.resize_token_embeddings(*args, **kwargs)
+        self.vocab_size = self.config.vocab_size
+        return embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """labels (B, T) -> what the decoder reads (B, T), as the backbone shifts them."""
@@ -252,7 +268,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             output_deputies: whether the output holds `encoder_deputies` and so on.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer gives it,
                 and the losses are then their sums divided by it: gradient accumulation changes nothing.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`. With labels and a margin
+                loss, asking for these takes two passes, so that what is returned is part of the loss's graph.
 
         Raises:
             ValueError: for an unknown dataset (the known ones are listed), ids out of range or of another length, and
@@ -264,6 +281,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        elif self.training and num_items_in_batch is not None:
+            check_has_labels(config, decoder_input_ids)
         written = written_tokens(past_key_values)
         check_target(config, decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds, written)
         routing = plan_routing(
@@ -286,28 +305,58 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             "inputs_embeds": inputs_embeds,
             "decoder_inputs_embeds": decoder_inputs_embeds,
         }
-        second_pass = labels is not None and bool(config.margin_loss_coef) and routing.active
-        if second_pass:
-            # one pass of 2B rows: every parameter is used once, as sharding and re-entrant checkpoints want it
-            check_has_source(encoder_outputs)
-            routing = routing.with_main_only_rows(B)
-            reading = {name: None if x is None else torch.cat([x, x]) for name, x in reading.items()}
-        outputs = self.backbone.base_model(
-            **reading,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            routing=routing,
-            return_dict=True,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d)
-        logits = self._scores(states[:B])
+        margin = labels is not None and bool(config.margin_loss_coef) and routing.active
+        main = None
+        if margin and config.margin_main == "model":
+            check_has_source(encoder_outputs, past_key_values)
+            outputs, main = self._full_and_main(reading, routing, kwargs)
+        else:
+            if margin:
+                routing.main_only_layer = self.num_layers - 1
+            outputs = self.backbone.base_model(
+                **reading,
+                encoder_outputs=encoder_outputs,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                routing=routing,
+                return_dict=True,
+                **kwargs,
+            )
+        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with those of the main expert behind
+        full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
+        logits = self._scores(full)
         losses = (None, None, None)
         if labels is not None:
-            main = states[B:] if second_pass else None
             losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
-        return self._output(outputs, B, logits, losses, routing, encoder_outputs is None)
+        return self._output(outputs, full, logits, losses, routing, encoder_outputs is None)
+
+    def _full_and_main(self, reading: dict, routing: Routing, kwargs: dict):
+        """The backbone's output with deputies and without: one of 2B rows, or two of B rows, the second's states alone.
+
+        One pass of 2B rows uses every parameter once, as sharding and re-entrant checkpoints want it. But rows cut out
+        of its states would be no part of the loss's graph: states that are returned come from a pass of their own.
+        """
+        call = {"use_cache": False, "return_dict": True}
+        if torch.is_grad_enabled() and self._returns_states(kwargs):
+            outputs = self.backbone.base_model(**reading, routing=routing, **call, **kwargs)
+            kwargs = {name: value for name, value in kwargs.items() if name not in STATES}
+            return outputs, self.backbone.base_model(
+                **reading, routing=Routing(False), **call, **kwargs
+            ).last_hidden_state
+        B = len(next(x for x in reading.values() if x is not None))
+        doubled = {name: None if x is None else torch.cat([x, x]) for name, x in reading.items()}
+        return self.backbone.base_model(**doubled, routing=routing.with_main_only_rows(B), **call, **kwargs), None
+
+    def _returns_states(self, kwargs: dict) -> bool:
+        """Whether hidden states or attentions are asked for, in the call or in the configuration."""
+        asked = (kwargs.get(name) for name in STATES)
+        backbone = self.config.text_config
+        return any(getattr(backbone, n, False) if x is None else x for n, x in zip(STATES, asked, strict=True))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of encoder and decoder together."""
+        return len(self.backbone.base_model.encoder.layers) + len(self.backbone.base_model.decoder.layers)
 
     def _scores(self, states: torch.Tensor) -> torch.Tensor:
         """(..., d) -> (..., V)."""
@@ -319,9 +368,11 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         """loss, generation loss and margin loss, of logits (B, T, V) and the main expert's states (B, T, d)."""
         labels, coef = labels.flatten(), self.config.margin_loss_coef
         full = token_losses(logits.flatten(0, 1), labels)
+        smoothing = self.config.label_smoothing
+        generation = token_losses(logits.flatten(0, 1), labels, smoothing) if smoothing else full
         real = labels != -100
         total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        generation_loss = full.sum() / total
+        generation_loss = generation.sum() / total
         if not coef:
             return generation_loss, generation_loss, None
         main = full  # without deputies both are one model, and the margin is 0
@@ -333,16 +384,19 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         margin_loss = margin_losses(full, main).sum() / total
         return generation_loss + coef * margin_loss, generation_loss, margin_loss
 
-    def _output(self, outputs, B: int, logits, losses, routing: Routing, encoder_ran: bool) -> MoeSummOutput:
+    def _output(self, outputs, full, logits, losses, routing: Routing, encoder_ran: bool) -> MoeSummOutput:
+        B = len(full)
+
         def first_rows(states):
             if isinstance(states, tuple):
-                return tuple(x[:B] for x in states)
-            return None if states is None else states[:B]
+                return tuple(map(first_rows, states))
+            if states is outputs.last_hidden_state:
+                return full  # what the logits were made of, and so part of the loss's graph
+            return states if states is None or len(states) == B else states[:B]
 
         found = {"encoder": (None, None), "decoder": (None, None)}
         if routing.recording:
-            depth, device = len(self.backbone.base_model.encoder.layers), logits.device
-            total = depth + len(self.backbone.base_model.decoder.layers)
+            depth, total, device = len(self.backbone.base_model.encoder.layers), self.num_layers, logits.device
             if encoder_ran:
                 shape = (B, outputs.encoder_last_hidden_state.shape[1])
                 found["encoder"] = routing.choices(range(depth), shape, device)

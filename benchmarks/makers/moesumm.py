@@ -12,16 +12,29 @@ SYSTEMS = {
     "no_margin": "MoeSumm without the margin loss",
     "random start": "MoeSumm, deputies that start at random",
     "all weights": "MoeSumm, all weights trained in few-shot",
+    "authors' settings": "MoeSumm, trained as in the authors' code",
+    "margin of the last layer": "MoeSumm, the margin compares with the last layer's main expert",
 }
+
+
+OLD_NAMES = {"dense": "batched_mm", "grouped": "grouped_mm", "loop": "eager"}  # in records before transformers' names
+
+
+def implementations(record: dict) -> list[str]:
+    """Those that were measured, under the names of then."""
+    found = dict.fromkeys(name for row in record["results"] for name in row.get("ratios", {}))
+    return [name for name in found if name in OLD_NAMES or name in OLD_NAMES.values()]
 
 
 def moesumm_speed() -> str:
     record = load("moesumm_speed")
-    columns = ("main only", "auto", "dense", "grouped", "loop")
+    columns = {"main only": "main only", "auto": "auto"} | {
+        name: OLD_NAMES.get(name, name) for name in implementations(record)
+    }
     lines = [
         "Time of a BART with deputies of 512 over that of the stock BART with the same weights:",
         "",
-        f"| | shape | deputies | {' | '.join(columns)} | margin loss, to a step without |",
+        f"| | shape | deputies | {' | '.join(columns.values())} | margin loss, to a step without |",
         "| --- | --- | --- |" + " --- |" * (len(columns) + 1),
     ]
     names = {
@@ -52,12 +65,28 @@ def moesumm_speed() -> str:
 
 
 def moesumm_quality() -> str:
-    record = load("moesumm_quality")
+    return quality(
+        "moesumm_quality",
+        "from the backbone on the\nmix",
+        "`python benchmarks/moesumm_quality.py --data PATH --work FOLDER`",
+    )
+
+
+def moesumm_authors() -> str:
+    command = (
+        "`python benchmarks/moesumm_quality.py ... --name moesumm_authors` (the whole command is in its first lines)"
+    )
+    return quality("moesumm_authors", "from MoeSumm with\nits defaults", command)
+
+
+def quality(name: str, difference: str, command: str) -> str:
+    """The table of one record of moesumm_quality.py; `difference` says what systems are compared with."""
+    record = load(name)
     settings = {result["setting"]: result for result in record["results"]}
     systems = list(dict.fromkeys(row["system"] for result in settings.values() for row in result["scores"]))
     lines = [
-        "Mean of ROUGE-1, -2 and -L (F1, stemmed) over three data sets; in brackets the difference from the backbone on the",
-        "mix with its 95 per cent interval over documents, and in how many runs it has this sign:",
+        f"Mean of ROUGE-1, -2 and -L (F1, stemmed) over three data sets; in brackets the difference {difference} with its 95 "
+        "per cent interval over documents, and in how many runs it has this sign:",
         "",
         f"| | {' | '.join(settings)} |",
         "| --- |" + " --- |" * len(settings),
@@ -75,6 +104,4 @@ def moesumm_quality() -> str:
                 cell += f" ({test['difference']:+.2f}, {test['low']:+.2f} to {test['high']:+.2f}; {test['agree']})"
             cells.append(cell)
         lines.append(f"| {SYSTEMS.get(system, system)} | {' | '.join(cells)} |")
-    return "\n".join(
-        [*lines, "", provenance(record) + " `python benchmarks/moesumm_quality.py --data PATH --work FOLDER`"]
-    )
+    return "\n".join([*lines, "", f"{provenance(record)} {command}"])

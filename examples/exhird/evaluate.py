@@ -9,11 +9,15 @@ folder, what was generated to NAME.jsonl.
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import torch
-from settings import parse_arguments, told
+from cli_args import parse_arguments, run_or_exit
+from run_folder import replace_file
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -78,22 +82,23 @@ def evaluate(args: Arguments) -> dict[str, dict]:
         sources = [tokenizer.read_source(row["text"], row.get("title")).words for row in rows]
         gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
         results[name] = score(said, gold, sources)
-        with (output / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-            for row, phrases in zip(rows, said, strict=True):
-                entry = {"keyphrases": row["keyphrases"], "generated": [" ".join(words) for words in phrases]}
-                file.write(json.dumps({"title": row.get("title"), **entry}, ensure_ascii=False) + "\n")
+        lines = []
+        for row, phrases in zip(rows, said, strict=True):
+            entry = {"keyphrases": row["keyphrases"], "generated": [" ".join(words) for words in phrases]}
+            lines.append(json.dumps({"title": row.get("title"), **entry}, ensure_ascii=False) + "\n")
+        replace_file(output / f"{name}.jsonl", "".join(lines))
         parts = (
             f"{part} " + " ".join(f"{k} {v:.3f}" if "F1" in k else f"{k} {v:g}" for k, v in results[name][part].items())
             for part in ("present", "absent")
         )
         print(f"{name}: {'   '.join(parts)}   repeats {100 * results[name]['repeats']:.1f}%")
-    (output / "scores.json").write_text(json.dumps(results, indent=1))
+    replace_file(output / "scores.json", json.dumps(results, indent=1))
     return results
 
 
 def main():
     (args,) = parse_arguments((Arguments,), __doc__)
-    told(evaluate, args, traceback=args.traceback)
+    run_or_exit(evaluate, args, traceback=args.traceback)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,15 @@ target words are left out, phrases of more than six words too, as in ExHiRD; the
 evaluate.py reads their JSON Lines.
 """
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments, run_or_exit
 from datasets import Dataset, load_dataset
-from settings import parse_arguments, told
+from run_folder import RunFolder, RunFolderArguments, fingerprint, settings_of
 from transformers import AutoTokenizer
 
 from keyphrase_tools.documents import NAME_COLUMNS, read_jsonl
@@ -20,6 +24,7 @@ from keyphrase_tools.opening import opening
 from modeling_exhird import ExHirdTokenizer, encode
 
 COLUMNS = ("title", "text", "keyphrases")
+PREPARED = "prepared.json"  # the record of the settings and files that documents were prepared with
 
 
 @dataclass
@@ -77,7 +82,29 @@ def texts_of(columns: dict[str, list]):
         yield phrases if isinstance(phrases, str) else " ; ".join(phrases)
 
 
-def prepare(args: Arguments):
+def data_folder(args: Arguments) -> RunFolder:
+    """The folder of prepared documents, not yet opened."""
+    pieces = fingerprint(find_backbone(args.pieces)) if args.pieces else None
+    settings = settings_of("exhird/prepare.py", args, pieces=pieces)
+    return RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED)
+
+
+def prepare(args: Arguments, overwrite: bool = False) -> RunFolder:
+    """Prepares the documents, unless that is done with the same settings and files.
+
+    Raises:
+        OtherSettings: where the folder holds documents of other files or settings, unless they may be overwritten.
+    """
+    folder = data_folder(args).open(overwrite)
+    if folder.finished:
+        print(f"the documents in {args.output_dir} are prepared already")
+        return folder
+    write(args)
+    folder.mark_finished()
+    return folder
+
+
+def write(args: Arguments):
     output, splits = Path(args.output_dir), load(args)
     tokenizer = ExHirdTokenizer.from_texts(texts_of(splits["train"]), vocab_size=args.vocab_size)
     if args.pieces:
@@ -104,8 +131,8 @@ def prepare(args: Arguments):
 
 
 def main():
-    (args,) = parse_arguments((Arguments,), __doc__)
-    told(prepare, args, traceback=args.traceback)
+    args, folder_args = parse_arguments((Arguments, RunFolderArguments), __doc__)
+    run_or_exit(prepare, args, folder_args.overwrite_output_dir, traceback=args.traceback)
 
 
 if __name__ == "__main__":

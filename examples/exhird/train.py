@@ -5,21 +5,25 @@
         --test_files mine=test.jsonl --output_dir runs/warm
     python examples/exhird/train.py examples/exhird/bigru_paper.yml --data runs/kp20k --output_dir runs/bigru
 
-Documents are prepared in OUTPUT_DIR/data as prepare.py does; --data takes what it made before, for several models of the same
-documents. Test sets are scored as evaluate.py does. A YAML file gives arguments; those on the command line win. Start the same command again after an interruption: training
-goes on from the last checkpoint. The output folder holds the best model by validation loss, its code and its pipeline.
+Documents are prepared in OUTPUT_DIR/data as prepare.py does; --data takes what it made before, for several models of the
+same documents. Test sets are scored as evaluate.py does. A YAML file gives arguments; those on the command line win.
+--ablation NAME trains in OUTPUT_DIR/NAME. Start the same command again after an interruption: training resumes from the last
+checkpoint. With other settings it stops, and names what differs: use another --output_dir, or --overwrite_output_dir true.
+The output folder holds the best model by validation loss, its code and its pipeline.
 """
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+import sys
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import evaluate
 import prepare
 import torch
-import yaml
+from cli_args import parse_arguments, read_yaml, run_or_exit
 from datasets import load_from_disk
-from settings import last_checkpoint, parse_arguments, told
+from run_folder import OtherSettings, RunFolder, RunFolderArguments, fingerprint, open_run, what_ran
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.documents import read_jsonl
@@ -89,7 +93,7 @@ def ablate(name: str, *arguments):
     Raises:
         ValueError: for an unknown name; the known ones are listed.
     """
-    known = yaml.safe_load((Path(__file__).parent / "ablations.yml").read_text(encoding="utf-8"))
+    known = read_yaml(Path(__file__).parent / "ablations.yml")
     if name not in known:
         raise ValueError(f"--ablation {name!r} is not in ablations.yml: {', '.join(known)}.")
     for field_name, value in known[name].items():
@@ -108,41 +112,59 @@ def make_optimizer(model, rate: float, backbone_rate: float) -> torch.optim.Opti
     return torch.optim.Adam(groups, lr=rate, eps=1e-9)
 
 
-def rows_of(args: DataArguments, backbone: str | None, output: str) -> Path:
+def rows_of(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
     """The folder of the prepared documents, which are prepared once.
 
     Raises:
-        ValueError: where there are none, and where those that stand are of other files.
+        OtherSettings: where those in the folder are of other files, or for another encoder.
+        ValueError: if there are none, or --data holds what prepare.py did not finish.
     """
     if args.data:
         if not (Path(args.data) / "tokenizer").is_dir():
             raise ValueError(f"--data {args.data!r} holds no 'tokenizer'. Make it with examples/exhird/prepare.py.")
-        return Path(args.data)
-    folder = Path(output) / "data"
+        data = RunFolder(args.data, {}, record=prepare.PREPARED)
+        if not data.read().get("finished"):
+            raise ValueError(
+                f"--data {args.data!r} has no record of finished documents ({prepare.PREPARED}). Prepare them again with "
+                "examples/exhird/prepare.py --overwrite_output_dir true."
+            )
+        return data
     names = ("dataset_name", "train_files", "validation_files")
     wanted = prepare.Arguments(str(folder), **{name: getattr(args, name) for name in names}, pieces=backbone)
-    stamp, content = folder / "prepared.json", json.dumps(asdict(wanted), indent=1)
-    if not stamp.exists():
-        prepare.prepare(wanted)
-        stamp.write_text(content, encoding="utf-8")
-    elif stamp.read_text(encoding="utf-8") != content:
-        raise ValueError(f"{folder} holds documents of other files or for another encoder. Pass another --output_dir.")
-    return folder
+    try:
+        return prepare.prepare(wanted)
+    except OtherSettings:
+        if not overwrite:
+            raise
+        return prepare.prepare(wanted, overwrite=True)
 
 
-def set_up(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> Trainer:
-    """Everything before training, and so every error that the caller can mend."""
+def content_of(documents: RunFolder) -> dict:
+    """What the settings of a run say of its documents: their own settings, wherever they lie."""
+    of_data = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
+    given = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # where --data is given, they are unused
+    return given | {"data": of_data}
+
+
+def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the run folder and the trainer."""
+    data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
     if data_args.ablation:
         ablate(data_args.ablation, model_args, training_args)
+        training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
     files = evaluate.test_sets(data_args.test_files or [])
     missing = [path for path in files.values() if not Path(path).exists()]
     if missing:
         raise ValueError(f"--test_files names {missing[0]!r}, and there is no such file.")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # one prepares, the others find what it made
-        folder = rows_of(data_args, backbone, training_args.output_dir)
-    tokenizer = ExHirdTokenizer.from_pretrained(folder / "tokenizer")
-    rows = {split: load_from_disk(str(folder / split)) for split in ("train", "validation")}
+        documents = rows_of(data_args, backbone, data, overwrite and training_args.process_index == 0)
+    folder = open_run(
+        "exhird/train.py", training_args, model_args, data_args, overwrite=overwrite,
+        backbone=fingerprint(prepare.find_backbone(backbone)) if backbone else None, **content_of(documents),
+    )  # fmt: skip
+    tokenizer = ExHirdTokenizer.from_pretrained(documents.path / "tokenizer")
+    rows = {split: load_from_disk(str(documents.path / split)) for split in ("train", "validation")}
     rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
     set_seed(training_args.seed)
     model = build(model_args, tokenizer)
@@ -152,7 +174,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, training_args: 
     if data_args.plateau:
         optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
         schedule = PlateauSchedule(optimizer)
-    return Trainer(
+    trainer = Trainer(
         model=model,
         args=training_args,
         train_dataset=rows["train"],
@@ -162,6 +184,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, training_args: 
         optimizers=(optimizer, schedule),
         callbacks=[StopAfterRises(data_args.rises)] if data_args.rises else [],
     )
+    return folder, trainer
 
 
 def show(generate, path: str, count: int):
@@ -177,16 +200,20 @@ def show(generate, path: str, count: int):
 
 
 def main():
-    model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer = told(set_up, model_args, data_args, training_args, traceback=data_args.traceback)
+    kinds = (ModelArguments, DataArguments, RunFolderArguments, TrainingArguments)
+    model_args, data_args, folder_args, training_args = parse_arguments(kinds, __doc__)
+    given = (model_args, data_args, folder_args, training_args)
+    folder, trainer = run_or_exit(set_up, *given, traceback=data_args.traceback)
     output = training_args.output_dir
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=folder.start)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
     print(f"validation loss a document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
     if data_args.test_files and trainer.is_world_process_zero():
         evaluate.evaluate(evaluate.Arguments(output, data_args.test_files))
         show(generate, next(iter(evaluate.test_sets(data_args.test_files).values())), data_args.show)
+    if trainer.is_world_process_zero():
+        folder.mark_finished(ran=what_ran(training_args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
 
 

@@ -8,12 +8,16 @@ goes on from the last checkpoint. The output folder holds the best model and its
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import numpy as np
+from cli_args import parse_arguments, run_or_exit
 from datasets import ClassLabel, Dataset, load_dataset
-from settings import last_checkpoint, parse_arguments, told
+from run_folder import RunFolderArguments, fingerprint, open_run, replace_file, what_ran
 from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
 from transformers import TrainingArguments, pipeline, set_seed
 
@@ -96,10 +100,14 @@ def accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float(np.mean(logits.argmax(-1) == prediction.label_ids))}
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer and the test rows."""
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the run folder, the trainer and the test rows."""
     rows, names = load_texts(data_args)
     backbone = find_backbone(model_args.backbone)
+    folder = open_run(
+        "hypernet/train_classification.py", training_args, model_args, data_args,
+        overwrite=folder_args.overwrite_output_dir, clear=("states*",), backbone=fingerprint(backbone),
+    )  # fmt: skip
     tokenizer = open_tokenizer(backbone, data_args.max_length)
     data = {split: encoded(of, data_args, tokenizer) for split, of in rows.items()}
     print(f"{len(names)} classes; " + ", ".join(f"{split}: {len(of):,} texts" for split, of in data.items()))
@@ -107,8 +115,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     model = build("classes", model_args, backbone, id2label=dict(enumerate(names)))
     collator = HypernetCollator(tokenizer)
     if data_args.cache_states and model_args.freeze_backbone:
-        folder = Path(data_args.states_dir or training_args.output_dir)
-        data = {split: StatesDataset(model, of, collator, folder / f"states-{split}") for split, of in data.items()}
+        states = Path(data_args.states_dir or training_args.output_dir)
+        data = {split: StatesDataset(model, of, collator, states / f"states-{split}") for split, of in data.items()}
     keep_best(training_args, "accuracy")
     trainer = TwoRatesTrainer(
         model=model,
@@ -120,22 +128,26 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         processing_class=tokenizer,
     )
     trainer.backbone_lr = model_args.backbone_lr
-    return trainer, data.get("test")
+    return folder, trainer, data.get("test")
 
 
 def main():
-    model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer, test = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    kinds = (ModelArguments, DataArguments, RunFolderArguments, TrainingArguments)
+    model_args, data_args, folder_args, training_args = parse_arguments(kinds, __doc__)
+    given = (model_args, data_args, folder_args, training_args)
+    folder, trainer, test = run_or_exit(prepare, *given, traceback=data_args.traceback)
     output = training_args.output_dir
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
-    results = {"best_validation_accuracy": trainer.state.best_metric, "log": trainer.state.log_history}
+    trainer.train(resume_from_checkpoint=folder.start)
+    ran = what_ran(training_args, trainer.state)
+    results = {"best_validation_accuracy": trainer.state.best_metric, "ran": ran, "log": trainer.state.log_history}
     if test is not None:
         results["test"] = trainer.predict(test, metric_key_prefix="test").metrics
         print(f"test, {len(test):,} texts: accuracy {100 * results['test']['test_accuracy']:.1f}")
     if model_args.reader == "hypernet":
         pipeline("text-classification", model=trainer.model, tokenizer=trainer.processing_class).save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
-    (Path(output) / "results.json").write_text(json.dumps(results, indent=1))
+    replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
+    folder.mark_finished(ran=ran)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,19 @@ the words whose probability reaches the threshold that does best on the validati
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments, run_or_exit
 from datasets import Dataset, load_dataset
-from settings import last_checkpoint, parse_arguments, told
+from run_folder import RunFolderArguments, fingerprint, open_run, replace_file, what_ran
 from systems import ModelArguments, PathTrainer, build, find_backbone, open_tokenizer
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, pipeline, set_seed
 
+from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.documents import NAME_COLUMNS, coverage, read_jsonl
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, keep_best
@@ -76,10 +81,14 @@ def columns_of(rows: list[dict], args: DataArguments) -> dict[str, list]:
     }
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer and the documents."""
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the run folder, the trainer and the documents."""
     output, documents = Path(training_args.output_dir), load_documents(data_args)
     backbone = find_backbone(model_args.backbone)
+    folder = open_run(
+        "hypernet/train_keyphrases.py", training_args, model_args, data_args,
+        overwrite=folder_args.overwrite_output_dir, clear=("states*",), backbone=fingerprint(backbone),
+    )  # fmt: skip
     tokenizer = open_tokenizer(backbone, data_args.max_length)
     windows = encode(documents["train"], tokenizer, title_as="meta")
     print(
@@ -99,7 +108,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     )
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
-    collator = HypernetCollator(tokenizer)
+    collator = HypernetCollator(tokenizer, id2label=model.config.id2label)
     if data_args.cache_states and model_args.freeze_backbone:
         states = Path(data_args.states_dir or output)
         rows = {split: StatesDataset(model, r, collator, states / f"states-{split}") for split, r in rows.items()}
@@ -116,7 +125,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     trainer.backbone_lr = model_args.backbone_lr
     if data_args.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
-    return trainer, documents.get("test")
+    return folder, trainer, documents.get("test")
 
 
 def best_threshold(state) -> float | None:
@@ -132,9 +141,11 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     for text, keyphrases, phrases in zip(
         documents["text"], documents["keyphrases"], extract(given, top_k=None, batch_size=16), strict=True
     ):
-        words = split_words(text)
-        spans = {(words[a][1], words[b - 1][2]) for a, b in tag_spans(tag(words, keyphrases))}
-        found = {(mention["start"], mention["end"]) for phrase in phrases for mention in phrase["mentions"]}
+        source = CleanText(text)
+        words = split_words(source.text)
+        spans = {source.source_span(words[a][1], words[b - 1][2]) for a, b in tag_spans(tag(words, keyphrases))}
+        mentions = [mention for phrase in phrases for mention in phrase["mentions"]]
+        found = {(m["start"], m["end"]) for m in mentions if m.get("field", "text") == "text"}
         right, named, gold = right + len(spans & found), named + len(found), gold + len(spans)
     precision, recall = right / max(named, 1), right / max(gold, 1)
     return {"precision": precision, "recall": recall, "f1": 2 * right / max(named + gold, 1)}
@@ -144,7 +155,7 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
     """Writes results.json; prints the test scores and some documents' keyphrases."""
     config, state = extract.model.config, trainer.state
     results = {"best_validation_span_f1": state.best_metric, "threshold": config.keyphrase_threshold}
-    results["epochs"] = state.log_history
+    results |= {"ran": what_ran(trainer.args, state), "epochs": state.log_history}
     if documents:
         results["test"] = {"spans": score_mentions(extract, documents)}
         threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
@@ -161,19 +172,22 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
         for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
             phrases = extract({"title": title, "text": text})
             print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
-    (Path(trainer.args.output_dir) / "results.json").write_text(json.dumps(results, indent=1))
+    replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
 def main():
-    model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer, documents = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    kinds = (ModelArguments, DataArguments, RunFolderArguments, TrainingArguments)
+    model_args, data_args, folder_args, training_args = parse_arguments(kinds, __doc__)
+    given = (model_args, data_args, folder_args, training_args)
+    folder, trainer, documents = run_or_exit(prepare, *given, traceback=data_args.traceback)
     output = training_args.output_dir
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=folder.start)
     trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         extract.save_pretrained(output)
     report(trainer, extract, documents, data_args.show)
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
     if model_args.reader == "hypernet":
         print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
 

@@ -9,11 +9,15 @@ exact match and F1, and the answers.
 """
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments, run_or_exit
 from datasets import Dataset, load_dataset
-from settings import last_checkpoint, parse_arguments, told
+from run_folder import RunFolderArguments, fingerprint, open_run, replace_file, what_ran
 from squad import squad_scores
 from systems import ModelArguments, TwoRatesTrainer, build, find_backbone, open_tokenizer
 from tqdm import tqdm
@@ -58,10 +62,14 @@ def load_questions(args: DataArguments) -> dict[str, list[dict]]:
     return {split: of[: limits.get(split) or len(of)] for split, of in rows.items()}
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer and the questions to score."""
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the run folder, the trainer and the questions to score."""
     rows = load_questions(data_args)
     backbone = find_backbone(model_args.backbone)
+    folder = open_run(
+        "hypernet/train_qa.py", training_args, model_args, data_args,
+        overwrite=folder_args.overwrite_output_dir, clear=("states*",), backbone=fingerprint(backbone),
+    )  # fmt: skip
     tokenizer = open_tokenizer(backbone, data_args.max_length)
     batch = {name: [row[name] for row in rows["train"]] for name in [*COLUMNS, *["id"] * ("id" in rows["train"][0])]}
     train = Dataset.from_dict(
@@ -78,12 +86,12 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     )
     trainer.backbone_lr = model_args.backbone_lr
     del rows["train"]
-    return trainer, rows
+    return folder, trainer, rows
 
 
 def report(trainer, answer, scored: dict[str, list[dict]], args: DataArguments):
     """Writes results.json; prints the scores and some answers."""
-    results: dict = {"log": trainer.state.log_history}
+    results: dict = {"ran": what_ran(trainer.args, trainer.state), "log": trainer.state.log_history}
     for split, rows in scored.items():
         gold = [list(row["answers"]["text"]) for row in rows]
         options = {"max_length": args.max_length, "stride": args.stride, "batch_size": 16}
@@ -97,19 +105,22 @@ def report(trainer, answer, scored: dict[str, list[dict]], args: DataArguments):
         for row, one, right in list(zip(rows, found, gold, strict=True))[: args.show]:
             said = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"
             print(f"\n{row['question']}\n  -> {said}; gold: {right or 'no answer'}")
-    (Path(trainer.args.output_dir) / "results.json").write_text(json.dumps(results, indent=1))
+    replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
 def main():
-    model_args, data_args, training_args = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-    trainer, scored = told(prepare, model_args, data_args, training_args, traceback=data_args.traceback)
+    kinds = (ModelArguments, DataArguments, RunFolderArguments, TrainingArguments)
+    model_args, data_args, folder_args, training_args = parse_arguments(kinds, __doc__)
+    given = (model_args, data_args, folder_args, training_args)
+    folder, trainer, scored = run_or_exit(prepare, *given, traceback=data_args.traceback)
     output = training_args.output_dir
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=folder.start)
     answer = pipeline("extractive-qa", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         answer.save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
     report(trainer, answer, scored, data_args)
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,21 @@ missing is named, and the others are computed. The folder gets scores.json and, 
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import numpy as np
 import scores
+from cli_args import parse_arguments
 from prepare import json_lines
-from resumable import replace_file
+from run_folder import replace_file
 from tqdm import tqdm
-from train_expert import parse_arguments, refuse, say
+from train_expert import refuse, say
 
 from keyphrase_tools.documents import read_jsonl
 from modeling_lexicon.data_lexicon import is_whole, read_definitions

@@ -15,8 +15,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import yaml
-from resumable import replace_file
+from run_folder import replace_file
 from run_steps import Step
 
 from merge_tools.errors import nearest

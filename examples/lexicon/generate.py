@@ -19,11 +19,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import torch
 import transformers
-from resumable import Note, digest, replace_file, state_of, write_lines
+from cli_args import parse_arguments
+from resumable import Note, digest, write_lines
+from run_folder import fingerprint, package_version, replace_file
 from scores import bleu, references_of, without_full_stops
-from train_expert import load_split, parse_arguments, refuse, say
+from train_expert import load_split, refuse, say
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from keyphrase_tools.opening import opening
@@ -215,10 +219,20 @@ def oracle_of(rows: list[dict]) -> Callable[[int, str], float]:
 def settings_of(args: WritingArguments, rows: list[dict]) -> dict:
     """All that the definitions depend on."""
     kept = {name: value for name, value in asdict(args).items() if name not in (*ELSEWHERE, "test_files")}
-    kept["model_name_or_path"] = state_of(args.model_name_or_path)
+    kept["model_name_or_path"] = fingerprint(args.model_name_or_path)
     if getattr(args, "reward_model", None):
-        kept["reward_model"] = state_of(args.reward_model)
-    return {**kept, "rows": len(rows), "rows_sha256": digest(rows)}
+        kept["reward_model"] = fingerprint(args.reward_model)
+    if embedder := embedder_of(args):
+        kept["embedder"] = fingerprint(embedder)
+    return {**kept, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": package_version()}
+
+
+def embedder_of(args: WritingArguments) -> str | None:
+    """What finds the domains of rows: the option, or what a mixture on this machine names."""
+    config = Path(args.model_name_or_path) / "config.json"
+    if getattr(args, "embedder", None) or not config.is_file():
+        return getattr(args, "embedder", None)
+    return json.loads(config.read_text(encoding="utf-8")).get("embedder")
 
 
 def line_of(row: dict, samples: list[dict], more: dict, keep: bool) -> str:

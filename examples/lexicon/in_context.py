@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import numpy as np
+from cli_args import parse_arguments
 from corpora import key
 from generate import WritingArguments, count_rows, open_model, settings_of, stands, write_definitions
 from resumable import digest
 from tqdm import tqdm
-from train_expert import load_split, parse_arguments, refuse, say
+from train_expert import load_split, refuse, say
 
 from merge_tools.embedding import embed_texts, identity
 from modeling_lexicon.data_lexicon import prompt

@@ -13,16 +13,20 @@ kept; lengths and overlaps as in Table 1) and divergent.jsonl (same term and con
 """
 
 import json
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import numpy as np
+from cli_args import parse_arguments
 from corpora import NAMES, SPLITS, Raw, files_of, key, read_source
-from resumable import replace_file
+from run_folder import replace_file
 from tqdm import tqdm
-from train_expert import parse_arguments, refuse, say
+from train_expert import refuse, say
 
 WITHOUT_CONTEXTS = ["Hei++", "MultiRD", "Webster's Unabridged"]
 DIVERGENT = "divergent.jsonl"

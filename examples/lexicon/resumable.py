@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import torch
+from run_folder import OtherSettings, different, replace_file
 from tqdm import tqdm
 
 
@@ -49,13 +53,6 @@ def write_lines(
     return len(rows) - done
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole, or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
-
-
 class Note:
     """What a file was made with, beside it: `x.jsonl` has `x.settings.json`. It keeps two runs from mixing in one file."""
 
@@ -63,15 +60,14 @@ class Note:
         self.made, self.path = path, path.with_suffix(".settings.json")
 
     def compare(self, settings: dict) -> None:
-        """Raises a ValueError where the file was begun with other settings; each is named."""
+        """Raises an OtherSettings error where the file was begun with other settings, which it names, or without a record."""
+        fix = "Remove it and what lies beside it, or write elsewhere."
+        if not self.path.exists():
+            raise OtherSettings(f"{self.made} has no record of its settings ({self.path.name}). {fix}")
         settings = json.loads(json.dumps(settings))
-        before = json.loads(self.path.read_text(encoding="utf-8"))["settings"] if self.path.exists() else {}
-        names = [name for name in sorted({*before, *settings}) if before.get(name) != settings.get(name)]
-        if names:
-            other = "; ".join(f"{name} {before.get(name)!r}, now {settings.get(name)!r}" for name in names)
-            raise ValueError(
-                f"{self.made} was begun with other settings: {other}. Remove it and what lies beside it, or write elsewhere."
-            )
+        before = json.loads(self.path.read_text(encoding="utf-8"))["settings"]
+        if other := "; ".join(different(before, settings, sorted({*before, *settings}))):
+            raise OtherSettings(f"{self.made} was begun with other settings: {other}. {fix}")
 
     def begin(self, settings: dict) -> None:
         self.made.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +82,3 @@ class Note:
 def digest(value) -> str:
     """The SHA-256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def state_of(place: str) -> str:
-    """What tells a model from one that was made anew in its place; a name that is no folder is the name."""
-    folder = Path(place)
-    if not folder.is_dir():
-        return place
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model"))
-    return digest([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files])

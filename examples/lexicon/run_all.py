@@ -15,11 +15,15 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import yaml
+from cli_args import read_yaml
 from execution import Runner, StepFailed, check_options, lock_of, stamp_of
-from resumable import replace_file
-from run_steps import DEFINITIONS, HERE, Planner, Step, is_behind, merged, read_config, read_yaml
+from run_folder import replace_file
+from run_steps import DEFINITIONS, HERE, Planner, Step, is_behind, merged, read_config
 from train_expert import refuse
 
 MAIN = "main"

@@ -10,8 +10,11 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import yaml
-from resumable import digest, state_of
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import read_yaml
+from resumable import digest
+from run_folder import fingerprint, package_version
 
 from merge_tools.embedding import identity
 from merge_tools.errors import nearest
@@ -40,7 +43,10 @@ GIVEN = (
     "validation_files",
     "test_files",
     "files",
+    "overwrite_output_dir",
+    "resume_from_checkpoint",
 )
+READ = ("reward_model", "embedder", "centroids", "bertscore_model", "moverscore_model", "mauve_model")  # places
 OF_MODEL = ("from_scratch", "attention_dropout", "train", "learn")  # of train_expert.py alone
 OF_ROUTER = ("train", "router_aux_loss_coef", "lora", "lora_r")  # of tune_router.py alone
 
@@ -79,6 +85,11 @@ class Step:
         return path.stem if path.suffix == ".py" else None
 
 
+def contents_of(settings: dict) -> dict:
+    """What the places are, that settings of a section name."""
+    return {name: content_of(settings[name]) for name in READ if isinstance(settings.get(name), str)}
+
+
 def merged(config: dict, changes: dict) -> dict:
     """A configuration with changes, mapping by mapping."""
     found = dict(config)
@@ -88,15 +99,9 @@ def merged(config: dict, changes: dict) -> dict:
     return found
 
 
-def read_yaml(path: str | Path) -> dict:
-    """Raises a ValueError for what is no mapping."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no settings. It starts with: data: FOLDER.")
-    return content
+def content_of(place: str) -> str:
+    """What tells a folder or file from others, wherever it lies: the hash of its content; a Hub id is its own name."""
+    return fingerprint(place).get("sha256", place)
 
 
 def read_config(path: str | Path, *changes: dict) -> dict:
@@ -199,7 +204,8 @@ class Planner:
         steps = [step for step in inputs if step is not None]
         kind = more.setdefault("kind", name)
         hashes = {role: [self.hash_of(path) for path in paths] for role, paths in files.items()}
-        key = digest({"kind": kind, "about": about, "inputs": [step.key for step in steps], "files": hashes})
+        inputs = [step.key for step in steps]
+        key = digest({"kind": kind, "about": about, "inputs": inputs, "files": hashes, "lexperts": package_version()})
         folder = self.work / "steps" / f"{name}-{key[:12]}"
         words, written = command(folder)
         step = Step(name=name, key=key, folder=folder, command=words, written=written, inputs=steps, **more)
@@ -216,7 +222,7 @@ class Planner:
             content = {**settings, **places, output: str(place)}
             return [sys.executable, str(HERE / script), str(folder / "settings.yml")], {"settings.yml": content}
 
-        about = {"script": script, "settings": settings, **(about or {})}
+        about = {"script": script, "settings": settings, "read": contents_of(settings), **(about or {})}
         return self.add(name, about, inputs, files or {}, command, **more)
 
     def validation(self, settings: dict, places: dict) -> dict:
@@ -231,12 +237,12 @@ class Planner:
         """The model that all experts start from: trained here, or given."""
         given = self.config["base"]
         if isinstance(given, str):
-            return Model(given, None, {"base": state_of(given)})
+            return Model(given, None, {"base": content_of(given)})
         settings, places, about = self.settings("base"), {"train_files": self.rows["train"]}, {}
         if "model_name_or_path" in settings:
             settings.pop("from_scratch", None)
             places["model_name_or_path"] = settings.pop("model_name_or_path")
-            about = {"base": state_of(places["model_name_or_path"])}
+            about = {"base": content_of(places["model_name_or_path"])}
         files = {"train": self.rows["train"], **self.validation(settings, places)}
         step = self.run_script("base", "train_expert.py", settings, places, [], files, about)
         return Model(str(step.out), step, {})
@@ -298,7 +304,7 @@ class Planner:
                 )
             for k, expert in enumerate(recipe["experts"]):
                 expert["samples"] = str(clusters.out / f"{k}.jsonl")
-        about = {"settings": settings, "centroids": self.has_centroids(), **base.about}
+        about = {"settings": settings, "read": contents_of(settings), "centroids": self.has_centroids(), **base.about}
         if self.has_centroids():
             recipe |= {
                 "centroids": str(clusters.out / "centroids.safetensors"),

@@ -5,7 +5,8 @@
     accelerate launch --config_file fsdp2.yaml examples/lexicon/train_expert.py examples/lexicon/llama3_8b.yml ...
 
 Rows are JSON Lines with term, context, definition. A YAML file gives arguments; those on the command line win. Start the
-same command again after an interruption: training goes on from the last checkpoint.
+same command again after an interruption: training resumes from the last checkpoint. With other settings, data or another
+start model it stops, and names what differs: use another --output_dir, or --overwrite_output_dir true.
 """
 
 import json
@@ -14,14 +15,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments
 from datasets import Dataset
 from finite import StopAtNaN
+from run_folder import RunFolder, RunFolderArguments, open_run, replace_file, what_ran
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    HfArgumentParser,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -102,31 +105,10 @@ class DataArguments:
     traceback: bool = field(default=False, metadata={"help": "show the traceback of an error"})
 
 
-def parse_arguments(kinds: tuple, description: str) -> tuple:
-    """Dataclasses -> their values from a YAML file, if the first argument is one, and from the options after it."""
-    parser = HfArgumentParser(kinds, description=description.split("\n")[0])
-    given = sys.argv[1:]
-    if given and given[0].endswith((".yml", ".yaml")):
-        settings = yaml.safe_load(Path(given[0]).read_text(encoding="utf-8"))
-        from_file = []
-        for name, value in settings.items():
-            value = json.dumps(value) if isinstance(value, dict) else value
-            values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
-            from_file += [f"--{name}", *map(str, values)]
-        given = from_file + given[1:]
-    return parser.parse_args_into_dataclasses(given)
-
-
 def say(text: str) -> None:
     """Prints once, however many processes run."""
     if os.environ.get("RANK", "0") == "0":
         print(text, flush=True)
-
-
-def last_checkpoint(output: str | Path) -> str | None:
-    """The newest checkpoint that is whole; one that was being written when the run was killed lacks its state file."""
-    whole = [folder for folder in Path(output).glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
-    return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
 
 
 def train_tokenizer(rows: list[dict], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -188,13 +170,14 @@ def encoded(name: str, rows: list[dict], tokenizer, max_length: int) -> Dataset:
     return Dataset.from_dict({key: value for key, value in columns.items() if key != "row"})
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer and where it goes on."""
-    start = last_checkpoint(training_args.output_dir)
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the trainer and the run folder."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
     rows = {"train": load_split("train", data_args.train_files)}
     if data_args.validation_files:
         rows["validation"] = load_split("validation", data_args.validation_files)
-    model, tokenizer = build(model_args, rows["train"], start, training_args.seed)
+    model, tokenizer = build(model_args, rows["train"], folder.start, training_args.seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = TRAINED[model_args.train] in name
     splits = {name: encoded(name, split, tokenizer, data_args.max_length) for name, split in rows.items()}
@@ -210,7 +193,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         compute_metrics=perplexity_metric,
         preprocess_logits_for_metrics=definition_nll,
     )
-    return trainer, start
+    return trainer, folder
 
 
 def train(trainer: Trainer, start: str | None) -> None:
@@ -222,14 +205,17 @@ def train(trainer: Trainer, start: str | None) -> None:
         refuse(error)
 
 
-def finish(trainer: Trainer) -> None:
+def finish(trainer: Trainer, folder: RunFolder) -> None:
     """Saves model and tokenizer; scores the validation rows, if there are any, and writes results.json."""
+    ran = what_ran(trainer.args, trainer.state)
     trainer.save_model()
     results = trainer.evaluate() if trainer.eval_dataset is not None else {}
     if trainer.is_world_process_zero():
         output = Path(trainer.args.output_dir)
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model
-        (output / "results.json").write_text(json.dumps({**results, "log": trainer.state.log_history}, indent=1))
+        results_file = {**results, "ran": ran, "log": trainer.state.log_history}
+        replace_file(output / "results.json", json.dumps(results_file, indent=1))
+        folder.mark_finished(ran=ran)
         if results:
             print(f"validation: perplexity of the definitions {results['eval_perplexity']:.2f}")
         print(f"The model is in {output}: AutoModelForCausalLM.from_pretrained({str(output)!r})")
@@ -245,12 +231,12 @@ def refuse(error: Exception) -> None:
 
 def main():
     try:
-        arguments = parse_arguments((ModelArguments, DataArguments, TrainingArguments), __doc__)
-        trainer, start = prepare(*arguments)
+        arguments = parse_arguments((ModelArguments, DataArguments, RunFolderArguments, TrainingArguments), __doc__)
+        trainer, folder = prepare(*arguments)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    train(trainer, start)
-    finish(trainer)
+    train(trainer, folder.start)
+    finish(trainer, folder)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 For each row definitions are sampled from the model. With --chosen gold, the paper's way, the gold definition is preferred to the
 likeliest of them that are not it; with --chosen nearest the sample nearest to the gold definition, by BLEU, to the furthest: a
-reward that has to choose among samples learns from samples. They stand in pairs_train.jsonl from the moment they are drawn:
-start the same command again after an interruption.
+reward that has to choose among samples learns from samples. They are in pairs_train.jsonl from the moment they are drawn:
+start the same command again after an interruption. With other settings, rows or models it stops, and names what differs: use
+another --output_dir, or --overwrite_output_dir true, which keeps pairs that were drawn with the same settings.
 """
 
 import json
@@ -14,10 +15,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments
 from datasets import Dataset
-from resumable import Note, digest, state_of
+from resumable import Note, digest
 from rewards import PAIRS, PairCollator, RewardTrainer, encode_pairs, preferred, write_pairs
-from train_expert import last_checkpoint, load_split, parse_arguments, refuse, say, train
+from run_folder import OtherSettings, RunFolderArguments, fingerprint, open_run, package_version, replace_file, what_ran
+from train_expert import load_split, refuse, say, train
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -57,8 +62,10 @@ class RewardArguments:
             raise ValueError(f"chosen={self.chosen!r} is not known. Use {' or '.join(PAIRS)}.")
 
 
-def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTrainer:
-    """Samples, pairs and the trainer."""
+def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
+    """Samples, pairs -> the trainer and the run folder."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/train_reward.py", training_args, args, overwrite=overwrite)
     with opening("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
@@ -70,9 +77,10 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
         path = output / f"pairs_{split}.jsonl"
         given = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
         given |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
-        settings, note = {**given, "model": state_of(args.model_name_or_path), "rows": digest(rows)}, Note(path)
+        settings, note = {**given, "rows": digest(rows), "lexperts": package_version()}, Note(path)
+        settings["model"] = fingerprint(args.model_name_or_path)
         if path.exists():
-            note.compare(settings)
+            compare(note, settings, overwrite)
         note.begin(settings)
         if not path.exists() or path.read_bytes().count(b"\n") < len(rows):
             model = (
@@ -86,7 +94,7 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
         reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
     reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     training_args.remove_unused_columns = False
-    return RewardTrainer(
+    trainer = RewardTrainer(
         model=reward,
         args=training_args,
         train_dataset=Dataset.from_dict(columns["train"]),
@@ -95,20 +103,37 @@ def prepare(args: RewardArguments, training_args: TrainingArguments) -> RewardTr
         processing_class=tokenizer,
         compute_metrics=preferred,
     )
+    return trainer, folder
+
+
+def compare(note: Note, settings: dict, overwrite: bool) -> None:
+    """Raises an OtherSettings error for pairs of other settings, or removes them."""
+    try:
+        note.compare(settings)
+    except OtherSettings:
+        if not overwrite:
+            raise
+        note.made.unlink()
 
 
 def main():
     try:
-        args, training_args = parse_arguments((RewardArguments, TrainingArguments), __doc__)
-        trainer = prepare(args, training_args)
+        args, folder_args, training_args = parse_arguments(
+            (RewardArguments, RunFolderArguments, TrainingArguments), __doc__
+        )
+        trainer, folder = prepare(args, folder_args, training_args)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    train(trainer, last_checkpoint(training_args.output_dir))
+    train(trainer, folder.start)
     trainer.save_model()
     output = Path(training_args.output_dir)
     (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and no part of the model
     results = trainer.evaluate() if trainer.eval_dataset is not None else {}
-    (output / "results.json").write_text(json.dumps({**results, "log": trainer.state.log_history}, indent=1))
+    ran = what_ran(training_args, trainer.state)
+    replace_file(
+        output / "results.json", json.dumps({**results, "ran": ran, "log": trainer.state.log_history}, indent=1)
+    )
+    folder.mark_finished(ran=ran)
     if results:
         say(f"validation: the chosen definition has the larger reward in {results['eval_accuracy']:.1%} of the pairs")
     say(f"The model is in {output}: pipeline('definition-modeling', ...)(row, best_of=8, reward_model={str(output)!r})")

@@ -6,25 +6,30 @@
 
 The mixture is a stock Mixtral checkpoint or a Lexicon model; one that routes by domains reads each row's expert from a
 column `domain`. A YAML file before the options gives arguments; start the same command again after an interruption:
-training goes on from the last checkpoint. With --lora the output is an adapter: LoRA on attention, and what --train names
+training resumes from the last checkpoint. With other settings, data or another mixture it stops, and names what differs:
+use another --output_dir, or --overwrite_output_dir true. With --lora the output is an adapter: LoRA on attention, and what --train names
 saved in full.
 """
 
 import importlib.util
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import torch
+from cli_args import parse_arguments
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from routing_report import flat, places, routing_of, routing_sums, summarise, table
+from run_folder import RunFolderArguments, open_run
 from torch import nn
 from train_expert import (
     DataArguments,
     encoded,
     finish,
-    last_checkpoint,
     load_split,
-    parse_arguments,
     refuse,
     say,
     train,
@@ -155,8 +160,10 @@ def with_domains(rows: Dataset, config) -> Dataset:
     return rows
 
 
-def prepare(args: RouterArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer."""
+def prepare(args: RouterArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training, and so every error that the user can fix -> the trainer and the run folder."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
     set_seed(training_args.seed)
     with opening("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
@@ -186,18 +193,18 @@ def prepare(args: RouterArguments, data_args: DataArguments, training_args: Trai
         preprocess_logits_for_metrics=definition_nll,
     )
     trainer.add_callback(RoutingReport(trainer))
-    return trainer
+    return trainer, folder
 
 
 def main():
     try:
-        arguments = parse_arguments((RouterArguments, DataArguments, TrainingArguments), __doc__)
-        trainer = prepare(*arguments)
+        arguments = parse_arguments((RouterArguments, DataArguments, RunFolderArguments, TrainingArguments), __doc__)
+        trainer, folder = prepare(*arguments)
     except (OSError, ValueError, ImportError) as error:
         refuse(error)
-    train(trainer, last_checkpoint(trainer.args.output_dir))
+    train(trainer, folder.start)
     trainer.model.config.output_router_logits = False  # who uses the saved mixture wants no balance computed
-    finish(trainer)
+    finish(trainer, folder)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,26 @@ Each part gives tables (CSV) and plots (PNG) in the output folder; --parts takes
   and both as points of a plane (Figure 4; the shares of all layers of both sides, by PCA).
 """
 
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import numpy as np
 import pandas as pd
 import torch
 from attributes import LENGTHS, compare_data_sets, mean_words, plot_projections, say_unevenness, shares_of, unevenness
+from cli_args import parse_arguments, run_or_exit
 from datasets import Dataset
 from matplotlib import colormaps
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from run_folder import fingerprint
 from scores import rouge
-from settings import parse_arguments, told
 from sources import DataArguments, named, one_split, read_sources
-from summaries import CHUNK, SummaryFile, Writing, open_summariser, read_summaries, state_of
+from summaries import CHUNK, SummaryFile, Writing, open_summariser, read_summaries
 from tqdm import tqdm
 from transformers import AutoConfig
 
@@ -185,11 +189,13 @@ class Analysis:
 
     def forced(self) -> str:
         args, rows = self.args, []
-        writing = Writing(args.num_beams, self.summary_length, "truncate", args.batch_size)
+        writing = Writing(
+            args.num_beams, self.summary_length, on_long="truncate", generation_batch_size=args.batch_size
+        )
         for name, texts in self.test.items():
             for who, options in writers(self.model.config).items():
                 path = self.output / "summaries" / f"{name}-{who.replace(' ', '_')}.jsonl"
-                file = SummaryFile(path, texts, writing, state_of(args.model), name, **options)
+                file = SummaryFile(path, texts, writing, fingerprint(args.model), name, **options)
                 file.write(self.model, self.tokenizer)
                 predictions, references = read_summaries(path)
                 found = rouge(predictions, references)
@@ -387,7 +393,7 @@ def run(args: AnalysisArguments):
 
 def main():
     (args,) = parse_arguments((AnalysisArguments,), __doc__)
-    told(run, args, traceback=args.traceback)
+    run_or_exit(run, args, traceback=args.traceback)
 
 
 if __name__ == "__main__":

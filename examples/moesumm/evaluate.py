@@ -15,16 +15,20 @@ paired t-test.
 import glob
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import numpy as np
 import pandas as pd
+from cli_args import parse_arguments, run_or_exit
+from run_folder import fingerprint, replace_file
 from scores import bertscore, compare, rouge
-from settings import parse_arguments, told
 from sources import DataArguments, named, one_split, read_sources
-from summaries import SummaryFile, Writing, open_summariser, read_summaries, state_of
+from summaries import SummaryFile, Writing, open_summariser, read_summaries
 from transformers import AutoConfig
 
 import modeling_moesumm  # noqa: F401  registers the models
@@ -101,7 +105,7 @@ def files_of(place: str, folder: Path, test: dict, args: EvaluationArguments, wr
     files, model = {}, None
     for name, rows in test.items():
         dataset = None if args.zero_shot or known is None else name
-        file = SummaryFile(folder / f"{name}.jsonl", rows, writing, state_of(place), dataset)
+        file = SummaryFile(folder / f"{name}.jsonl", rows, writing, fingerprint(place), dataset)
         if not file.is_complete():
             if model is None:
                 print(place, flush=True)
@@ -233,14 +237,14 @@ def run(args: EvaluationArguments, writing: Writing):
     results = {"scores": table_of(scores).to_dict("records")}
     if args.baseline and len(scores) > 1:
         results["tests"] = tests_of(scores, args.baseline).to_dict("records")
-    (output / "scores.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    (output / "scores.md").write_text(text + "\n", encoding="utf-8")
+    replace_file(output / "scores.json", json.dumps(results, indent=1))
+    replace_file(output / "scores.md", text + "\n")
     print(f"\n{text}\n\nIn {output}: scores.json, scores.md" + (", and the summaries" if args.datasets else ""))
 
 
 def main():
     args, writing = parse_arguments((EvaluationArguments, Writing), __doc__)
-    told(run, args, writing, traceback=args.traceback)
+    run_or_exit(run, args, writing, traceback=args.traceback)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,20 @@
 Spans of words are hidden behind one <mask> each, and if asked for sentences are put into another order; the model writes the
 document as it was (BART: Lewis et al. 2020, Sect. 2.2). It starts with a decoder that looks at the place where it writes
 (see `begin_by_copying`). 2,500 steps take a CPU core 10 to 25 minutes; what comes out knows some grammar and hardly any
-facts, and is for trying things out. Train splits only. Interrupted, it goes on from the last checkpoint.
+facts, and is for trying things out. Train splits only. Interrupted, the same command resumes from the last checkpoint.
 """
 
 import json
 import random
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 import torch
-from settings import last_checkpoint, parse_arguments, told
+from cli_args import parse_arguments, run_or_exit
+from run_folder import RunFolderArguments, open_run, replace_file, what_ran
 from sources import DataArguments, mixed, read_sources
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -154,7 +158,10 @@ def begin_by_copying(model: BartForConditionalGeneration) -> BartForConditionalG
     return model
 
 
-def prepare(args: PretrainingArguments, data_args: DataArguments, training_args: Seq2SeqTrainingArguments):
+def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training -> the run folder and the trainer."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("moesumm/pretrain.py", training_args, args, data_args, overwrite=overwrite)
     sources = read_sources(data_args)
     train = mixed(sources, "train")
     if train is None:
@@ -166,7 +173,7 @@ def prepare(args: PretrainingArguments, data_args: DataArguments, training_args:
     model = begin_by_copying(BartForConditionalGeneration(configuration(args, len(tokenizer))))
     print(f"{len(documents):,} documents in {len(pieces):,} pieces; {len(tokenizer):,} tokens", flush=True)
     training_args.remove_unused_columns = False
-    return Seq2SeqTrainer(
+    return folder, Seq2SeqTrainer(
         model=model,
         args=training_args,
         train_dataset=pieces,
@@ -176,14 +183,15 @@ def prepare(args: PretrainingArguments, data_args: DataArguments, training_args:
 
 
 def main():
-    args, data_args, training_args = parse_arguments(
-        (PretrainingArguments, DataArguments, Seq2SeqTrainingArguments), __doc__
-    )
-    trainer = told(prepare, args, data_args, training_args, traceback=args.traceback)
-    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    kinds = (PretrainingArguments, DataArguments, RunFolderArguments, Seq2SeqTrainingArguments)
+    args, data_args, folder_args, training_args = parse_arguments(kinds, __doc__)
+    given = (args, data_args, folder_args, training_args)
+    folder, trainer = run_or_exit(prepare, *given, traceback=args.traceback)
+    trainer.train(resume_from_checkpoint=folder.start)
     trainer.save_model(training_args.output_dir)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    Path(training_args.output_dir, "losses.json").write_text(json.dumps(losses, indent=1))
+    replace_file(Path(training_args.output_dir, "losses.json"), json.dumps(losses, indent=1))
+    folder.mark_finished(ran=what_ran(training_args, trainer.state))
     print(f"\nThe backbone is in {training_args.output_dir}: train.py --model_name_or_path {training_args.output_dir}")
 
 

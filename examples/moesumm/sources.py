@@ -1,10 +1,14 @@
 """Documents with summaries from several places, each under the name that its selectors know it by."""
 
 import random
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 from datasets import Dataset, concatenate_datasets, load_dataset
+from run_folder import fingerprint
 
 from keyphrase_tools.documents import read_jsonl
 
@@ -40,6 +44,21 @@ def read_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
     if len(places) < len(args.datasets):
         raise ValueError(f"--datasets {' '.join(args.datasets)}: two have one name. Give each its own.")
     return {name: read_source(name, place, args) for name, place in places.items()}
+
+
+def fingerprints(args: DataArguments, splits: tuple[str, ...]) -> list[dict]:
+    """What tells the data of these splits from others: the content of files, the commit of a Hub data set."""
+    found = []
+    for name, place in (named(source, "--datasets") for source in args.datasets):
+        path = Path(place)
+        if path.is_dir():
+            files = [path / f"{split}.jsonl" for split in splits]
+            found += [{"as": name, **fingerprint(file)} for file in files if file.exists()]
+        else:
+            found.append(
+                {"as": name, **fingerprint(place if path.is_file() else place.partition(":")[0]), "place": place}
+            )
+    return found
 
 
 def named(given: str, option: str) -> tuple[str, str]:

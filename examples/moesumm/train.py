@@ -10,18 +10,26 @@
 backbone` (on the mix, or on one data set where one is given), `flat_moe`, `no_dataset` and `no_margin`. `--setting
 few_shot` takes a model that was trained so, draws rows of each data set's train split, trains deputies and selectors on
 them (a backbone: all weights) and writes the summaries of its test split, for evaluate.py. Zero-shot needs no training:
-evaluate.py --zero_shot. Interrupted, the same command goes on. What the model cannot read or write is cut, and counted.
+evaluate.py --zero_shot. Interrupted, the same command resumes. With other settings, data or another start model it stops,
+and names what differs: use another --output_dir, or --overwrite_output_dir true. What the model cannot read or
+write is cut, and counted.
 """
 
 import copy
 import itertools
 import json
+import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from settings import last_checkpoint, parse_arguments, told
-from sources import DataArguments, drawn, mixed, one_split, read_sources
-from summaries import SummaryFile, Writing
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from cli_args import parse_arguments, run_or_exit
+from run_folder import RunFolderArguments, fingerprint, open_run, replace_file, settings_of, what_ran
+from sources import DataArguments, drawn, fingerprints, mixed, one_split, read_sources
+from summaries import SummaryFile, Writing, hash_of_rows
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -55,6 +63,13 @@ class ModelArguments:
     num_deputies: int = field(default=3, metadata={"help": "deputies in every layer"})
     deputy_size: int = field(default=512, metadata={"help": "their inner size"})
     margin_loss_coef: float = field(default=1.0, metadata={"help": "weight of the max-margin loss"})
+    margin_main: str = field(
+        default="model",
+        metadata={"help": "what the margin compares with: model (no deputies), last_layer (none there)"},
+    )
+    label_smoothing: float = field(default=0.0, metadata={"help": "of the generation loss, not of the margin"})
+    gate_position: str = field(default="deputy", metadata={"help": "deputy (Eq. 6), layer_output, ffn_output"})
+    selector_bias: bool = field(default=False, metadata={"help": "whether selectors have biases"})
     deputy_output_std: float = field(default=0.0, metadata={"help": "how the deputies' second matrix starts"})
     deputy_lr_factor: float = field(
         default=1.0, metadata={"help": "learning rate of deputies and selectors, as a factor"}
@@ -101,6 +116,7 @@ class BackboneTrainer(SummaryTrainer):
     """For a stock model, whose loss is the mean of a small batch: each token of the whole step counts alike, as in ours."""
 
     loss_is_scaled_for_ga = True
+    label_smoothing = 0.0
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -109,6 +125,9 @@ class BackboneTrainer(SummaryTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(**inputs)
         loss = outputs.loss
+        if self.label_smoothing:
+            labels = inputs["labels"].flatten()
+            loss = cross_entropy(outputs.logits.flatten(0, 1), labels, label_smoothing=self.label_smoothing)
         if num_items_in_batch is not None:
             loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
@@ -121,13 +140,20 @@ def open_model(args: ModelArguments, names: list[str]):
     if args.variant == "backbone":
         model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
     else:
-        options = {"num_deputies": args.num_deputies, "deputy_size": args.deputy_size}
-        options |= {"deputy_output_std": args.deputy_output_std}
+        names_of_options = ("num_deputies", "deputy_size", "deputy_output_std", "label_smoothing")
+        names_of_options += ("gate_position", "selector_bias", "margin_main")
+        options = {name: getattr(args, name) for name in names_of_options}
         if args.variant != "flat_moe":
             options["margin_loss_coef"] = args.margin_loss_coef
         options |= VARIANTS[args.variant]
         model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
     return model, tokenizer
+
+
+def take_label_smoothing(args: ModelArguments, training_args):
+    """The Trainer's own would keep the labels from the model, and with them the margin loss."""
+    if training_args.label_smoothing_factor:
+        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
 
 
 def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None):
@@ -148,30 +174,38 @@ def trainer_of(model, tokenizer, args: ModelArguments, data_args: DataArguments,
         train_sampler=MixedDatasetSampler(train["dataset"], args.mixing, args.temperature, seed=training_args.seed),
     )
     trainer.deputy_lr_factor = args.deputy_lr_factor
+    if kind is BackboneTrainer:
+        trainer.label_smoothing = args.label_smoothing
     return trainer
 
 
-def prepare_in_domain(args: ModelArguments, data_args: DataArguments, training_args):
+def prepare_in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, training_args, overwrite: bool):
+    """Everything before training -> the run folder and the trainer."""
     sources = read_sources(data_args)
     one_split(sources, "train", data_args)
+    saved = {"num_beams": writing.num_beams, "summary_length": writing.summary_length}
+    saved["datasets"] = fingerprints(data_args, ("train", "validation"))
+    folder = open_run("moesumm/train.py", training_args, args, data_args, overwrite=overwrite, **saved)
     set_seed(training_args.seed)
     model, tokenizer = open_model(args, list(sources))
     validation = mixed(sources, "validation")
     if training_args.eval_strategy != "no" and validation is None:
         raise ValueError("There is no validation split to evaluate on. Pass --eval_strategy no, or data that has one.")
-    return trainer_of(model, tokenizer, args, data_args, training_args, mixed(sources, "train"), validation)
+    return folder, trainer_of(model, tokenizer, args, data_args, training_args, mixed(sources, "train"), validation)
 
 
-def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, training_args):
-    trainer = told(prepare_in_domain, args, data_args, training_args, traceback=args.traceback)
+def in_domain(args: ModelArguments, data_args: DataArguments, writing: Writing, training_args, overwrite: bool):
+    given = (args, data_args, writing, training_args, overwrite)
+    folder, trainer = run_or_exit(prepare_in_domain, *given, traceback=args.traceback)
     output = Path(training_args.output_dir)
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=folder.start)
     if trainer.is_world_process_zero():
         model = trainer.model
         lengths = {"max_length": writing.summary_length} if writing.summary_length else {}
-        model.generation_config.update(num_beams=writing.num_beams, **lengths)
+        model.generation_config.update(**writing.generation(), **lengths)
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
-        (output / "log.json").write_text(json.dumps(trainer.state.log_history, indent=1))
+        replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
+        folder.mark_finished(ran=what_ran(training_args, trainer.state))
         report_cut(trainer.data_collator)
         print(f"\nThe model is in {output}: pipeline('moe-summarization', model={str(output)!r})")
 
@@ -192,6 +226,7 @@ class FewShot:
     data_args: DataArguments
     writing: Writing
     training_args: Seq2SeqTrainingArguments
+    overwrite: bool = False
 
     def prepare(self):
         self.output = Path(self.training_args.output_dir)
@@ -200,32 +235,40 @@ class FewShot:
         self.test = one_split(sources, "test", self.data_args)
         for rows in self.train.values():
             drawn(rows, max(self.few.few_shot_rows), seed=0)
+        self.start = fingerprint(self.args.model_name_or_path)
         with opening("--model_name_or_path", self.args.model_name_or_path):
             self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
             self.knows_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
 
     def run(self):
-        told(self.prepare, traceback=self.args.traceback)
+        run_or_exit(self.prepare, traceback=self.args.traceback)
         for name, rows, draw in itertools.product(self.train, self.few.few_shot_rows, range(self.few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{rows}.jsonl"
             dataset = name if self.knows_datasets else None
-            start = f"{self.args.model_name_or_path}, {rows} rows, draw {draw}, {self.recipe()}"
-            file = SummaryFile(path, self.test[name], self.writing, start, dataset)
-            if not told(file.is_complete, traceback=self.args.traceback):
+            file = SummaryFile(path, self.test[name], self.writing, self.recipe(name, rows, draw), dataset)
+            saved = path.parent / f"{name}-{rows}-model"
+            done = run_or_exit(file.is_complete, self.overwrite, traceback=self.args.traceback)
+            if not done or (self.few.save_models and not saved.exists()):
                 print(f"{name}, {rows} rows, draw {draw}", flush=True)
+                shutil.rmtree(saved, ignore_errors=True)
                 model = self.adapted(name, rows, draw)
                 if self.few.save_models:
-                    kind = pipeline("moe-summarization", model=model, tokenizer=self.tokenizer)
-                    kind.save_pretrained(path.parent / f"{name}-{rows}-model")
+                    part = saved.with_suffix(".part")
+                    pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
+                    part.rename(saved)
                 file.write(model, self.tokenizer)
         print(f"\nThe summaries are in {self.output}: evaluate.py --systems 'ours={self.output}/draw_*'")
 
-    def recipe(self) -> str:
-        """What tells these summaries from those of another training."""
-        settings = self.training_args
-        length = f"{settings.max_steps} steps" if settings.max_steps > 0 else f"{settings.num_train_epochs:g} epochs"
-        recipe = f"seed {settings.seed}, {length} at {settings.learning_rate:g}"
-        return recipe if self.few.deputies_only or not self.knows_datasets else f"{recipe}, all weights"
+    def recipe(self, name: str, rows: int, draw: int) -> dict:
+        """The settings that a draw is trained with."""
+        lengths = {limit: getattr(self.data_args, limit) for limit in ("max_source_length", "max_target_length")}
+        learnt = {"name": f"{rows} rows, draw {draw}", "sha256": hash_of_rows(self.draw(name, rows, draw))}
+        more = {"few_rows": learnt, "deputies_only": self.few.deputies_only or not self.knows_datasets}
+        more["model_name_or_path"] = self.start
+        return settings_of("moesumm/train.py, few_shot", self.args, self.training_args, **lengths, **more)
+
+    def draw(self, name: str, rows: int, draw: int):
+        return drawn(self.train[name], rows, seed=1000 * rows + draw)
 
     def adapted(self, name: str, rows: int, draw: int):
         """The model after training on a draw: of ours deputies and selectors, of a backbone (or if asked for) all weights."""
@@ -236,21 +279,23 @@ class FewShot:
         if self.knows_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)
+            if self.args.label_smoothing:
+                model.config.label_smoothing = self.args.label_smoothing
             if self.few.deputies_only:
                 model.train_deputies_only()
-        few_rows = drawn(self.train[name], rows, seed=1000 * rows + draw)
-        trainer_of(model, self.tokenizer, self.args, self.data_args, settings, few_rows).train()
+        trainer_of(model, self.tokenizer, self.args, self.data_args, settings, self.draw(name, rows, draw)).train()
         return model
 
 
 def main():
-    kinds = (ModelArguments, FewShotArguments, DataArguments, Writing, Seq2SeqTrainingArguments)
-    args, few, data_args, writing, training_args = parse_arguments(kinds, __doc__)
+    kinds = (ModelArguments, FewShotArguments, DataArguments, Writing, RunFolderArguments, Seq2SeqTrainingArguments)
+    args, few, data_args, writing, folder_args, training_args = parse_arguments(kinds, __doc__)
+    take_label_smoothing(args, training_args)
     if args.setting == "few_shot":
         training_args.save_strategy = training_args.eval_strategy = "no"  # minutes each, and nothing to choose by
-        FewShot(args, few, data_args, writing, training_args).run()
+        FewShot(args, few, data_args, writing, training_args, folder_args.overwrite_output_dir).run()
     else:
-        in_domain(args, data_args, writing, training_args)
+        in_domain(args, data_args, writing, training_args, folder_args.overwrite_output_dir)
 
 
 if __name__ == "__main__":

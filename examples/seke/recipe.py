@@ -1,13 +1,17 @@
 """One fine-tuning of SEKE: documents in, a folder with the best model, its pipelines, its card and results.json out."""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
 from datasets import Dataset, load_dataset
 from huggingface_hub import HfApi
 from peft import get_peft_model
+from run_folder import RECORD, RunFolder, replace_file, what_ran
 from torch.utils.data import SequentialSampler
 from transformers import (
     AutoTokenizer,
@@ -31,10 +35,10 @@ from modeling_seke import SekeForTokenClassification
 ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
 HEAD = ("use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_init", "router_aux_loss_coef")
 RECORDED = (
-    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "weight_decay",
-    "lr_scheduler_type", "warmup_steps", "bf16", "seed",
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type",
+    "warmup_steps", "bf16", "seed",
 )  # fmt: skip
-NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "*.pt", "*.bin"]
+NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "seed-*", "*.pt", "*.bin", RECORD]
 
 
 @dataclass
@@ -152,9 +156,11 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
 
     if not args.lora:
         return new()
-    if not (base / "config.json").exists():
-        new().save_pretrained(base)
-        tokenizer.save_pretrained(base)
+    if not base.exists():  # of this run: its folder was compared
+        part = base.with_name("base.part")
+        new().save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        part.rename(base)
     model = SekeForTokenClassification.from_pretrained(base)
     set_seed(seed)
     return get_peft_model(model, model.lora_config())
@@ -170,14 +176,11 @@ def find_backbone(name: str) -> str:
     return str(get_model_path())
 
 
-def last_checkpoint(output: Path) -> str | None:
-    """The newest checkpoint that is whole; one that was being written when the run was killed lacks its state file."""
-    whole = [folder for folder in output.glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
-    return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
-
-
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, and so every error that the caller can mend -> the trainer, texts, gold and record."""
+    """Everything before training, and so every error that the user can fix -> the trainer, texts, gold and record.
+
+    The output folder is used only by runs with these settings: see `RunFolder`.
+    """
     output = Path(training_args.output_dir)
     documents = load_documents(data_args)
     columns = data_args.text_column, data_args.title_column
@@ -191,7 +194,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     tokenizer.model_max_length = data_args.max_length  # saved with it: the pipelines read windows as in training
     train = encode({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {coverage(train)}")
-    model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed)
+    with training_args.main_process_first(desc="base model"):
+        model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed)
     metrics = ExtractionMetrics(
         texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
     )
@@ -282,15 +286,17 @@ def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
     return {"documents": split, **found}
 
 
-def run(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, prepared=None) -> dict:
+def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
     """Trains, chooses, scores and saves -> what results.json records.
 
     Args:
+        folder: the opened run folder, `training_args.output_dir`.
         prepared: of `prepare`, with the same arguments.
     """
     trainer, texts, gold, record = prepared or prepare(model_args, data_args, training_args)
-    output = Path(training_args.output_dir)
-    trainer.train(resume_from_checkpoint=last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=folder.start)
+    ran = what_ran(training_args, trainer.state)
+    record["training"] |= ran
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
     record["model"]["parameters"] = model.num_parameters()
     model.config.keyphrase_threshold = best_threshold(trainer.state)
@@ -303,16 +309,17 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args: Tra
         for text in texts["test"][: data_args.show]:
             print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in extract(text)))
     record["epochs"] = trainer.state.log_history
-    save(extract, record, output, training_args)
+    extract.save_pretrained(folder.path)
+    conclude(record, folder.path, training_args)
+    folder.mark_finished(ran=ran)
     return record
 
 
-def save(extract, record: dict, output: Path, training_args: TrainingArguments):
-    """The model with its pipelines and code, results.json, and the card that is written from it; pushed where asked for."""
-    extract.save_pretrained(output)
-    (output / "results.json").write_text(json.dumps(record, indent=1))
+def conclude(record: dict, output: Path, training_args: TrainingArguments):
+    """Writes results.json, and the card from it, beside the saved model; pushes the folder if asked for."""
+    replace_file(output / "results.json", json.dumps(record, indent=1))
     repository = training_args.hub_model_id or output.resolve().name
-    write_card(output, repository.split("/")[-1], training_args.hub_model_id or str(training_args.output_dir))
+    write_card(output, repository.split("/")[-1], training_args.hub_model_id or str(output))
     if training_args.push_to_hub:
         api = HfApi(token=training_args.hub_token)
         repository = api.create_repo(repository, private=training_args.hub_private_repo, exist_ok=True).repo_id

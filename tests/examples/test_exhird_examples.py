@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # nothing of sco
 
 @pytest.fixture(scope="module")
 def scripts():
-    with scripts_of("exhird", "settings", "prepare", "train", "evaluate") as found:
+    with scripts_of("exhird", "prepare", "train", "evaluate") as found:
         yield found
 
 
@@ -84,7 +85,48 @@ def test_one_command_goes_from_documents_to_scores(scripts, files, tmp_path, cap
     assert "vocabulary: " not in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run(scripts.train, *given, "--validation_files", files, files)
-    assert "holds documents of other files or for another encoder" in capsys.readouterr().err
+    assert "data holds a run with other settings: validation_files=" in capsys.readouterr().err
+
+
+def test_documents_changed_in_their_place_are_not_those_that_were_prepared(scripts, files, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(Path(files).read_text())
+    data = ["--train_files", rows, "--validation_files", rows]
+    given = [*SMALL, *FAST, "--encoder_type", "bigru", "--output_dir", tmp_path / "run"]
+
+    def refused(script, *options):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run(script, *options)
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    run(scripts.train, *given, *data)
+    run(scripts.prepare, *data, "--output_dir", tmp_path / "data")
+    assert "learning_rate=0.001 before, 0.5 now" in refused(scripts.train, *given, *data, "--learning_rate", "0.5")
+    assert "hidden_size=16 before, 8 now" in refused(scripts.train, *given, *data, "--hidden_size", "8")
+    rows.write_text(rows.read_text().replace("graph", "GRAPH"))
+    assert "train_files=[rows.jsonl (" in refused(scripts.train, *given, *data)
+    assert "train_files=[rows.jsonl (" in refused(scripts.prepare, *data, "--output_dir", tmp_path / "data")
+    assert "vocab_size=50000 before, 99 now" in refused(
+        scripts.prepare, *data, "--output_dir", tmp_path / "data", "--vocab_size", "99"
+    )
+    run(scripts.prepare, *data, "--output_dir", tmp_path / "data", "--overwrite_output_dir", "true")
+    assert "data.train_files=" in refused(scripts.train, *given, "--data", tmp_path / "data")
+    (tmp_path / "data" / "prepared.json").unlink()  # as where prepare.py was killed
+    assert "no record of finished documents" in refused(scripts.train, *given, "--data", tmp_path / "data")
+    run(scripts.train, *given, *data, "--overwrite_output_dir", "true")
+
+
+def test_an_ablation_has_a_folder_of_its_own(scripts, prepared, tmp_path):
+    given = [*SMALL, *FAST, "--num_train_epochs", "1", "--encoder_type", "bigru", "--data", prepared]
+    run(scripts.train, *given, "--output_dir", tmp_path)
+    run(scripts.train, *given, "--output_dir", tmp_path, "--ablation", "exhird_s")
+    coefficients = [
+        json.loads((folder / "config.json").read_text())["exclusive_loss_coef"]
+        for folder in (tmp_path, tmp_path / "exhird_s")
+    ]
+    assert coefficients == [0.0, 1.0]
 
 
 def test_a_warm_start_is_prepared_and_trained(scripts, files, backbone_config, tiny_tokenizer, tmp_path):

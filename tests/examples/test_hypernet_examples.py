@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ TEXT = "the graph cut of the network is learning in graph networks"
 @pytest.fixture(scope="module")
 def scripts():
     with scripts_of(
-        "hypernet", "settings", "baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"
+        "hypernet", "baselines", "systems", "squad", "train_keyphrases", "train_classification", "train_qa"
     ) as found:
         yield found
 
@@ -129,6 +130,31 @@ def test_answers_are_learnt_by_one_command_and_scored(scripts, backbone, files, 
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["test_answers"]) == 12
     assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
+
+
+@pytest.mark.parametrize("name", ["train_keyphrases", "train_classification", "train_qa"])
+def test_a_run_of_other_settings_or_rows_is_not_gone_on_with(name, scripts, backbone, files, tmp_path, capsys):
+    rows = tmp_path / "train.jsonl"
+    rows.write_text(Path(files[1]).read_text())
+    files = ["--train_files", str(rows)] + (["--validation_share", "0.25"] if name != "train_qa" else ["--stride", "8"])
+    given = [*FAST, "--backbone", backbone, "--output_dir", tmp_path / "run", "--max_length", "60", *files]
+    script = getattr(scripts, name)
+    run(script, *given)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["ran"]["trained_epochs"] == 2 and results["ran"]["num_train_epochs"] == 2
+
+    def refused(*more):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run(script, *given, *more)
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    assert "learning_rate=5e-05 before, 0.5 now" in refused("--learning_rate", "0.5")
+    assert "reader=hypernet before, plain now" in refused("--reader", "plain")
+    rows.write_text(rows.read_text().replace("learning", "LEARNING"))
+    assert "train_files=[train.jsonl (" in refused()
+    run(script, *given, "--overwrite_output_dir", "true")  # states and checkpoints with it
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 import torch
 import yaml
 from peft import AutoPeftModelForCausalLM
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -200,7 +201,9 @@ def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(
 def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows_file, tmp_path, lexicon, monkeypatch):
     options = training_options(rows_file, tmp_path, "--from_scratch", json.dumps(SCRATCH), "--learn", "row")
     monkeypatch.setattr(sys, "argv", ["script", *map(str, options)])
-    arguments = lexicon.parse_arguments((lexicon.ModelArguments, lexicon.DataArguments, TrainingArguments), "")
+    arguments = lexicon.parse_arguments(
+        (lexicon.ModelArguments, lexicon.DataArguments, lexicon.RunFolderArguments, TrainingArguments), ""
+    )
     trainer, _ = lexicon.prepare(*arguments)
     for row in trainer.train_dataset:
         assert row["labels"] == row["input_ids"]
@@ -239,6 +242,40 @@ def test_a_killed_run_started_again_ends_in_the_same_weights(rows_file, tmp_path
     in_this_process(monkeypatch, capsys, lexicon.train_main, *killed)
     whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def test_a_run_of_other_settings_rows_or_models_is_not_gone_on_with(
+    rows_file, mixtral, tmp_path, lexicon, monkeypatch, capsys
+):
+    rows, mixture = write_rows(tmp_path / "rows.jsonl", some_rows()), tmp_path / "mixture"
+    shutil.copytree(mixtral, mixture)
+    expert = training_options(rows, tmp_path / "expert", "--from_scratch", json.dumps(SCRATCH), "--max_steps", 1)
+    router = training_options(rows, tmp_path / "router", "--model_name_or_path", mixture, "--max_steps", 1)
+
+    def refused(main, *options):
+        with pytest.raises(SystemExit) as ended:
+            in_this_process(monkeypatch, capsys, main, *options)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    for main, options in ((lexicon.train_main, expert), (lexicon.tune_main, router)):
+        in_this_process(monkeypatch, capsys, main, *options)
+        assert "learning_rate=0.01 before, 0.5 now" in refused(main, *options, "--learning_rate", 0.5)
+    ran = json.loads((tmp_path / "router" / "results.json").read_text())["ran"]
+    assert ran["max_steps"] == ran["trained_steps"] == 1 and "num_train_epochs" not in ran
+    assert "learn=definition before, row now" in refused(lexicon.train_main, *expert, "--learn", "row")
+    assert "train=gates before, experts now" in refused(lexicon.tune_main, *router, "--train", "experts")
+    resumed = ("--output_dir", tmp_path / "new", "--resume_from_checkpoint", tmp_path / "router" / "checkpoint-1")
+    assert "script=lexicon/tune_router.py before" in refused(lexicon.train_main, *expert, *resumed)
+    write_rows(rows, some_rows()[::-1])
+    for main, options in ((lexicon.train_main, expert), (lexicon.tune_main, router)):
+        assert "train_files=[rows.jsonl (" in refused(main, *options)
+    write_rows(rows, some_rows())
+    weights = load_file(mixture / "model.safetensors")
+    weights["lm_head.weight"][0, 0] += 1  # trained again in its place
+    save_file(weights, mixture / "model.safetensors", {"format": "pt"})
+    assert "model_name_or_path=mixture (" in refused(lexicon.tune_main, *router)
+    in_this_process(monkeypatch, capsys, lexicon.tune_main, *router, "--overwrite_output_dir", "true")
 
 
 def test_what_is_wrong_is_said_in_one_line(rows_file, tmp_path, lexicon, monkeypatch, capsys):

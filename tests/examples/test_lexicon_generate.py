@@ -1,6 +1,7 @@
 """generate.py and in_context.py: the best of several samples, the same file after an interruption, prompts to the byte."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,13 +218,28 @@ def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, scripts, monke
 
 def test_a_file_of_other_settings_is_not_gone_on_with(run, capsys, tmp_path, folder):
     run(tmp_path / "a.jsonl")
-    assert "seed 42, now 1" in refused(run, capsys, tmp_path / "a.jsonl", "--seed", 1)
+    assert "seed=42 before, 1 now" in refused(run, capsys, tmp_path / "a.jsonl", "--seed", 1)
     write_rows(folder / "fewer.jsonl", ROWS[:3])
     error = refused(run, capsys, tmp_path / "a.jsonl", rows="fewer.jsonl")
-    assert "rows 10, now 3" in error and "rows_sha256" in error
+    assert "rows=10 before, 3 now" in error and "rows_sha256" in error
     # what was refused before a row was drawn leaves nothing that the next command would trip over
     refused(run, capsys, tmp_path / "b.jsonl", "--embedder", "none")
     assert run(tmp_path / "b.jsonl")[0]
+
+
+def test_definitions_of_a_model_trained_again_in_its_place_are_not_taken(run, capsys, tmp_path, folder):
+    shutil.copytree(folder / "dense", tmp_path / "dense")
+    run(tmp_path / "a.jsonl", model=tmp_path / "dense")
+    shutil.copytree(tmp_path / "dense", tmp_path / "moved")
+    (tmp_path / "moved" / "results.json").write_text("{}")
+    assert "stands already" in run(tmp_path / "a.jsonl", model=tmp_path / "moved")[1]  # the same content
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "dense")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "dense")
+    assert "model_name_or_path=dense (" in refused(run, capsys, tmp_path / "a.jsonl", model=tmp_path / "dense")
+    (tmp_path / "a.settings.json").unlink()
+    assert "has no record of its settings" in refused(run, capsys, tmp_path / "a.jsonl")
 
 
 def test_a_line_that_was_being_written_is_taken_off(scripts, tmp_path):

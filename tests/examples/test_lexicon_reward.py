@@ -107,17 +107,26 @@ def test_pairs_of_other_settings_are_not_taken(scripts, folder, tmp_path, monkey
     assert not any(
         pair["chosen"] in (row["definition"], *pair["rejected"]) for pair, row in zip(pairs, ROWS, strict=True)
     )
-    train(scripts, monkeypatch, capsys, folder, tmp_path, "--chosen", "nearest", "--max_steps", 1)
-    for options, said in (
-        (
-            ("--samples", 5),
-            "pairs_train.jsonl was begun with other settings: chosen 'nearest', now 'gold'; samples 6, now 5",
-        ),
-        (("--chosen", "best"), "chosen='best' is not known. Use gold or nearest."),
-    ):
+    times = [path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")]
+    given = ("--chosen", "nearest", "--max_steps", 1, "--learning_rate", 0.02, "--overwrite_output_dir", "true")
+    assert "removed from" in train(scripts, monkeypatch, capsys, folder, tmp_path, *given)
+    assert times == [
+        path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")
+    ]  # settings of theirs are the same
+
+    def refused(*options):
         with pytest.raises(SystemExit) as ended:
             train(scripts, monkeypatch, capsys, folder, tmp_path, *options)
-        assert ended.value.code == 2 and said in capsys.readouterr().err
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert "chosen='best' is not known. Use gold or nearest." in refused("--chosen", "best")
+    assert "chosen=nearest before, gold now; samples=6 before, 5 now" in refused("--samples", 5)
+    (tmp_path / "results.json").unlink()
+    for path in [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.json")]:
+        if not path.name.startswith("pairs_"):
+            path.unlink()
+    assert "pairs_train.jsonl was begun with other settings: chosen=nearest before" in refused("--samples", 5)
 
 
 def test_interrupted_sampling_ends_in_the_same_pairs(scripts, folder, tmp_path):

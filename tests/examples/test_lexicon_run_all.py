@@ -224,6 +224,24 @@ def test_changed_rows_change_what_reads_them(scripts, config, data, tmp_path):
     assert content["eval_strategy"] == "no" and "validation_files" not in content
 
 
+def test_models_trained_again_in_their_place_change_what_reads_them(scripts, config, tmp_path, monkeypatch):
+    for name in ("base", "reward"):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (tmp_path / name / file).write_text("{}")
+    change = {"base": str(tmp_path / "base"), "reward": None, "best": {"scorer": "reward", "best_of": 2}}
+    change["best"]["reward_model"] = str(tmp_path / "reward")
+    before = plan_of(scripts, config(), change)
+    (tmp_path / "base" / "model.safetensors").write_text("{}")  # the same content, written later
+    assert not changed(before, plan_of(scripts, config(), change))
+    (tmp_path / "reward" / "model.safetensors").write_text("[]")
+    assert changed(before, plan_of(scripts, config(), change)) == {"best", "evaluate"}
+    (tmp_path / "base" / "model.safetensors").write_text("[]")
+    assert changed(before, plan_of(scripts, config(), change)) == set(before) - {"cluster"}
+    monkeypatch.setattr(scripts.run_steps, "package_version", lambda: "9.9")
+    assert changed(before, plan_of(scripts, config(), change)) == set(before)
+
+
 def test_settings_reach_the_commands(scripts, config):
     steps = plan_of(scripts, config())
     expert = steps["expert-1"].written["settings.yml"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(scripts, places, ba
     target = tmp_path / "again" / "checkpoint-3"
     target.parent.mkdir()
     target.symlink_to(halfway)
+    shutil.copy(trained / "run_settings.json", target.parent)
     run(scripts.train, *train_arguments(places, backbone, tmp_path / "again", "--max_steps", 6, "--save_steps", 3))
     whole, again = (load_file(folder / "model.safetensors") for folder in (trained, tmp_path / "again"))
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
@@ -172,6 +174,35 @@ def test_every_variant_trains_and_opens_again(scripts, places, backbone, tmp_pat
     written = json.loads((tmp_path / "config.json").read_text())
     assert {name: written[name] for name in expected} == expected
     assert pipeline("moe-summarization", model=str(tmp_path))("A bird met a boat.")[0].keys() == {"summary_text"}
+
+
+@pytest.mark.parametrize("variant", ["moesumm", "backbone"])
+def test_the_authors_recipe_trains_and_writes_as_their_code_does(scripts, places, backbone, tmp_path, variant):
+    recipe = Path(scripts.train.__file__).with_name("bart_large_authors.yml")
+    given = train_arguments(places, backbone, tmp_path, "--max_steps", 2, "--variant", variant, "--bf16", "false")
+    given += ["--save_strategy", "no", "--load_best_model_at_end", "false", "--max_source_length", 64, "--max_target_length", 40]
+    run(scripts.train, recipe, *given)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    wanted = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 2}
+    assert {name: written[name] for name in wanted} == wanted
+    if variant == "moesumm":
+        config = json.loads((tmp_path / "config.json").read_text())
+        wanted = {"margin_loss_coef": 10.0, "label_smoothing": 0.1, "deputy_output_std": 0.02}
+        assert {name: config[name] for name in wanted} == wanted
+
+
+def test_label_smoothing_reaches_the_loss_of_ours_and_of_the_stock_model(scripts, places, backbone, tmp_path):
+    losses = {}
+    for variant in ("moesumm", "backbone"):
+        for smoothing in (0, 0.3):
+            folder = tmp_path / f"{variant}-{smoothing}"
+            given = ["--variant", variant, "--max_steps", 1, "--margin_loss_coef", 0, "--logging_steps", 1]
+            given += ["--label_smoothing_factor", smoothing]
+            run(scripts.train, *train_arguments(places, backbone, folder, *given))
+            losses[variant, smoothing] = json.loads((folder / "log.json").read_text())[0]["loss"]
+    for smoothing in (0, 0.3):  # a new MoeSumm starts as its backbone
+        assert losses["moesumm", smoothing] == pytest.approx(losses["backbone", smoothing], rel=0.02)
+    assert losses["moesumm", 0.3] != pytest.approx(losses["moesumm", 0], rel=1e-4)
 
 
 def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scripts, places, trained, tmp_path, capsys):
@@ -200,7 +231,13 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(scrip
 
     with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
         run(scripts.train, *given, "--learning_rate", "0.5")
-    assert "at 0.5" in capsys.readouterr().err
+    assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
+    assert "per_device_train_batch_size=8 before, 4 now" in fails(
+        scripts.train, capsys, *given, "--per_device_train_batch_size", 4
+    )
+    shutil.rmtree(tmp_path / "draw_1" / "chat-8-model")
+    run(scripts.train, *given)
+    assert (tmp_path / "draw_1" / "chat-8-model" / "model.safetensors").exists()
     every = [one if one != tmp_path else tmp_path / "all" for one in given]
     every[every.index("--draws") + 1] = 1
     run(scripts.train, *every, "--deputies_only", "false")
@@ -319,6 +356,43 @@ def test_deputies_learn_at_a_rate_of_their_own(scripts, backbone, tmp_path):
     assert not names
 
 
+def test_runs_and_summaries_of_other_settings_texts_or_models_are_not_taken(
+    scripts, backbone, trained, tmp_path, capsys
+):
+    for split, number in (("train", 12), ("test", 3)):
+        write_rows(tmp_path / "data" / f"{split}.jsonl", some_rows(number, split))
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(backbone, model)
+    places = {"mail": f"mail={tmp_path / 'data'}"}
+    given = train_arguments(places, model, out, "--max_steps", 1, "--save_steps", 1, sets=["mail"])
+    scored = ["--systems", f"x={model}", "--datasets", places["mail"], "--output_dir", tmp_path / "scores", *SHORT]
+    run(scripts.train, *given)
+    run(scripts.evaluate, *scored)
+    capsys.readouterr()
+    assert "num_deputies=3 before, 2 now" in fails(scripts.train, capsys, *given, "--num_deputies", 2)
+    assert "max_source_length=None before, 8 now" in fails(scripts.train, capsys, *given, "--max_source_length", 8)
+    sizes = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
+    small = [*sizes, "--piece", 12, "--learning_rate", 0.01, "--logging_steps", 1, *FAST, "--output_dir", model]
+    error = fails(scripts.pretrain, capsys, "--datasets", places["mail"], *small, "--max_steps", 9)
+    assert "max_steps=4 before, 9 now" in error and "datasets=[" in error
+
+    write_rows(tmp_path / "data" / "test.jsonl", some_rows(3, "other test"))  # as many rows
+    assert "texts=mail (" in fails(scripts.evaluate, capsys, *scored)
+    write_rows(tmp_path / "data" / "test.jsonl", some_rows(3, "test"))
+    run(scripts.evaluate, *scored)
+    capsys.readouterr()
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 5}))
+    assert "model=model (" in fails(scripts.evaluate, capsys, *scored)
+    assert "model_name_or_path=model (" in fails(scripts.train, capsys, *given)
+    (tmp_path / "scores" / "x" / "mail.settings.json").unlink()
+    assert "has no record of its settings" in fails(scripts.evaluate, capsys, *scored)
+    write_rows(tmp_path / "data" / "train.jsonl", some_rows(12, "other train"))
+    shutil.copytree(backbone, model, dirs_exist_ok=True)
+    assert "datasets=[mail=train.jsonl (" in fails(scripts.train, capsys, *given)
+    run(scripts.train, *given, "--overwrite_output_dir", "true")
+
+
 def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, tmp_path, capsys):
     train, evaluate = scripts.train, scripts.evaluate
     arguments = train_arguments(places, backbone, tmp_path / "x")
@@ -349,4 +423,4 @@ def test_errors_name_the_value_and_the_mend(scripts, places, backbone, trained, 
     run(evaluate, *ours, "--datasets", places["chat"], "--zero_shot", *SHORT)
     capsys.readouterr()
     other = [*ours, "--datasets", places["chat"], "--zero_shot", *SHORT, "--num_beams", 1]
-    assert "num_beams 2, and now 1" in fails(evaluate, capsys, *other)
+    assert "num_beams=2 before, 1 now" in fails(evaluate, capsys, *other)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers import AutoModel, AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools.cards import card_of, is_hub_id, read_record
 from keyphrase_tools.documents import full_text, read_jsonl
+from tests.examples.scripts import scripts_of
+from tests.loopback_hub import LoopbackHub
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"
@@ -49,7 +52,7 @@ def trained(backbone, tmp_path_factory):
     stages = ("--first_files", CORPUS / "test.jsonl", "--first_epochs", 1)
     done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
     assert done.returncode == 0, done.stderr[-3000:]
-    return output, done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
+    return output / "moe", done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
 
 
 def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone):
@@ -66,8 +69,95 @@ def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone
     assert model.rnn is None and model.moe is not None
     assert model.config.keyphrase_threshold == record["threshold"]
     assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
-    again = train(backbone, output, *stages, *options)  # all of it is finished
+    again = train(backbone, output.parent, *stages, *options)  # all of it is finished
     assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
+
+
+def test_a_finished_seed_of_other_settings_does_not_pass_for_this_one(trained, backbone):
+    output, _, (stages, options) = trained
+    weights = output / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    other = train(backbone, output.parent, *stages, *options, "--learning_rate", 0.5)
+    assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr, other.stderr[-500:]
+    assert other.stderr.count("error:") == 1 and weights.stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def main(backbone, tmp_path, monkeypatch, capsys):
+    """train.py in this process, on few documents -> its message and exit status."""
+    rows = (CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10]
+    (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+
+    def call(*options, file="rows.jsonl"):
+        given = ("--backbone", backbone, "--output_dir", tmp_path / "run", "--max_length", 64, "--train_files", tmp_path / file,
+                 "--max_steps", 2, "--eval_strategy", "steps", "--save_strategy", "steps", "--eval_steps", 1, "--save_steps", 1,
+                 "--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--calibrate", "false", *options)  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, given)])
+        with scripts_of("seke", "train") as scripts:
+            try:
+                scripts.train.main()
+                code = 0
+            except SystemExit as ended:
+                code = ended.code
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def test_a_vanilla_head_is_not_trained_in_the_folder_of_another(main, tmp_path):
+    assert main()[0] == 0 and json.loads((tmp_path / "run" / "config.json").read_text())["use_moe"]
+    code, error = main("--use_moe", "false", "--use_rnn", "false")
+    assert code == 2 and "use_moe=True before, False now; use_rnn=True before, False now" in error
+    assert main("--ablation", "vanilla")[0] == 0  # in a folder of its own
+    config = json.loads((tmp_path / "run" / "vanilla" / "config.json").read_text())
+    assert not config["use_moe"] and not config["use_rnn"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["use_moe"]
+    rows = (tmp_path / "rows.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text(rows.replace("the", "teh"), encoding="utf-8")  # the same size
+    code, error = main()
+    assert code == 2 and "train_files=[rows.jsonl (" in error
+    assert main("--use_moe", "false", "--overwrite_output_dir", "true")[0] == 0
+    assert not json.loads((tmp_path / "run" / "config.json").read_text())["use_moe"]
+
+
+def test_a_base_that_was_being_written_is_made_again(main, tmp_path):
+    assert main()[0] == 0
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for path in (tmp_path / "run").glob("checkpoint-*"):
+        shutil.rmtree(path)
+    base = tmp_path / "run" / "base"
+    base.rename(base.with_name("base.part"))
+    (base.with_name("base.part") / "model.safetensors").write_bytes(b"half")
+    assert main()[0] == 0 and (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+
+
+def test_the_record_says_how_long_the_training_was(main, tmp_path):
+    assert main("--num_train_epochs", 10)[0] == 0
+    training = read_record(tmp_path / "run")["training"]
+    assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
+    assert "num_train_epochs" not in training
+    assert "num_train_epochs" not in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_several_seeds_push_the_best_model(backbone, tmp_path):
+    with LoopbackHub() as hub:
+        pushed = ("--seeds", 3, "--ablation", "moe", "--lora", "false", "--push_to_hub", "true", "--max_steps", 1)
+        done = run(
+            ROOT / "examples/seke/train.py", "--backbone", backbone, "--output_dir", tmp_path / "mine", "--max_length", 64,
+            "--train_files", CORPUS / "test.jsonl", "--calibrate", "false", "--use_cpu", "--report_to", "none", *pushed,
+            **hub.env,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        repository = hub.repos["model", "tester/mine-moe"]
+        files = set(repository.commits[repository.resolve("main")]["tree"])
+    assert {
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "pipeline_keyphrase_extraction.py",
+        "results.json",
+    } <= files
+    assert not [name for name in files if name.startswith(("seed-", "checkpoint-")) or name == "run_settings.json"]
 
 
 def test_the_card_says_what_was_recorded(trained):

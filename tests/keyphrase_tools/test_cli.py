@@ -4,6 +4,7 @@ import json
 
 import pytest
 import spacy  # noqa: F401  (explain needs it)
+import torch
 from transformers import pipeline
 from typer.testing import CliRunner
 
@@ -47,6 +48,25 @@ def test_extract_then_score_is_what_the_library_measures(folder, gold, tmp_path)
     assert shown[1].split() == ["@5", *(f"{100 * expected[f'{name}@5']:.1f}" for name in ("precision", "recall", "f1"))]
 
 
+def test_spans_of_extract_refer_to_the_rows_own_fields(tiny_seke, tiny_tokenizer, tmp_path):
+    model = tiny_seke("bert")
+    model.classifier.weight.data *= 0
+    model.classifier.bias.data[:] = torch.tensor([0.0, 5.0, 0.0])  # every word begins a phrase
+    for part in (model, tiny_tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    rows = [{"title": " Graph cuts", "text": "They\nwork."}, {"text": "No title &amp; no field."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = call("extract", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--model", tmp_path / "model", "--mentions")
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, own in zip(rows, found, strict=True):
+        for phrase in own["keyphrases"]:
+            assert row[phrase.get("field", "text")][phrase["start"] : phrase["end"]] == phrase["keyphrase"]
+            assert ("field" in phrase) == ("field" in phrase["mentions"][0]) == ("title" in row)
+    names = [[phrase["keyphrase"] for phrase in sorted(own["keyphrases"], key=lambda p: p["start"])] for own in found]
+    assert [sorted(own) for own in names] == [["Graph", "They", "cuts", "work"], ["No", "field", "title"]]
+
+
 def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):
     said = tmp_path / "said.jsonl"
     rows = [{"id": 0, "keyphrases": ["graph cut", "energy problem"]}, {"id": 1, "keyphrases": ["networks"]}]
@@ -69,9 +89,34 @@ def test_explain_writes_tables_plot_and_page(folder, gold, tmp_path):
     assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text()
 
 
+@pytest.mark.parametrize("options", [("--documents", 2, "--page", 5), ("--page", 5), ("--documents", 1, "--page", 1)])
+def test_a_page_that_is_not_there_is_refused_before_the_model_is_opened(options, gold, tmp_path):
+    done = call("explain", gold, tmp_path / "views", "--model", "no/such-model", *options)
+    last = 0 if 1 in options[:2] else 1
+    assert done.exit_code == 2 and f"error: --page {options[-1]} cannot be shown" in done.stderr
+    assert f"from 0 to {last}." in done.stderr and not (tmp_path / "views").exists()
+
+
+def test_explain_names_documents_that_it_leaves_out_and_numbers_pages_as_the_source_does(folder, tmp_path):
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [3, TEXTS[0], "", TEXTS[1]]))
+    done = call(
+        "explain", source, tmp_path / "views", "--model", folder, "--page", 3, "--device", "cpu", "--dtype", "bfloat16"
+    )
+    assert done.exit_code == 0, done.output
+    assert "document 0 is left out: 'text' is 3" in done.stderr and "document 2 is left out: it is empty" in done.stderr
+    assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text(encoding="utf-8")
+    done = call("explain", source, tmp_path / "other", "--model", "no/such-model", "--page", 2)
+    assert done.exit_code == 2 and "--page 2 cannot be shown: it is empty." in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (("extract", "GOLD", "OUT.csv"), "ends in '.csv', but the output is JSON Lines. Name it 'out.jsonl'"),
+        (("extract", "GOLD", "OUT", "--device", "gpu"), "error: --device 'gpu' is not available here"),
+        (("explain", "GOLD", "OUT", "--device", "cuda:7"), "error: --device 'cuda:7' is not available here"),
+        (("explain", "GOLD", "OUT", "--dtype", "int8"), "error: --dtype 'int8' is not known."),
         (("extract", "nowhere.jsonl", "OUT"), "error: There is no file nowhere.jsonl."),
         (("extract", "GOLD", "GOLD"), "is there already, and finished. Choose another name"),
         (("extract", "GOLD", "OUT", "--dtype", "int8"), "error: --dtype 'int8' is not known."),
@@ -83,7 +128,8 @@ def test_explain_writes_tables_plot_and_page(folder, gold, tmp_path):
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(arguments, message, folder, gold, tmp_path):
-    given = [{"GOLD": gold, "OUT": str(tmp_path / "out")}.get(name, name) for name in arguments]
+    paths = {"GOLD": gold, "OUT": str(tmp_path / "out"), "OUT.csv": str(tmp_path / "out.csv")}
+    given = [paths.get(name, name) for name in arguments]
     done = call(*given, "--model", folder)
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
 

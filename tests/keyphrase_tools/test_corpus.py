@@ -1,18 +1,29 @@
 """Corpora: every kind of source, results in order, and nothing lost when a run is killed."""
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
-from transformers import pipeline
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+from transformers import AutoTokenizer, pipeline
 
-from keyphrase_tools.corpus import Corpus, extract_corpus, whole_lines
+import keyphrase_tools.corpus
+from keyphrase_tools.clean_text import clean
+from keyphrase_tools.corpus import Corpus, extract_corpus
+from keyphrase_tools.corpus_parts import whole_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
@@ -125,32 +136,67 @@ class Stop(Exception):
     pass
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(extract, tmp_path):
-    texts = [f"graph {'cut ' * (i % 7)} network {i}" for i in range(60)]
-    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
-    extract_corpus(extract, Corpus(str(source)), tmp_path / "whole.jsonl")
-    output, read = tmp_path / "out.jsonl", []
+def mixed_texts(count):
+    """Texts all different, some of which take several windows."""
+    return [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 3 if i % 5 else 18 + i % 40)) for i in range(count)]
 
-    class Interrupted:
-        model = extract.model
 
-        def __call__(self, documents, **options):
-            for number, phrases in enumerate(extract(documents, batch_size=1)):
-                if number == 7:
-                    raise Stop
-                read.append(number)
-                yield phrases
+@pytest.mark.parametrize("batches", [1, 3])
+def test_an_interrupted_run_reads_no_batch_twice_and_ends_in_the_same_bytes(extract, tmp_path, monkeypatch, batches):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(60)])
+    read, plain, left = [], extract._read, 10**6
 
-    for _ in range(3):
-        with pytest.raises(Stop):
-            extract_corpus(Interrupted(), Corpus(str(source)), output)
-        assert not output.exists()
-    part = tmp_path / "out.jsonl.parts" / "0.jsonl"
-    assert len(part.read_text().splitlines()) == 21
-    with part.open("a") as file:
-        file.write('21\t{"id": 21, "keyph')  # a line that was being written
-    extract_corpus(extract, Corpus(str(source)), output)
-    assert_same(output, tmp_path / "whole.jsonl")
+    def counted(windows, decode):
+        nonlocal left
+        if not left:
+            raise Stop
+        left -= 1
+        read.extend(tuple(window.inputs["input_ids"]) for window in windows)
+        return plain(windows, decode)
+
+    monkeypatch.setattr(extract, "_read", counted)
+    extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2)
+    whole, starts, output = Counter(read), 0, tmp_path / "out.jsonl"
+    assert len(whole) == whole.total() > 90
+    read.clear()
+    while not output.exists():
+        left, starts = batches, starts + 1
+        with contextlib.suppress(Stop):
+            extract_corpus(extract, Corpus(source), output, batch_size=2)
+    assert starts >= 8 and Counter(read) == whole
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_lines_that_were_being_written_are_read_again(extract, tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(20)])
+    extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2)
+    output, plain, batches = tmp_path / "out.jsonl", extract._read, iter(range(5))
+
+    def five(windows, decode):
+        if next(batches, None) is None:
+            raise Stop
+        return plain(windows, decode)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(extract, "_read", five)
+        extract_corpus(extract, Corpus(source), output, batch_size=2)
+    parts = tmp_path / "out.jsonl.parts"
+    assert (parts / "0.windows").read_bytes().count(b"\n") > 2
+    for name in ("0.jsonl", "0.windows"):
+        with (parts / name).open("ab") as file:
+            file.write(b'21\t{"id": 21, "keyph')
+    extract_corpus(extract, Corpus(source), output, batch_size=2)
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(keyphrase_tools.corpus, "tqdm", partial(tqdm, mininterval=0))
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph cut " * 1500}, {"text": 3}, {"text": "cut"}])
+    assert extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl") == (3, 1)
+    shown = capsys.readouterr().err
+    percents = [int(percent) for percent in re.findall(r"(\d+)%", shown)]
+    assert percents == sorted(percents) and percents[-1] == 100 and len(set(percents)) >= 8
+    assert "3 of 3 documents" in shown
 
 
 @pytest.mark.parametrize(
@@ -176,8 +222,8 @@ def test_processes_share_a_corpus_and_may_be_others_after_an_interruption(extrac
     assert_same(output, tmp_path / "whole.jsonl")
 
 
-def test_killed_at_any_moment_it_ends_with_the_same_file(folder, tmp_path):
-    texts = [f"graph {'cut ' * (i % 9)} network {i}" for i in range(400)]
+def test_killed_after_its_first_batches_it_ends_with_the_same_bytes(folder, tmp_path):
+    texts = mixed_texts(200)
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     command = [sys.executable, "-c", "from lexperts_cli.keyphrases import main; main()", "extract", str(source)]
     options = ["--model", str(folder), "--batch-size", "2"]
@@ -190,18 +236,17 @@ def test_killed_at_any_moment_it_ends_with_the_same_file(folder, tmp_path):
 
     whole = start(tmp_path / "whole.jsonl")
     assert whole.wait() == 0, whole.stderr.read().decode()[-2000:]
-    output, part, killed = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts" / "0.jsonl", 0
-    for wanted in (1, 100, 250):
-        process = start(output)
-        while process.poll() is None and not (part.exists() and part.read_bytes().count(b"\n") >= wanted):
-            time.sleep(0.002)
-        killed += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert killed >= 1
+    output, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts" / "0.jsonl"
+    process = start(output)
+    while process.poll() is None and not (part.exists() and part.read_bytes().count(b"\n") >= 20):
+        time.sleep(0.002)
+    killed = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert killed
     last = start(output)
     assert last.wait() == 0, last.stderr.read().decode()[-2000:]
-    assert_same(output, tmp_path / "whole.jsonl")
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_what_cannot_be_run_is_named(extract, source, tmp_path):
@@ -210,12 +255,6 @@ def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     with pytest.raises(FileExistsError, match="out.jsonl is there already, and finished"):
         extract_corpus(extract, Corpus(str(source)), output)
     assert output.read_text() == "mine"
-    with pytest.raises(RuntimeError):
-        extract_corpus(extract, Corpus(str(source)), tmp_path / "new.jsonl", processes=2, top_k=3)
-    with pytest.raises(
-        ValueError, match="unfinished run with top_k=3, and this one has 5. Go on with what it had, or delete"
-    ):
-        extract_corpus(extract, Corpus(str(source)), tmp_path / "new.jsonl", top_k=5)
     with pytest.raises(FileNotFoundError, match="There is no file nowhere.jsonl"):
         Corpus("nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n \n")
@@ -224,3 +263,119 @@ def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(FileNotFoundError, match="no folder of .txt files and no .jsonl file"):
         Corpus(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.jsonl.gz"])
+def test_an_output_with_the_suffix_of_another_format_is_refused(extract, source, tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}', but the output is JSON Lines"):
+        extract_corpus(extract, Corpus(source), tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl"}
+
+
+@pytest.fixture
+def unfinished(folder, tmp_path):
+    """A run that has stopped, of a copy of the model and of a source, and how it is started again."""
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+
+    def start(model=model, source=source, of_pipeline=(), **options):
+        extract = pipeline("keyphrase-extraction", model=str(model), **dict(of_pipeline))
+        return extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl", **{"top_k": 3, **options})
+
+    with pytest.raises(RuntimeError, match="2 documents are missing: a process failed. Start the same command again"):
+        start(processes=2)
+    return start
+
+
+def test_an_unfinished_run_goes_on_with_a_model_and_a_source_that_were_moved(unfinished, tmp_path):
+    moved = {name: (tmp_path / name).rename(tmp_path / f"moved-{name}") for name in ("model", "texts.jsonl")}
+    assert unfinished(model=moved["model"], source=moved["texts.jsonl"]) == (4, 0)
+
+
+@pytest.mark.parametrize("change", ["weights", "config", "tokenizer", "source", "option", "option of the pipeline"])
+def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, change):
+    model, options, config = tmp_path / "model", {}, tmp_path / "model" / "config.json"
+    if change == "weights":
+        weights = load_file(model / "model.safetensors")
+        weights["classifier.bias"] += 0.1  # trained a little more, in the same place
+        save_file(weights, model / "model.safetensors", {"format": "pt"})
+        said = "the model's weights"
+    elif change == "config":
+        settings = json.loads(config.read_text()) | {"keyphrase_threshold": 0.2}
+        config.write_text(json.dumps(settings))
+        said = "config.keyphrase_threshold='0.4' then, '0.2' now"
+    elif change == "tokenizer":
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.model_max_length = 40
+        tokenizer.save_pretrained(model)
+        said = "the tokenizer"
+    elif change == "source":
+        write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ["a graph", *TEXTS[1:]]])
+        said = "the documents of the source"
+    else:
+        options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
+        said = "top_k=3 then, 5 now" if change == "option" else "min_score=None then, 0.5 now"
+    with pytest.raises(ValueError, match="of an unfinished run that differs from this one") as error:
+        unfinished(**options)
+    assert said in str(error.value) and str(error.value).count(";") == 0 and "delete that folder" in str(error.value)
+
+
+def test_a_folder_and_a_data_set_that_have_changed_are_noticed(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("graph")
+    before = Corpus(tmp_path / "texts").fingerprint()
+    assert Corpus(str(tmp_path / "texts")).fingerprint() == before
+    (tmp_path / "texts" / "a.txt").write_text("graphs")
+    assert Corpus(tmp_path / "texts").fingerprint() != before
+    (tmp_path / "set").mkdir()
+    prints = []
+    for texts in (TEXTS, TEXTS, TEXTS[::-1]):
+        Dataset.from_dict({"text": texts}).to_parquet(tmp_path / "set" / "test.parquet")
+        prints.append(Corpus(tmp_path / "set").fingerprint())
+    assert prints[0] != prints[2]
+
+
+def test_sizes_follow_the_texts(tmp_path):
+    rows = [{"text": "graph"}, {"text": "graph cuts " * 100}]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "set").mkdir()
+    for number, row in enumerate(rows):
+        (tmp_path / "texts" / f"{number}.txt").write_text(row["text"])
+    Dataset.from_list(rows).to_parquet(tmp_path / "set" / "test.parquet")
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert list(Corpus(tmp_path / "texts").sizes()) == list(Corpus(tmp_path / "set").sizes()) == [5, 1100]
+    assert list(Corpus(source).sizes()) == [18, 1113]
+    assert list(Corpus(tmp_path / "set", text_column="body").sizes()) == [0, 0]
+
+
+def test_a_lone_surrogate_in_a_keyphrase_is_written_as_json_escapes_it(extract, tmp_path):
+    text = "graph\ud800cut network"
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"id": "\ud800", "text": text}])
+    extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl")
+    (row,) = lines(tmp_path / "out.jsonl")
+    assert row == {"id": "\ud800", "keyphrases": without_mentions(extract(text))}
+
+
+def test_places_are_those_in_the_rows_own_fields(tiny_seke, tiny_tokenizer, tmp_path):
+    model = tiny_seke("bert")
+    model.classifier.weight.data *= 0
+    model.classifier.bias.data[:] = torch.tensor([0.0, 5.0, 0.0])  # every word begins a phrase
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    rows = [
+        {"title": "  Graph cuts\tof networks ", "text": " Deep net-\nworks of &amp; in graph\n  cuts"},
+        {"title": "The network?", "text": "graph cuts"},
+        {"title": None, "text": "\n graph cuts"},
+        {"title": " ", "text": "cuts of a network"},
+    ]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl", mentions=True)
+    fields = Counter()
+    for row, found in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
+        for phrase in found["keyphrases"]:
+            for mention in phrase["mentions"]:
+                assert ("field" in mention) == bool((row["title"] or "").strip())
+                fields[mention.get("field")] += 1
+            piece = row[phrase.get("field", "text")][phrase["start"] : phrase["end"]]
+            assert clean(" ".join(piece.split())) == phrase["keyphrase"]
+    assert fields == {"title": 6, "text": 8, None: 6}

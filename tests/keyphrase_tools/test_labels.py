@@ -252,3 +252,15 @@ def test_it_maps_over_a_dataset_and_changes_the_number_of_rows(tiny_tokenizer):
     assert all(a <= b for a, b in pairwise(direct["document"]))
     with pytest.raises(ValueError, match="no column 'text'; the columns are 'id', 'title', 'keyphrases'"):
         dataset.remove_columns("text").map(encode, **{**options, "remove_columns": ["id"]})
+
+
+def test_texts_are_cleaned_as_the_pipeline_cleans_them(tiny_tokenizer):
+    raw = {
+        "title": ["Graph&nbsp;cuts"],
+        "text": ["lithium bat-\nteries &amp; net\u00adworks"],
+        "keyphrases": [["batteries"]],
+    }
+    clean = {"title": ["Graph\u00a0cuts"], "text": ["lithium batteries & networks"], "keyphrases": [["batteries"]]}
+    for title_as in ("text", "meta", "both"):
+        rows = encode(raw, tiny_tokenizer, title_as=title_as)
+        assert rows == encode(clean, tiny_tokenizer, title_as=title_as) and rows["num_present"] == [1]

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizer, pipeline
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from keyphrase_tools import KeyphraseExtractionPipeline
+from keyphrase_tools import KeyphraseExtractionPipeline, clean_text
+from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.pipeline_keyphrase_extraction import length_limit, read_labels
 from keyphrase_tools.words import split_words
 
@@ -223,10 +224,12 @@ unicode_texts = st.text(
 @example("👩\u200d🔬🇸🇮 深層学習 ไทย \ufffd graph \ufffd")
 @given(unicode_texts)
 def test_every_mention_is_a_piece_of_the_text_from_a_words_start_to_a_words_end(extract, text):
-    words = split_words(text)
-    starts, ends = {start for _, start, _ in words}, {end for _, _, end in words}
+    clean = CleanText(text)
+    words = [clean.source_span(start, end) for _, start, end in split_words(clean.text)]
+    starts, ends = {start for start, _ in words}, {end for _, end in words}
     for phrase in extract(text, top_k=None):
-        assert text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] != ""
+        piece = text[phrase["start"] : phrase["end"]].replace("\u00ad", "")
+        assert phrase["keyphrase"] and clean_text.clean(" ".join(piece.split())) == phrase["keyphrase"]
         assert 0 <= phrase["score"] <= 1
         for mention in phrase["mentions"]:
             assert mention["start"] in starts and mention["end"] in ends
@@ -251,6 +254,40 @@ def test_a_sign_that_the_tokenizer_drops_takes_no_keyphrase_with_it(lookup):
     assert names(lookup()("x bx ix \ufffd x")) == ["bx ix"]
 
 
+# ---- texts from PDFs and web pages
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("x bx\n\t ix, c", [("bx ix", "bx\n\t ix")]),
+        ("x bx i-\nix, c", [("bx i-ix", "bx i-\nix")]),
+        ("x bx ii-\nxx, c", [("bx iixx", "bx ii-\nxx")]),
+        ("x ba\u00adb\u00ad\n  cc x", [("babcc", "ba\u00adb\u00ad\n  cc")]),
+        ("x b&nbsp;i b&ouml;i x", [("b i", "b&nbsp;i"), ("böi", "b&ouml;i")]),
+        ("x b &amp; i &lt;p&gt; c", [("b", "b"), ("i", "i"), ("p", "p")]),
+    ],
+)
+def test_keyphrases_are_clean_and_their_places_are_those_in_the_text(lookup, text, expected):
+    answer = lookup()(text)
+    places = sorted((phrase["start"], phrase["end"], phrase["keyphrase"]) for phrase in answer)
+    assert [(keyphrase, text[start:end]) for start, end, keyphrase in places] == expected
+
+
+def test_the_model_reads_joined_words(lookup):
+    hyphenated, whole = "the net-\nworks of learn\u00ading &amp; graph", "the networks of learning & graph"
+    extract = lookup()
+    (one,), (other,) = (extract.preprocess([text])["windows"] for text in (hyphenated, whole))
+    assert one.inputs == other.inputs
+
+
+@pytest.mark.parametrize("word", ["nbsp", "amp", "lt"])
+def test_an_entitys_name_is_no_keyphrase(lookup, word):
+    everything = lookup()
+    everything.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])  # every word begins a phrase
+    assert names(everything(f"graph&{word};cut")) == ["graph", "cut"]
+
+
 # ---- the same answer
 
 
@@ -267,6 +304,18 @@ def test_a_document_has_the_same_answer_alone_and_in_a_mixed_batch(sharp_seke, t
 def test_the_batch_size_does_not_change_the_answer(extract, batch_size):
     documents = [random_text(1 + 11 * (i % 9), i) for i in range(25)]
     assert_same(extract(documents, batch_size=batch_size, top_k=None), extract(documents, top_k=None))
+
+
+def test_few_long_documents_are_prepared_at_once(lookup):
+    read = []
+
+    def documents():
+        for number in range(20):
+            read.append(number)
+            yield "x " * 8_000 + "b"
+
+    first = next(lookup()(documents(), batch_size=1))
+    assert names(first) == ["b"] and len(read) <= 3
 
 
 def test_short_documents_are_read_together_in_the_room_of_long_ones(extract, monkeypatch):

@@ -5,10 +5,13 @@ import logging
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import BertForTokenClassification, EvalPrediction
 
 from keyphrase_tools import KeyphraseExtractionPipeline
+from keyphrase_tools.clean_text import clean as clean_text
 from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import encode
@@ -67,6 +70,33 @@ def places(phrases):
     return sorted((p["keyphrase"], p["start"], p["end"], round(p["score"], 4)) for p in phrases)
 
 
+def forms(phrases):
+    return sorted((p["keyphrase"], round(p["score"], 4), len(p["mentions"])) for p in phrases)
+
+
+def check_places(document, phrases, split=False):
+    """Each keyphrase and mention is where it says, in the field that it names if there is a title; -> the fields."""
+    fields = set()
+    for phrase in phrases:
+        assert phrase["keyphrase"] == " ".join(piece_of(document, phrase, split).split())
+        for mention in phrase["mentions"]:
+            assert list(mention) == (
+                ["field", "start", "end", "score"] if "field" in phrase else ["start", "end", "score"]
+            )
+            assert piece_of(document, mention, split).strip()
+            fields.add(mention.get("field"))
+        assert phrase["mentions"][0] == {k: phrase[k] for k in phrase["mentions"][0] if k != "score"} | {
+            "score": phrase["mentions"][0]["score"]
+        }
+    return fields
+
+
+def piece_of(document, place, split):
+    field = document[place.get("field", "text")]
+    field = " ".join(field) if split and not isinstance(field, str) else field
+    return field[place["start"] : place["end"]]
+
+
 def mapping(title, text):
     return {"title": title, "text": text}
 
@@ -103,8 +133,7 @@ def test_a_document_with_a_title_has_the_same_answer_alone_and_in_a_mixed_batch(
     assert sum(map(bool, alone)) >= 5
     assert alone[0] != alone[-2] and places(extract(mapping(None, TEXT))) == alone[-2]  # the title matters
     for document, answer in zip(documents, extract(documents, **options), strict=True):
-        text = document if isinstance(document, str) else document["text"]
-        assert all(text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+        check_places(document if isinstance(document, dict) else {"text": document}, answer)
 
 
 def test_the_models_own_path_decides_and_its_probabilities_score(extractor):
@@ -112,7 +141,7 @@ def test_the_models_own_path_decides_and_its_probabilities_score(extractor):
     documents = [mapping(TITLE, TEXT), mapping(TITLE, random_text(150, 1)), random_text(100, 2)]
     prepared = extract.preprocess(documents)
     for window in prepared["windows"]:
-        extract._read([window], prepared["said"], decode=True)
+        prepared["said"].add(window, *extract._read([window], decode=True)[0])
     assert len(prepared["windows"]) > 6
     for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
         probabilities = prepared["said"].document(number)
@@ -148,12 +177,55 @@ def test_words_that_share_a_piece_go_on_as_the_path_has_the_first(tiny_tokenizer
 
 def test_where_the_model_knows_no_meta_text_a_title_is_joined(extractor):
     extract = extractor(BertForTokenClassification)
-    joined = join_title(TITLE, TEXT)
-    answer = extract([mapping(f" {TITLE} ", TEXT), mapping(None, f" {TEXT}"), mapping(TITLE, "")])
-    assert places(answer[0]) == places(extract(joined)) and answer[0]
-    assert all(joined[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer[0])
-    assert places(answer[1]) == places(extract(f" {TEXT}"))
+    documents = [
+        mapping(f"\n {TITLE} ", f"\t{TEXT}"),
+        mapping(None, f" {TEXT}"),
+        mapping(TITLE, ""),
+        mapping(" ", TEXT),
+    ]
+    answer = extract(documents)
+    assert forms(answer[0]) == forms(extract(join_title(TITLE, TEXT)))
+    fields = [check_places(document, own) for document, own in zip(documents, answer, strict=True)]
+    assert fields == [{"title", "text"}, {None}, {"title"}, {None}]
+    assert answer[1] == extract(f" {TEXT}") and answer[3] == extract(TEXT)
     assert places(answer[2]) == places(extract(TITLE))
+
+
+def test_titles_and_texts_that_need_cleaning(extractor):
+    for kind in (BertForTokenClassification, MetaBert):
+        extract = extractor(kind)
+        clean = mapping("Graph cuts & net graphs", "the network is learning, in 802.11 of graph cuts")
+        raw = mapping(
+            "  Graph&nbsp;cuts &amp; net\ngraphs ",
+            "\nthe net-\nwork is learn\u00ading, in 802.11 of&nbsp;graph\n\ncuts",
+        )
+        answer = extract(raw)
+        assert forms(answer) == forms(extract(clean)) and answer
+        for phrase in answer:
+            assert clean_text(" ".join(piece_of(raw, phrase, False).split())) == " ".join(phrase["keyphrase"].split())
+
+
+title_or_text = st.text(st.sampled_from([*"ab .?!;-\n\t&\u00ad0", "\u0301", "\ud800"]), max_size=12)
+
+
+@pytest.fixture(scope="module")
+def everywhere(extractor):
+    """A model to which each word belongs to a keyphrase, and only the first begins one."""
+    extract = extractor(BertForTokenClassification)
+    extract.model.classifier.weight.data *= 0
+    extract.model.classifier.bias.data[:] = torch.tensor([0.0, 5.0, 0.0])  # B, I, O
+    return extract
+
+
+@settings(max_examples=200, deadline=None)
+@given(title_or_text, title_or_text)
+def test_no_phrase_is_found_across_title_and_text(everywhere, title, text):
+    """Title and text are joined by a mark, and a phrase has none."""
+    document = mapping(title, text)
+    words = {field: "".join(word for word, _, _ in split_words(clean_text(document[field]))) for field in document}
+    for phrase in everywhere(document):
+        found = "".join(word for word, _, _ in split_words(phrase["keyphrase"]))
+        assert found in words[phrase.get("field", "text")] and piece_of(document, phrase, False)
 
 
 def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
@@ -161,8 +233,8 @@ def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
     joined = join_title(TITLE, TEXT)
     answer = extract(mapping(TITLE, TEXT))
     assert extract.model.given["input_ids"][0].tolist() == tiny_tokenizer(TITLE, joined)["input_ids"]
-    assert places(answer) == places(extractor()(mapping(TITLE, joined)))
-    assert all(joined[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+    assert forms(answer) == forms(extractor()(mapping(TITLE, joined)))
+    assert check_places(mapping(TITLE, TEXT), answer) == {"title", "text"}
     assert places(extract(TEXT)) == places(extractor()(TEXT))
 
 
@@ -170,9 +242,11 @@ def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
 @pytest.mark.parametrize("kind", [MetaBert, BertForTokenClassification])
 def test_a_text_may_be_a_list_of_words(extractor, kind, words):
     extract = extractor(kind)
-    text = " ".join(words) if kind is MetaBert else join_title(TITLE, " ".join(words))
     answer = extract(mapping(TITLE, words), is_split_into_words=True)
-    assert all(text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in answer)
+    assert check_places(mapping(TITLE, words), answer, split=True) <= {
+        "text",
+        *(["title"] if kind is not MetaBert else []),
+    }
     assert answer or len(words) < 3
     assert extract([mapping(TITLE, words), words], is_split_into_words=True)[0] == answer
 
@@ -228,7 +302,9 @@ def test_a_model_inside_peft_is_read_by_its_own_signature(extractor):
 
 def test_the_code_for_titles_travels_with_a_checkpoint(extractor, tmp_path):
     extractor(BertForTokenClassification).save_pretrained(tmp_path)
-    assert {"pipeline_keyphrase_extraction.py", "windows.py", "titles.py"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"pipeline_keyphrase_extraction.py", "input_documents.py", "clean_text.py", "titles.py"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 # ---- scores

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from merge_tools import MergeError, cluster
+from merge_tools import MergeError, cluster, embedding
 from merge_tools.cli import app
 from merge_tools.embedding import Cache, embed_texts, identity
 from modeling_lexicon.data_lexicon import prompt
@@ -181,6 +182,21 @@ def test_a_folder_is_known_by_its_content(tmp_path):
         (tmp_path / name / "config.json").write_text(content)
     known = [identity(str(tmp_path / name)) for name in "abc"]
     assert known[0] == known[1] != known[2] and identity("org/model") == "org/model"
+
+
+def test_a_model_trained_again_in_its_place_is_another(tmp_path, monkeypatch):
+    """Only its last layer is trained: the first megabytes of its weights stay the same, and so does their size."""
+    model, cache = tmp_path / "model.safetensors", tmp_path.with_name(f"{tmp_path.name}-cache")
+
+    def embed(texts):
+        return np.tile(load_file(model)["z_last_layer"], (len(texts), 1))
+
+    monkeypatch.setattr(embedding, "open_embedder", lambda folder: embed)
+    weights = {"a_embeddings": np.zeros((1024, 1024), np.float32), "z_last_layer": np.ones(4, np.float32)}
+    save_file(weights, model)
+    before = embed_texts(["a text"], str(tmp_path), cache=cache)
+    save_file(weights | {"z_last_layer": np.array([1, 2, 3, 4], np.float32)}, model)
+    assert not np.allclose(before, embed_texts(["a text"], str(tmp_path), cache=cache))
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,10 @@ def test_batches_are_padded_on_the_right(tokenizer):
     assert batch["input_ids"].tolist() == [[9, 10, 8, 15, 13, 0, 12], [11, 0, 1, 1, 1, 1, 1], [9, *[1] * 6]]
     assert batch["attention_mask"].tolist() == [[1] * 7, [1, 1, 0, 0, 0, 0, 0], [1, *[0] * 6]]
     assert batch["copy_ids"].tolist() == [[9, 10, 8, 15, 13, V, 12], [11, V, 1, 1, 1, 1, 1], [9, *[1] * 6]]
-    assert batch["labels"].shape == (3, 4, 8) and (batch["labels"][..., 4:] == -100).all()
-    end, nothing = [3, -100, -100, -100], [-100] * 4
-    assert batch["labels"][..., :4].tolist() == [
-        [[5, 9, 10, 4], [5, V, 0, 4], [6, 11, 14, 4], end],
-        [[5, V, 4, -100], [6, 13, 4, -100], end, nothing],
-        [[5, 9, 4, -100], end, nothing, nothing],
+    assert batch["labels"].tolist() == [
+        [5, 9, 10, 4, 5, V, 0, 4, 6, 11, 14, 4, 3],
+        [5, V, 4, 6, 13, 4, 3, *[-100] * 6],
+        [5, 9, 4, 3, *[-100] * 9],
     ]
 
 
@@ -56,7 +54,7 @@ def test_sources_are_padded_on_the_tokenizers_side_and_labels_on_the_right(token
 def test_lengths_may_be_multiples(tokenizer):
     batch = ExHirdCollator(tokenizer, pad_to_multiple_of=8)(rows_of(tokenizer))
     assert [batch[name].shape for name in ("input_ids", "attention_mask", "copy_ids")] == [(3, 8)] * 3
-    assert batch["labels"].shape == (3, 4, 8)
+    assert batch["labels"].shape == (3, 13)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -204,10 +204,11 @@ def pieces(batch):
 def smallest():
     """smallest(seed) -> a model of 9 words, and a document of two, one of which they lack."""
 
-    def make(seed, init_range=2.0, length=3):
+    def make(seed, init_range=2.0, length=3, vocab_size=9, max_phrases=1):
         torch.manual_seed(seed)
         sizes = {"encoder_type": "bigru", "num_hidden_layers": 1, "hidden_size": 8, "embedding_size": 4}
-        config = ExHirdConfig(vocab_size=9, init_range=init_range, max_phrase_length=length, max_phrases=1, **sizes)
+        limits = {"max_phrase_length": length, "max_phrases": max_phrases}
+        config = ExHirdConfig(vocab_size=vocab_size, init_range=init_range, **limits, **sizes)
         document = {"input_ids": torch.tensor([[8, 0]]), "copy_ids": torch.tensor([[8, 9]])}
         return ExHirdForKeyphraseGeneration(config).eval(), document
 

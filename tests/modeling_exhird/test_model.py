@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, BartConfig, T5Config,
 
 from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdEncoder, ExHirdForKeyphraseGeneration, encode
 from modeling_exhird.decoder_exhird import HierarchicalDecoder, Memory, Step
-from modeling_exhird.words_exhird import exclusive_pairs
+from modeling_exhird.words_exhird import exclusive_pairs, label_rows
 
 from .conftest import KINDS, SIZES, each_kind, without_labels
 
@@ -48,7 +48,7 @@ def test_saved_and_loaded_it_is_the_same_bit_for_bit(kind, tiny_exhird, batch_fo
         assert torch.equal(again(**batch).log_probs, expected.log_probs)
         assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
         states = encoder(**{name: x for name, x in batch.items() if name not in ("labels", "copy_ids")})
-        assert torch.equal(states.last_hidden_state, expected.memory)
+        assert torch.equal(states.last_hidden_state, expected.encoder_last_hidden_state)
         again.decoder.word_attention.weight.mul_(1.5)  # negative control
         assert not torch.allclose(again(**batch).log_probs, expected.log_probs, atol=1e-4)
 
@@ -77,12 +77,14 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
         for b, length in enumerate(batch["attention_mask"].sum(1).tolist()):
             one = batch_for(kind, only=[b])
             alone = model(**one)
-            I, J = one["labels"].shape[1:]
-            assert_close(together.log_probs[b, :I, :J], alone.log_probs[0], rtol=0, atol=1e-5)
+            T = one["labels"].shape[1]
+            assert_close(together.log_probs[b, :T], alone.log_probs[0], rtol=0, atol=1e-5)
             assert (together.log_probs[b][~seen(batch["labels"][b])] == 0).all()
             inside = batch["attention_mask"][b] == 1
-            assert inside.sum() == length and (together.memory[b, ~inside] == 0).all()
-            assert_close(together.memory[b, inside], alone.memory[0], rtol=0, atol=1e-5)
+            assert inside.sum() == length and (together.encoder_last_hidden_state[b, ~inside] == 0).all()
+            assert_close(
+                together.encoder_last_hidden_state[b, inside], alone.encoder_last_hidden_state[0], rtol=0, atol=1e-5
+            )
     # the loss is the mean of the documents', so that a mean over batches is one over documents
     assert_close(together.loss, -together.log_probs.sum() / len(together.log_probs))
 
@@ -90,15 +92,20 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
 @each_kind
 def test_padding_of_labels_changes_nothing(kind, tiny_exhird, batch_for):
     model, batch = tiny_exhird(kind, exclusive_loss_coef=1.0).train(), batch_for(kind)
-    B, I, J = batch["labels"].shape
+    flat = batch["labels"]
+    (B, T), (rows, there) = flat.shape, label_rows(flat, model.config.end_phrase_token_id)
+    _, I, J = rows.shape
     wide = torch.full((B, I + 3, J + 2), -100)
-    wide[:, :I, :J] = batch["labels"]
+    wide[:, :I, :J] = rows
+    longer = torch.cat([torch.full((B, 3), -100), flat, torch.full((B, 2), -100)], 1)
     found = []
-    for labels in (batch["labels"], wide):
+    for labels in (flat, longer, rows, wide):
         torch.manual_seed(0)
         outputs = model(**{**batch, "labels": labels})
-        found.append((outputs.loss, outputs.exclusive_loss, outputs.log_probs[:, :I, :J]))
-    assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+        found.append((outputs.loss, outputs.exclusive_loss, outputs.log_probs[labels != -100]))
+        assert outputs.log_probs.shape == labels.shape and (outputs.log_probs[labels == -100] == 0).all()
+    for other in found[1:]:
+        assert_close(other, found[0], rtol=1e-6, atol=1e-6)
     assert found[0][1] > 0
 
 
@@ -129,7 +136,7 @@ def test_every_trainable_parameter_gets_a_gradient(kind, options, tiny_exhird, b
 def test_a_transformer_of_any_option_keeps_all_that(options, tiny_exhird, batch_for, tmp_path):
     model = tiny_exhird(**options)
     model.save_pretrained(tmp_path)
-    again = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path)
+    again = copy.deepcopy(ExHirdForKeyphraseGeneration.from_pretrained(tmp_path))
     left, right = (batch_for(padding_side=side) for side in ("left", "right"))
     with torch.no_grad():
         expected = model(**right).log_probs
@@ -137,8 +144,8 @@ def test_a_transformer_of_any_option_keeps_all_that(options, tiny_exhird, batch_
         assert_close(model(**left).log_probs, expected, rtol=0, atol=1e-5)
         for b in range(4):
             one = batch_for(only=[b])
-            I, J = one["labels"].shape[1:]
-            assert_close(model(**one).log_probs[0], expected[b, :I, :J], rtol=0, atol=1e-5)
+            T = one["labels"].shape[1]
+            assert_close(model(**one).log_probs[0], expected[b, :T], rtol=0, atol=1e-5)
     again.train()(**right).loss.backward()
     assert [name for name, p in again.named_parameters() if p.grad is None] == []
 
@@ -199,10 +206,11 @@ def test_a_configuration_that_wants_tuples_gets_them(kind, tiny_exhird, batch_fo
     model, batch = tiny_exhird(kind), batch_for(kind)
     with torch.no_grad():
         expected = model(**batch)
-        assert torch.equal(model(**batch, return_dict=False)[1], expected.log_probs)
+        assert torch.equal(model(**batch, return_dict=False)[1], expected.logits)
         model.config.return_dict = False
-        loss, log_probs, *_ = model(**batch)
+        loss, logits, log_probs, *_ = model(**batch)
         assert torch.equal(loss, expected.loss) and torch.equal(log_probs, expected.log_probs)
+        assert torch.equal(model.generate(**batch), torch.cat([model.generate(**batch)]))
         assert model.generate_rows(**without_labels(batch)).ids.shape[0] == 4
 
 
@@ -232,17 +240,6 @@ def test_a_document_without_words_or_without_labels_disturbs_nobody(kind, tiny_e
     outputs = model(**{**batch, "labels": torch.full_like(batch["labels"], -100)})
     outputs.loss.backward()
     assert outputs.loss == 0 and not any(grad.any() for grad in gradients(model).values())
-
-
-def test_attention_is_given_where_it_is_wanted(tiny_exhird, batch_for):
-    model, batch = tiny_exhird("bigru"), batch_for("bigru")
-    assert model(**batch).attention is None
-    alpha, scored = model(**batch, output_attentions=True).attention, seen(batch["labels"])
-    assert alpha.shape == (*batch["labels"].shape, batch["input_ids"].shape[1])
-    assert_close(alpha.sum(-1)[scored], torch.ones(int(scored.sum())))
-    padding = (batch["attention_mask"] == 0)[:, None, None].expand_as(alpha)
-    assert (alpha[padding] == 0).all()
-    assert set(model(**without_labels(batch))) == {"memory"}
 
 
 # ---- weights
@@ -337,10 +334,10 @@ def test_any_encoder_can_be_the_backbone(name, backbone_config, tokenizer_for, b
         expected = model(**batch)
         assert_close(again(**batch).log_probs, expected.log_probs, rtol=0, atol=1e-6)
         given = {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
-        assert_close(encoder(**given).last_hidden_state, expected.memory, rtol=0, atol=1e-6)
+        assert_close(encoder(**given).last_hidden_state, expected.encoder_last_hidden_state, rtol=0, atol=1e-6)
         one = batch_for("pretrained", only=[1])
-        I, J = one["labels"].shape[1:]
-        assert_close(again(**one).log_probs[0], expected.log_probs[1, :I, :J], rtol=0, atol=1e-5)
+        T = one["labels"].shape[1]
+        assert_close(again(**one).log_probs[0], expected.log_probs[1, :T], rtol=0, atol=1e-5)
     again.train()(**batch).loss.backward()
     assert [n for n, p in again.named_parameters() if p.grad is None] == []
 
@@ -417,7 +414,7 @@ def test_what_cannot_be_a_backbone_is_named(saved_encoder, tokenizer_for, tiny_e
         ({"exclusive_loss_window": -2}, "exclusive_loss_window=-2: use -1"),
         ({"encoder_type": "bigru", "hidden_size": 15}, "hidden_size=15 is odd, and half of it reads either way"),
         ({"phrase_start": "last"}, "phrase_start='last' needs a recurrent encoder, not 'transformer'. Use 'mean'"),
-        ({"num_attention_heads": 3}, "hidden_size=16 is not divided by num_attention_heads=3"),
+        ({"num_attention_heads": 3}, "hidden_size=16 is not divisible by num_attention_heads=3"),
         ({"embedding_size": 8}, "embedding_size=8 with a Transformer of hidden_size=16"),
         ({"attention_implementation": "block"}, "attention_implementation='block' never makes .* use_top_k=False"),
     ],
@@ -729,7 +726,11 @@ def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for)
     batch = batch_for("bigru")
     model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
     outputs = model(**batch)
-    V, labels, expected = model.config.vocab_size, batch["labels"], 0.0
+    (labels, _), V, expected = (
+        label_rows(batch["labels"], model.config.end_phrase_token_id),
+        model.config.vocab_size,
+        0.0,
+    )
     with torch.no_grad():
         for b, i, word in slow_pairs(labels, V, 0, window):
             instead = labels.clone()

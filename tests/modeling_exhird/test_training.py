@@ -7,7 +7,15 @@ import pytest
 import torch
 from peft import AutoPeftModel, PeftModel, get_peft_model
 from torch.testing import assert_close
-from transformers import Trainer, TrainerCallback, TrainingArguments, pipeline, set_seed
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    pipeline,
+    set_seed,
+)
 
 from modeling_exhird import ExHirdCollator, ExHirdForKeyphraseGeneration
 from tests.torchrun import run_by_torchrun
@@ -102,6 +110,45 @@ def test_evaluation_gives_log_probabilities_and_nothing_else(
     assert set(np.unique(log_probs[labels == -100])) <= {0.0, -100.0}  # the model's padding, and the Trainer's
     to_predict = [without_labels(row) for row in rows["bigru"]]
     assert trainer.predict(to_predict).label_ids is None
+
+
+@pytest.mark.parametrize("kind", ["bigru", "pretrained"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"max_length": 9}])
+def test_seq2seq_trainer_predicts_with_generate(kind, options, tiny_exhird, tokenizer_for, rows, batch_for, tmp_path):
+    """Several batches: sequences of unlike lengths and labels of unlike widths are gathered, and none is cut."""
+    model, tokenizer, seen = tiny_exhird(kind), tokenizer_for(kind), {}
+
+    def compute_metrics(prediction):
+        seen["predictions"], seen["labels"] = prediction.predictions, prediction.label_ids
+        phrases = (prediction.predictions == tokenizer.end_phrase_token_id).sum(1)
+        return {"phrases": float(phrases.mean())}
+
+    arguments = {"max_steps": 2, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 3, "report_to": "none"}
+    arguments |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "predict_with_generate": True}
+    generation = {f"generation_{name}": value for name, value in options.items()}
+    trainer = Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(output_dir=str(tmp_path), **arguments, **generation),
+        train_dataset=rows[kind],
+        eval_dataset=rows[kind],
+        data_collator=ExHirdCollator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=compute_metrics,
+    )
+    trainer.train()
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] > 0 and metrics["eval_phrases"] >= 1
+    batch = batch_for(kind)
+    expected = model.eval().generate(**without_labels(batch), **options)
+    for number, row in enumerate(seen["predictions"]):
+        own = expected[number % 4].tolist()
+        assert row[: len(own)].tolist() == own and set(row[len(own) :]) <= {1, -100}
+    labels = np.where(seen["labels"] == 1, -100, seen["labels"])  # the Trainer pads them with pad
+    T = batch["labels"].shape[1]
+    assert (labels[:4, :T] == batch["labels"].numpy()).all() and (labels[:, T:] == -100).all()
+    assert trainer.predict(rows[kind][:3], max_length=7).predictions.shape[1] <= 32
+    if not options:
+        assert (seen["predictions"] == 3).any(1).all() or max(map(len, expected)) > 20
 
 
 def test_the_trainer_leaves_the_ids_of_a_pretrained_encoder(tiny_exhird, tokenizer_for, rows, tmp_path, caplog):

@@ -31,6 +31,8 @@ def tiny_hypernet(backbone_config, tiny_tokenizer):
         names = {"tags": {"id2label": {0: "O", 1: "B-KEY", 2: "I-KEY"}}, "classes": {"num_labels": 4}, "answers": {}}
         config = HypernetConfig(text_config=backbone_config(backbone), **{**sizes, **ids, **names[kind], **options})
         model = KINDS[kind](config).eval()
+        if kind == "tags":
+            model.set_word_starts(tiny_tokenizer)
         model.base_model.scale_generators()
         return model
 

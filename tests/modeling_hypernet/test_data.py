@@ -53,9 +53,12 @@ def test_long_titles_and_texts_are_cut_and_counted(tiny_tokenizer, said):
 def test_the_collator_pads_every_column_by_what_it_is(side, rows, tiny_tokenizer):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.padding_side = side
-    features = [{**row, "labels": [1] * len(row["input_ids"]), "start_positions": 2, "id": "x"} for row in rows]
+    first = [row["main_mask"].index(1) for row in rows]
+    beside = [{"start_positions": place, "id": "x"} for place in first]
+    features = [{**row, "labels": [1] * len(row["input_ids"]), **more} for row, more in zip(rows, beside, strict=True)]
     batch = HypernetCollator(tokenizer, pad_to_multiple_of=8)(features)
-    assert "id" not in batch and batch["start_positions"].tolist() == [2] * 4
+    assert "id" not in batch
+    assert batch["start_positions"].tolist() == batch["main_mask"].argmax(1).tolist()  # they move with the tokens
     assert batch["input_ids"].shape[1] % 8 == 0
     for name, fill in (("input_ids", 0), ("labels", -100), ("main_mask", 0), ("attention_mask", 0)):
         for i, feature in enumerate(features):
@@ -65,6 +68,39 @@ def test_the_collator_pads_every_column_by_what_it_is(side, rows, tiny_tokenizer
                 inside, outside = batch[name][i, -n:], batch[name][i, :-n]
             assert inside.tolist() == list(feature[name]) and (outside == fill).all()
     assert HypernetCollator(tokenizer)(list(rows))["labels"].tolist() == [0, 1, 2, 3]
+
+
+def test_the_collator_names_labels_that_bio_forbids(rows, tiny_tokenizer):
+    names = {0: "O", 1: "B-KEY", 2: "I-KEY"}
+    collate = HypernetCollator(tiny_tokenizer, id2label=names)
+    features = [{**row, "labels": [-100] * len(row["input_ids"])} for row in rows]
+    place = features[2]["main_mask"].index(1)
+    for given, message in (
+        ([1, 2, 0, 2], f"Row 2 has 'I-KEY' at token {place + 3} after 'O', and BIO forbids it"),
+        ([1, 2, 3, 0], f"Row 2 has the label 3 at token {place + 2}, and there are 3: 0 O, 1 B-KEY, 2 I-KEY"),
+        ([-1, 2, 0, 0], f"Row 2 has the label -1 at token {place}"),
+    ):
+        features[2]["labels"][place : place + 4] = given
+        with pytest.raises(ValueError, match=message):
+            collate(features)
+        HypernetCollator(tiny_tokenizer)(features)  # without names nothing is known about labels
+    features[2]["labels"][place : place + 4] = [2, 0, 1, 2]  # a window may begin within a phrase
+    assert (collate(features)["labels"] != -100).sum() == 4
+    assert collate(list(rows))["labels"].tolist() == [0, 1, 2, 3]  # those of whole texts
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_collator_names_answers_that_are_not_in_the_text(side, rows, tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.padding_side = side
+    features = [{**row, "start_positions": 0, "end_positions": 0} for row in rows]
+    collate = HypernetCollator(tokenizer)
+    real = collate(features)["attention_mask"].bool()
+    assert collate(features)["end_positions"].tolist() == real.int().argmax(1).tolist()
+    for place in (1, 99, -1):  # in the question, nowhere
+        features[1]["end_positions"] = place
+        with pytest.raises(ValueError, match="The answer of row 1 is at token -?\\d+, which is neither in the text"):
+            collate(features)
 
 
 def test_states_are_computed_once_and_train_the_same(rows, tiny_hypernet, tiny_tokenizer, tmp_path, monkeypatch):
@@ -99,6 +135,26 @@ def test_states_of_another_model_or_of_other_rows_are_refused(rows, tiny_hyperne
         StatesDataset(model, rows, collator, tmp_path)
     with pytest.raises(ValueError, match="fine-tuned \\(freeze_backbone=False\\)"):
         StatesDataset(tiny_hypernet(), rows, collator, tmp_path)
+
+
+def test_states_of_other_row_boundaries_another_configuration_or_without_a_record_are_refused(
+    tiny_hypernet, tiny_tokenizer, tmp_path
+):
+    model, collator = tiny_hypernet(freeze_backbone=True), HypernetCollator(tiny_tokenizer)
+
+    def states(*rows):
+        rows = [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in rows]
+        return StatesDataset(model, rows, collator, tmp_path)
+
+    states((2, 5, 6), (7,))
+    with pytest.raises(ValueError, match="are of other rows"):  # the same tokens
+        states((2, 5), (6, 7))
+    model.base_model.backbone.config.layer_norm_eps = 0.5
+    with pytest.raises(ValueError, match="are of other backbone"):  # the same weights
+        states((2, 5, 6), (7,))
+    (tmp_path / "states.json").unlink()
+    with pytest.raises(ValueError, match="without a record"):
+        states((2, 5, 6), (7,))
 
 
 def test_interrupted_states_go_on_where_they_stopped(rows, tiny_hypernet, tiny_tokenizer, tmp_path, monkeypatch):

@@ -212,9 +212,9 @@ def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypern
 
 def test_logits_are_log_marginals_and_certain_outside(tiny_hypernet, batch):
     model = tiny_hypernet()
-    with torch.no_grad():
-        logits = model(**batch).logits
     main = (batch["token_type_ids"] == 1) & (batch["input_ids"] > 4)
+    with torch.no_grad():
+        logits = model(**batch, word_start_mask=main).logits
     assert_close(logits.exp().sum(-1), torch.ones(main.shape))
     assert torch.equal(logits.softmax(-1)[~main], torch.tensor([1.0, 0, 0]).expand((~main).sum(), 3))
     assert (logits[main].exp() > 1e-3).all() and torch.isfinite(logits).all()
@@ -234,28 +234,10 @@ def test_words_take_part_by_their_first_tokens(tiny_hypernet, batch):
             assert_close(logits[row, starts[row]], model.crf.log_marginals(inside, whole)[0])
             assert torch.equal(path[row, starts[row]], model.crf.viterbi(inside, whole)[0][0])
     assert (path[~starts] == -1).all() and (logits[~starts].argmax(-1) == 0).all()
-    labels = torch.full(main.shape, -100).masked_fill(starts, 1)
-    with torch.no_grad():  # labels say the same as a mask
-        assert_close(model(**batch, labels=labels).logits, logits)
+    with torch.no_grad():
         nothing = torch.full(main.shape, -100)
         assert model(**batch, labels=nothing).loss == 0
         assert model(**batch, labels=nothing, num_items_in_batch=0).loss == 0  # as the Trainer counts
-
-
-def test_labels_that_bio_forbids_are_named(tiny_hypernet, batch):
-    model = tiny_hypernet()
-    labels = torch.full(batch["input_ids"].shape, -100)
-    main = ((batch["token_type_ids"] == 1) & (batch["input_ids"] > 4))[2].nonzero().flatten()
-    for given, message in (
-        ([1, 2, 0, 2], f"Row 2 has 'I-KEY' at token {main[3]} after 'O', and BIO forbids it"),
-        ([1, 2, 3, 0], f"Row 2 has the label 3 at token {main[2]}, and there are 3: 0 O, 1 B-KEY, 2 I-KEY"),
-        ([-1, 2, 0, 0], f"Row 2 has the label -1 at token {main[0]}"),
-    ):
-        labels[2, main[:4]] = torch.tensor(given)
-        with pytest.raises(ValueError, match=message):
-            model(**batch, labels=labels)
-    labels[2, main[:4]] = torch.tensor([2, 0, 1, 2])  # a window may begin within a phrase
-    assert torch.isfinite(model(**batch, labels=labels).loss)
 
 
 def test_constrained_decoding_follows_bio(tiny_hypernet, batch):
@@ -321,8 +303,3 @@ def test_no_answer_stands_at_the_first_token(tiny_hypernet, batch):
     loss = model(**batch, start_positions=null, end_positions=null).loss
     expected = -(outputs.start_logits.log_softmax(-1) + outputs.end_logits.log_softmax(-1))[:, 0].mean()
     assert_close(loss, expected)
-    for place, row in ((1, 0), (99, 0)):  # in the question; nowhere
-        wrong = null.clone()
-        wrong[row] = place
-        with pytest.raises(ValueError, match=f"The answer of row {row} is at token {place}, which is neither"):
-            model(**batch, start_positions=wrong, end_positions=null)

@@ -142,6 +142,16 @@ def test_a_static_cache_and_a_reused_one_decide_anew_for_each_text(policy, texts
         assert torch.equal(a, b)
 
 
+@each_policy
+def test_a_forward_pass_compiled_in_one_graph_writes_the_same(policy, texts):
+    """The forward pass, as in transformers: `generate` itself branches on its tensors, a stock Llama's too."""
+    inputs = left_padded(texts)
+    expected, model = generate(tiny_lexicon(policy=policy), inputs), tiny_lexicon(policy=policy)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    assert torch.equal(generate(model, inputs, cache_implementation="static"), expected)
+
+
 @each_row_policy
 def test_looked_up_candidates_are_no_part_of_the_prompt(policy, texts):
     """Assisted generation reads prompt and candidates in one first call."""

@@ -70,6 +70,22 @@ def test_token_routing_of_mlps_is_mixtral_with_all_gradients(implementation, bat
         assert not torch.allclose(model(**batch).logits, expected.logits, atol=1e-3)
 
 
+@each_policy
+@each_of_few_layers
+def test_experts_implementations_agree_in_values_and_gradients(policy, layers, batch):
+    found = {}
+    for implementation in ("eager", "batched_mm", "grouped_mm"):
+        model = tiny_lexicon(policy=policy, layers=layers)
+        model.set_experts_implementation(implementation)
+        output = model(**batch)
+        output.loss.backward()
+        found[implementation] = {"logits": output.logits, **gradients(model)}
+    for name, expected in found["eager"].items():
+        for implementation in ("batched_mm", "grouped_mm"):
+            assert_close(found[implementation][name], expected, rtol=1e-4, atol=1e-5, msg=f"{implementation} {name}")
+    assert not torch.allclose(tiny_lexicon(seed=1, layers=layers)(**batch).logits, found["eager"]["logits"], atol=1e-2)
+
+
 @each_layers
 def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(layers, prompts):
     denses = [tiny_llama(seed, **biases(layers)) for seed in range(E)]
@@ -339,6 +355,43 @@ def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts
     attentive = tiny_lexicon(policy=policy, layers=layers, attn_implementation="eager", output_router_logits=True)
     output = attentive(**batch, output_attentions=True)
     assert len(output.attentions) == 2 and output.attentions[0].shape == (3, 4, 9, 9) and output.router_logits
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_given_domains_give_the_experts_and_no_router_logits(gate, batch, prompts):
+    """By the configuration's flag: no gate decides, and what none has said is not there. In training the gate learns."""
+    model, ids = tiny_lexicon(policy="domain", domain_gate=gate, output_router_logits=True), torch.tensor([2, 0, 3])
+    output = model(**prompts, domain_ids=ids)
+    assert output.router_logits == () and output.aux_loss is None
+    assert len(output.expert_index) == 2 and all(torch.equal(index, ids) for index in output.expert_index)
+    learns = model(**batch, domain_ids=ids)
+    assert bool(learns.router_logits) == gate and learns.aux_loss is None
+    if gate:
+        assert [logits.shape for logits in learns.router_logits] == [(3, E)]
+        decided = model(**prompts)
+        assert len(decided.router_logits) == 1 and decided.aux_loss is not None
+
+
+def mask_4d(mask):
+    """(B, T) -> (B, 1, T, T): what a token may read, as callers that mask by themselves pass it."""
+    T = mask.shape[1]
+    return (torch.ones(T, T).tril().bool() & mask.bool()[:, None, :])[:, None] | torch.eye(T).bool()
+
+
+@each_policy
+def test_a_4d_attention_mask_needs_the_prompt_or_the_ids(policy, prompts):
+    model, ids, mask = tiny_lexicon(policy=policy), prompts["input_ids"], prompts["attention_mask"]
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits[mask.bool()]
+        if policy != "token":
+            with pytest.raises(ValueError, match=r"attention_mask=\(3, 1, 9, 9\)"):
+                model(ids, attention_mask=mask_4d(mask))
+        found = model(ids, attention_mask=mask_4d(mask), prompt_mask=mask).logits[mask.bool()]
+        assert_close(found, expected, rtol=0, atol=1e-5)
+        if policy == "domain":
+            chosen = model(**prompts, output_router_logits=True).expert_index[0]
+            found = model(ids, attention_mask=mask_4d(mask), domain_ids=chosen).logits[mask.bool()]
+            assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_logits_to_keep_scores_the_last_tokens_alone(prompts):

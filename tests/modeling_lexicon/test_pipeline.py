@@ -1,5 +1,6 @@
 """pipeline("definition-modeling"): of dense Llamas and mixtures, alone and in batches, one answer and the best of several."""
 
+import gc
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 from modeling_lexicon import prompt
-from modeling_lexicon.defining_lexicon import Definer, length_of
+from modeling_lexicon.defining_lexicon import Definer, best_of_different, length_of
 
 from .conftest import tiny_lexicon, tiny_llama
 
@@ -101,6 +102,81 @@ def test_the_best_are_the_likeliest_samples_in_their_order(define):
     torch.manual_seed(0)
     for own, best in zip(found, define(ROWS[:2], best_of=6, temperature=3.0), strict=True):
         assert best == own[0]
+
+
+WAYS = {
+    "greedy": {},
+    "sampling": {"best_of": 4, "temperature": 3.0, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+    "beams": {"num_beams": 3, "repetition_penalty": 1.5},
+    "several beams": {"num_beams": 3, "best_of": 2, "do_sample": False, "length_penalty": 0.2},
+    "sampled beams": {"num_beams": 3, "best_of": 3, "temperature": 2.0},
+    "looked up": {"prompt_lookup_num_tokens": 3},
+    "all logits": {"streamer": None, "best_of": 3, "synced_gpus": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_scores_are_those_of_the_written_tokens_by_the_models_own_logits(way, dense, tokenizer):
+    """Recomputed from the text by one pass over it, and, where `generate` keeps all logits in order, from these."""
+    definer = Definer(dense, tokenizer, max_new_tokens=8, **WAYS[way])
+    definer.ends = [1, *range(150, 259)]  # many ends: rows stop at different lengths
+    prompts = [definer.prompt_ids(row["term"], row["context"]) for row in ROWS]
+    prompts = prompts[:1] if way == "looked up" else prompts
+    seen, generate = [], dense.generate
+
+    def keep(**options):
+        seen.append(generate(**options))
+        return seen[-1]
+
+    dense.generate = keep
+    try:
+        torch.manual_seed(5)
+        found = definer.define(prompts, None)
+    finally:
+        del dense.generate
+    start, n = max(map(len, prompts)), definer.best_of
+    written = seen[0].sequences[:, start:]
+    lengths = length_of(written, definer.ends)
+    assert way in ("greedy", "beams", "looked up") or len(set(lengths)) > 1
+    for i, score in enumerate(score for own in found for _, score in own):
+        prompt_ids, own = prompts[i // n], written[i, : lengths[i]]
+        with torch.no_grad():
+            logits = dense(torch.tensor([prompt_ids + own.tolist()])).logits[0, len(prompt_ids) - 1 : -1]
+        assert score == pytest.approx(logits.log_softmax(-1).gather(1, own[:, None]).mean().exp().item(), abs=2e-6)
+    if way in ("greedy", "sampling"):  # the formula over all logits, kept by the same draws
+        torch.manual_seed(5)
+        definer.options["synced_gpus"] = False
+        assert definer.define(prompts, None) == found
+
+
+@pytest.mark.parametrize("reward", [False, True])
+def test_the_memory_of_a_step_is_given_back_with_the_step(reward, dense, tokenizer):
+    """Tensors of the vocabulary's size alive at each step: no more at the last than at the second."""
+    alive = []
+
+    def count(*_):
+        alive.append(sum(type(x) is torch.Tensor and x.shape == (8, LETTERS + 3) for x in gc.get_objects()))
+        return torch.zeros(8, dtype=torch.bool)
+
+    scorer = (
+        LlamaForSequenceClassification(LlamaConfig(**dense.config.to_dict() | {"num_labels": 1})) if reward else None
+    )
+    definer = Definer(dense, tokenizer, best_of=8, max_new_tokens=6, reward_model=scorer, stopping_criteria=[count])
+    definer(ROWS[:1])
+    assert len(alive) >= 5 and max(alive[1:]) == alive[1] <= 4
+
+
+def test_definitions_differ_and_an_empty_one_is_the_last_resort(define):
+    def drawn(*pairs):
+        return [{"definition": text, "score": score} for text, score in pairs]
+
+    found = best_of_different(drawn(("a", 0.1), ("b", 0.3), ("a", 0.4), ("", 0.9), ("b", 0.3)))
+    assert found == drawn(("a", 0.4), ("b", 0.3))
+    assert best_of_different(drawn(("", 0.2), ("", 0.5))) == drawn(("", 0.5))
+    torch.manual_seed(0)
+    several = define(ROWS[0], best_of=8, num_definitions=8, temperature=0.05)  # nearly the same eight times
+    texts = [one["definition"] for one in several]
+    assert 1 <= len(texts) < 8 and len(set(texts)) == len(texts)
 
 
 def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenizer, tmp_path):

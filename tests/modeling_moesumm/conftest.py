@@ -64,7 +64,10 @@ def tiny_moesumm(backbone="bart", seed=0, changes=None, silent=False, **options)
         options["deputy_output_std"] = 0.0
     config = MoeSummConfig(text_config=backbone_config(backbone, **(changes or {})), **options)
     model = MoeSummForConditionalGeneration(config).eval()
-    model._take_backbone(tiny_backbone(backbone, seed, **(changes or {})).state_dict(), "tiny")
+    pretrained = tiny_backbone(backbone, seed, **(changes or {}))
+    model.backbone.load_state_dict(pretrained.state_dict(), strict=False)
+    if not config.main_expert:
+        model._copy_to_experts(pretrained)
     return randomise(model, r"(up_bias|selectors\.weight)$")
 
 
@@ -73,6 +76,14 @@ def randomise(model, names):
         for name, p in model.named_parameters():
             if re.search(names, name):
                 p.add_(torch.randn_like(p) * 0.5)
+    return model
+
+
+def surer(model):
+    """Larger logits, and so larger margins."""
+    decoder = model.get_decoder()
+    norm = getattr(decoder, "layer_norm", None) or decoder.layers[-1].final_layer_norm
+    norm.weight.data.mul_(4)
     return model
 
 

@@ -13,21 +13,21 @@ def test_losses_and_gradients_are_the_cpus(backbone, batch, same_on_cuda):
     same_on_cuda(tiny_moesumm(backbone), batch)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "dense", "grouped", "loop"])
-def test_every_formulation_is_the_cpus(implementation, batch, same_on_cuda):
+@pytest.mark.parametrize("implementation", ["auto", "batched_mm", "grouped_mm", "eager"])
+def test_every_implementation_is_the_cpus(implementation, batch, same_on_cuda):
     model = tiny_moesumm()
     model.set_experts_implementation(implementation)
     same_on_cuda(model, batch)
 
 
-def test_in_bfloat16_grouped_products_are_the_loop(batch, same_on_cuda):
+def test_in_bfloat16_grouped_products_are_eager(batch, same_on_cuda):
     model = tiny_moesumm(deputy_size=24).to("cuda", torch.bfloat16)
     found = {}
-    for name in ("grouped", "loop"):
+    for name in ("grouped_mm", "eager"):
         model.set_experts_implementation(name)
         with torch.no_grad():
             found[name] = model(**{k: x.cuda() for k, x in batch.items()}).logits.float()
-    torch.testing.assert_close(found["grouped"], found["loop"], rtol=0.1, atol=0.2)
+    torch.testing.assert_close(found["grouped_mm"], found["eager"], rtol=0.1, atol=0.2)
 
 
 def test_summaries_are_the_cpus(same_on_cuda):

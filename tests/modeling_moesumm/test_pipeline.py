@@ -1,6 +1,8 @@
 """pipeline("moe-summarization") and, where it is asked for, pipeline("summarization")."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,18 @@ def test_answers_have_the_form_that_people_remember(summarize, model, tokenizer)
     assert summarize(TEXTS[0]) == [{"summary_text": expected[0]}]
     assert summarize(TEXTS[:1]) == summarize(TEXTS[0]) and summarize([]) == []
     assert isinstance(summarize, MoeSummarizationPipeline)
+
+
+def test_the_readmes_lines_run_as_they_stand(tokenizer, tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "moe-summarization" in block)
+    model = writing_moesumm(tokenizer, datasets=["news", "mail"])
+    model.generation_config.max_length = 12
+    pipeline("moe-summarization", model=model, tokenizer=tokenizer).save_pretrained(tmp_path / "runs" / "moesumm")
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(code, namespace)
+    assert namespace["summarize"]("The river rose.")[0].keys() == {"summary_text"}
 
 
 def test_columns_give_lists_and_generators_give_iterators(summarize):

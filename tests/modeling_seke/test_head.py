@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from modeling_seke import SekeConfig
 from modeling_seke.head_seke import (
+    EXPERTS,
     NoisyTopKRouter,
     SekeExperts,
     SekeRnn,
@@ -34,35 +35,62 @@ def values_and_gradients(read, experts, x, index, weights):
     return [y, x.grad, weights.grad, *(p.grad.clone() for p in experts.parameters())]
 
 
+@pytest.mark.parametrize("implementation", EXPERTS)
 @pytest.mark.parametrize(
     "tokens, num_experts, k", [(1, 4, 2), (7, 4, 2), (64, 3, 1), (33, 8, 8), (5, 1, 1), (129, 5, 3), (2, 16, 2)]
 )
-def test_experts_equal_the_loop_in_values_and_all_gradients(tokens, num_experts, k):
+def test_experts_equal_the_loop_in_values_and_all_gradients(tokens, num_experts, k, implementation):
     experts = make_experts(num_experts)
     x = torch.randn(tokens, D, dtype=torch.float64)
     top, index = torch.randn(tokens, num_experts, dtype=torch.float64).topk(k)
     weights = top.softmax(-1)
-    fast = values_and_gradients(experts, experts, x, index, weights)
+    fast = values_and_gradients(lambda *args: experts(*args, implementation), experts, x, index, weights)
     slow = values_and_gradients(lambda *args: reference_experts(experts, *args), experts, x, index, weights)
     for a, b in zip(fast, slow, strict=True):
         assert_close(a, b, rtol=1e-10, atol=1e-10)
     if k < num_experts:  # negative control: another routing gives another answer
-        assert not torch.allclose(fast[0], experts(x, (index + 1) % num_experts, weights))
+        assert not torch.allclose(fast[0], experts(x, (index + 1) % num_experts, weights, implementation))
 
 
-def test_an_expert_that_no_token_chose_gets_a_gradient_of_zeros():
+@pytest.mark.parametrize(
+    "dtype, width, calls", [(torch.float32, 20, 3), (torch.float32, 18, 1), (torch.bfloat16, 16, 3)]
+)
+def test_grouped_products_run_in_their_kernel_where_there_is_one(dtype, width, calls, monkeypatch):
+    ran, product = [], torch.nn.functional.grouped_mm
+    monkeypatch.setattr(
+        torch.nn.functional, "grouped_mm", lambda *args, **more: ran.append(1) or product(*args, **more)
+    )
+    torch.manual_seed(0)
+    experts = SekeExperts(4, 16, width, dropout=0.1).to(dtype).eval()
+    for p in experts.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    x, index = torch.randn(30, 16, dtype=dtype), torch.randn(30, 3).topk(2).indices  # nobody chooses the last
+    weights = torch.full((30, 2), 0.5, dtype=dtype)
+    fast = values_and_gradients(lambda *args: experts(*args, "grouped_mm"), experts, x, index, weights)
+    slow = values_and_gradients(lambda *args: reference_experts(experts, *args), experts, x, index, weights)
+    assert len(ran) == calls
+    if dtype == torch.bfloat16:  # its rounding decides which units are on, so that gradients of some differ
+        fast, slow = fast[:1], slow[:1]
+    for a, b in zip(fast, slow, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=5e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("implementation", EXPERTS)
+def test_an_expert_that_no_token_chose_gets_a_gradient_of_zeros(implementation):
     experts = make_experts(4)
     x, index = torch.randn(6, D, dtype=torch.float64), torch.tensor([[0, 2]] * 6)
-    values_and_gradients(experts, experts, x, index, torch.full((6, 2), 0.5, dtype=torch.float64))
+    values_and_gradients(
+        lambda *args: experts(*args, implementation), experts, x, index, torch.full((6, 2), 0.5, dtype=torch.float64)
+    )
     for p in experts.parameters():
         assert p.grad[1].abs().max() == p.grad[3].abs().max() == 0
         assert p.grad[0].abs().max() > 0 and p.grad[2].abs().max() > 0
 
 
-def test_no_token_at_all_gives_no_output_and_no_error():
-    experts = make_experts(4)
-    y = experts(torch.zeros(0, D, dtype=torch.float64), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2).double())
-    assert y.shape == (0, D)
+@pytest.mark.parametrize("implementation", EXPERTS)
+def test_no_token_at_all_gives_no_output_and_no_error(implementation):
+    nothing = torch.zeros(0, D).double(), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2).double()
+    assert make_experts(4)(*nothing, implementation).shape == (0, D)
 
 
 def test_routing_weights_are_the_softmax_over_the_k_largest_scores():

@@ -1,0 +1,153 @@
+"""Texts from PDFs and web pages as they are read: HTML entities as characters, words hyphenated at a line end in one piece.
+
+Cleaning comes before `split_words`, in training, prediction and scoring alike, and keeps track of the offsets: a span of the
+cleaned text maps back to a span of the source. A text with nothing to clean stays the same string.
+"""
+
+import re
+from bisect import bisect_right
+from html import unescape
+from html.entities import html5
+
+import regex
+
+LINE_BREAKS = frozenset("\n\r\x0b\x0c\x85\u2028\u2029")
+SUSPENDED = frozenset(("and", "or", "nor", "to", "und", "oder", "et", "ou"))  # "pre-" / "and post-processing"
+
+# "&amp;nbsp;" was escaped twice
+_ENTITY = re.compile(
+    r"&(?:amp;|#38;|#[xX]26;)*(#[0-9]{1,7};|#[xX][0-9a-fA-F]{1,6};|[A-Za-z][A-Za-z0-9]{1,31};)"
+    r"|&(nbsp|amp|lt|gt|quot)(?![A-Za-z0-9;=])"
+)
+_SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
+_LINE_END = regex.compile(r"(?<=[\p{L}\p{N}\p{M}])[-\u2010](\s++)(?=[\p{L}\p{N}])")
+_COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}\p{M}]++))")
+_LETTERS = regex.compile(r"[\p{L}\p{M}]++")
+_WORD_BEFORE = regex.compile(r"(?r)[\p{L}\p{M}\p{N}]{1,40}+")  # from its end
+
+Edit = tuple[int, int, str]  # start, end, what stands there instead
+
+
+class CleanText:
+    """A text with edits undone by `source_span`.
+
+    Args:
+        source: any text.
+        end: only `source[:end]` is cleaned.
+
+    Attributes:
+        text: the cleaned text.
+
+    >>> clean = CleanText("a lithium-ion bat-\\nteries &amp; cells")
+    >>> clean.text
+    'a lithium-ion batteries & cells'
+    >>> clean.source_span(2, 23)
+    (2, 25)
+    """
+
+    def __init__(self, source: str, end: int | None = None):
+        head, tail = (source, "") if end is None else (source[:end], source[end:])
+        self._steps = []
+        for find_edits in (entities, hyphens):
+            if edits := find_edits(head):
+                head, step = apply(head, edits)
+                self._steps.append(step)
+        self.text = head + tail
+
+    def source_span(self, start: int, end: int) -> tuple[int, int]:
+        """A span of `text`, not empty -> the span of the source that it was made of."""
+        for step in reversed(self._steps):
+            start, end = step.before(start)[0], step.before(end - 1)[1]
+        return start, end
+
+
+class _Step:
+    """Where some edits were made."""
+
+    def __init__(self):
+        self._starts, self._ends, self._sources = [], [], []
+
+    def add(self, start: int, end: int, source: tuple[int, int]) -> None:
+        self._starts.append(start)
+        self._ends.append(end)
+        self._sources.append(source)
+
+    def before(self, place: int) -> tuple[int, int]:
+        """A character of the edited text -> the characters that it stands for."""
+        i = bisect_right(self._starts, place) - 1
+        if i < 0:
+            return place, place + 1
+        if place < self._ends[i]:
+            return self._sources[i]
+        moved = place - self._ends[i] + self._sources[i][1]
+        return moved, moved + 1
+
+
+def clean(text: str) -> str:
+    """The text as it is read: see `CleanText`."""
+    return CleanText(text).text
+
+
+def apply(text: str, edits: list[Edit]) -> tuple[str, _Step]:
+    """Edits in order, which do not overlap -> the edited text, and where the edits were made."""
+    parts, step, place, length = [], _Step(), 0, 0
+    for start, end, new in edits:
+        parts += text[place:start], new
+        length += start - place
+        step.add(length, length + len(new), (start, end))
+        length, place = length + len(new), end
+    return "".join([*parts, text[place:]]), step
+
+
+def entities(text: str) -> list[Edit]:
+    """`&nbsp;`, `&eacute;`, `&#8211;` and the like become their characters; `R&D` and unknown names stay."""
+    if "&" not in text:
+        return []
+    edits = []
+    for match in _ENTITY.finditer(text):
+        name = match[1] or f"{match[2]};"
+        if name[0] == "#" or name in html5:
+            edits.append((*match.span(), unescape(f"&{name}")))
+    return edits
+
+
+def hyphens(text: str) -> list[Edit]:
+    """Soft hyphens go, and so do hyphens at a line end, if most likely the line end put them there, with the line break.
+
+    "bat-" / "teries" is joined. The hyphen stays, and the line break goes, after an abbreviation, a digit or a single letter
+    ("LSTM-" / "based"), before a capital or a digit ("Navier-" / "Stokes"), and where the text has the same compound within a
+    line. "pre-" / "and post-processing" stays as it is.
+    """
+    edits = [
+        (match.start(), match.end() if _continues(text, match) else match.start(1), "")
+        for match in (_SOFT_HYPHENS.finditer(text) if "\u00ad" in text else ())
+    ]
+    ends = [match for match in _LINE_END.finditer(text) if not LINE_BREAKS.isdisjoint(match[1])]
+    if not ends:
+        return edits
+    compounds = {(first.lower(), second.lower()) for first, second in _COMPOUND.findall(text)}
+    for match in ends:
+        before, after = _last_letters(text, match.start()), _LETTERS.match(text, match.end())
+        after = after[0] if after else ""
+        if after.lower() in SUSPENDED:
+            continue
+        joined = (
+            len(before) > 1
+            and len(after) > 1
+            and before[-1].islower()
+            and after[0].islower()
+            and (before.lower(), after.lower()) not in compounds
+        )
+        edits.append((match.start() if joined else match.start(1), match.end(), ""))
+    return sorted(edits)
+
+
+def _continues(text: str, soft_hyphens: re.Match) -> bool:
+    """Whether a word goes on in the line after soft hyphens."""
+    return not LINE_BREAKS.isdisjoint(soft_hyphens[1]) and text[soft_hyphens.end() : soft_hyphens.end() + 1].isalnum()
+
+
+def _last_letters(text: str, end: int) -> str:
+    """The letters right before `end`; nothing where a digit is among them."""
+    word = _WORD_BEFORE.match(text, 0, end)
+    return word[0] if word and _LETTERS.fullmatch(word[0]) else ""

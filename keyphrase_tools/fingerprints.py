@@ -1,0 +1,73 @@
+"""What a run depends on, in a few characters each: equal fingerprints, equal results."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def hash_weights(model: torch.nn.Module) -> str:
+    """Names, shapes, types and values of all parameters and buffers, adapters included, wherever they were loaded from."""
+
+    def parts():
+        for name, tensor in sorted(model.state_dict().items()):
+            if not isinstance(tensor, torch.Tensor):
+                yield f"{name}{tensor!r}".encode()
+                continue
+            yield f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
+            if tensor.is_meta:  # its values are elsewhere, as with offloading to a disk
+                continue
+            try:
+                yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            except (RuntimeError, TypeError, NotImplementedError):  # a quantised tensor of a class of its own
+                yield repr(tensor).encode()
+
+    return _digest(parts())
+
+
+def hash_tokenizer(tokenizer) -> str:
+    """Vocabulary, rules and special tokens, without what a call last set for padding and truncation."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = json.loads(backend.to_str()) if backend is not None else {"vocabulary": tokenizer.get_vocab()}
+    for name in ("padding", "truncation"):
+        content.pop(name, None)
+    content |= {"special": tokenizer.special_tokens_map, "max": tokenizer.model_max_length}
+    return _digest([json.dumps(content, sort_keys=True, default=str).encode()])
+
+
+def hash_config(config) -> dict[str, str]:
+    """A configuration's settings, each as JSON, so that a difference has a name; long ones are shortened to their digest."""
+    settings = config.to_dict()
+    for name in ("_name_or_path", "transformers_version", "dtype", "custom_pipelines", "auto_map"):
+        settings.pop(name, None)
+    written = {f"config.{name}": json.dumps(value, sort_keys=True, default=str) for name, value in settings.items()}
+    return {name: text if len(text) < 100 else _digest([text.encode()]) for name, text in written.items()}
+
+
+def hash_lines(path: str | Path) -> tuple[str, int]:
+    """A file -> its digest and how many lines are not blank."""
+    count = 0
+
+    def parts():
+        nonlocal count
+        with open(path, "rb") as lines:
+            for line in lines:
+                count += bool(line.strip())
+                yield line
+
+    return _digest(parts()), count
+
+
+def hash_files(folder: Path, paths: Iterable[Path]) -> str:
+    """Names, sizes and times of change of a folder's files, which are not opened."""
+    stats = ((path.relative_to(folder), path.stat()) for path in paths)
+    return _digest(f"{name}\t{stat.st_size}\t{stat.st_mtime_ns}\n".encode(errors="replace") for name, stat in stats)

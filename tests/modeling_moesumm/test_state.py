@@ -1,0 +1,222 @@
+"""Nothing of a pass is kept on modules: threads, exceptions, pickling, copies; and layers that are transformers' own."""
+
+import copy
+import multiprocessing
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from accelerate import infer_auto_device_map
+from torch.testing import assert_close
+
+from modeling_moesumm.layers_moesumm import LAYER_CLASSES
+from modeling_moesumm.routing_moesumm import Routing
+from tests.modeling_moesumm.conftest import BACKBONES, each_backbone, gradients, tiny_backbone, tiny_moesumm
+
+FORWARDS = 60
+WAYS = [{"dataset_ids": torch.full((4,), i)} for i in range(3)]
+WAYS += [{"dataset_ids": torch.tensor([2, -1, 0, 1])}, {"force_deputy": 1}, {"main_expert_only": True}]
+
+
+def without(batch, *names):
+    return {name: value for name, value in batch.items() if name not in names}
+
+
+def logits_of(model, batch):
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def state_of(model):
+    """Everything that modules hold beside parameters, buffers and children."""
+    held = ("_parameters", "_buffers", "_modules")
+    return {name: {k: v for k, v in vars(m).items() if k not in held} for name, m in model.named_modules()}
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+
+@each_backbone
+def test_two_threads_on_one_model_have_their_own_datasets(backbone, batch):
+    model, plain = tiny_moesumm(backbone), without(batch, "dataset_ids")
+    expected = [model(**plain, **way).logits.detach() for way in WAYS]
+
+    def run(shift):
+        wrong = 0
+        for i in range(FORWARDS):
+            at = (i + shift) % len(WAYS)
+            wrong += not torch.allclose(logits_of(model, {**plain, **WAYS[at]}), expected[at], atol=1e-5)
+        return wrong
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, (0, 3))) == [0, 0]
+    assert all(not torch.allclose(a, expected[-1], atol=1e-2) for a in expected[:-1])  # negative control
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_threads_that_checkpoint_have_the_gradients_of_one(reentrant, batch):
+    """The backward pass calls each layer again, from a thread of its own and after other passes."""
+    model = tiny_moesumm().train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    name = "backbone.model.encoder.layers.0.deputies.experts.up_proj"
+
+    def run(way):
+        embeds = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+        found = []
+        for _ in range(10):
+            loss = model(**without(batch, "dataset_ids", "input_ids"), inputs_embeds=embeds, **way).loss
+            found.append(torch.autograd.grad(loss, embeds)[0] if not reentrant else loss.detach())
+        return torch.stack(found)
+
+    expected = [run(way) for way in WAYS]
+    with ThreadPoolExecutor(2) as pool:
+        for found, wanted in zip(pool.map(run, WAYS), expected, strict=True):
+            assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(expected[0], expected[1]) and model.get_parameter(name).grad is None
+
+
+def test_two_threads_write_their_own_summaries(texts):
+    model, plain = tiny_moesumm(), without(texts, "dataset_ids")
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 2}
+    expected = [model.generate(**plain, **way, **options) for way in WAYS]
+    with ThreadPoolExecutor(2) as pool:
+        written = list(pool.map(lambda way: model.generate(**plain, **way, **options), WAYS))
+    assert all(torch.equal(found, wanted) for found, wanted in zip(written, expected, strict=True))
+    assert not torch.equal(expected[0], expected[-1])
+
+
+# --- exceptions -----------------------------------------------------------------------------------------------------
+
+PLACES = ["encoder.layers.1.fc1", "encoder.layers.1.fc2", "decoder.layers.0.self_attn", "decoder.layers.1.deputies"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("checkpointing", [None, False, True])
+def test_an_exception_in_the_middle_leaves_nothing_behind(place, checkpointing, batch):
+    model, other = tiny_moesumm().train(), {**batch, "dataset_ids": torch.tensor([2, 2, 0, -1])}
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+    expected, before = model(**other).logits.detach(), copy.deepcopy(state_of(model))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model.backbone.model.get_submodule(place).register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(**batch)
+    hook.remove()
+    after = state_of(model)
+    for name, held in before.items():
+        assert held.keys() == after[name].keys()
+        assert not any(isinstance(value, torch.Tensor) for value in after[name].values()), name
+        assert "here" not in held  # nor anything by thread
+    assert torch.equal(model(**other).logits, expected)
+
+
+def test_an_exception_in_the_backward_pass_leaves_nothing_behind(batch):
+    model = tiny_moesumm().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(**batch).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    output = model(**batch)
+    hook = model.backbone.model.encoder.layers[0].fc2.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # while the layer is called again
+        output.loss.backward()
+    hook.remove()
+    model.zero_grad()
+    model(**batch).loss.backward()
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, expected[name])
+
+
+# --- pickling and copies --------------------------------------------------------------------------------------------
+
+
+def in_a_process(model, path, batch):
+    """Of a model that was passed on, and of one that was saved whole."""
+    return [logits_of(each, batch).numpy() for each in (model, torch.load(path, weights_only=False))]
+
+
+def test_models_go_through_files_and_to_spawned_processes(batch, tmp_path):
+    models = {backbone: tiny_moesumm(backbone) for backbone in BACKBONES}
+    models["flat"] = tiny_moesumm(main_expert=False)
+    given = {name: value.clone() for name, value in batch.items()}
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        for name, model in models.items():
+            torch.save(model, tmp_path / f"{name}.pt")
+            for found in pool.apply(in_a_process, (model, tmp_path / f"{name}.pt", given)):
+                assert_close(torch.from_numpy(found), logits_of(model, batch), rtol=0, atol=1e-5)
+
+
+@each_backbone
+def test_pickled_or_copied_it_is_a_model_of_its_own(backbone, batch):
+    model = tiny_moesumm(backbone)
+    expected = logits_of(model, batch)
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(logits_of(again, batch), expected)
+        again.deputies()[0].experts.up_proj.data.add_(1)
+        again.set_experts_implementation("eager")
+        assert model.config._experts_implementation == "auto"
+    assert torch.equal(logits_of(model, batch), expected)
+
+
+def test_layer_classes_can_be_imported_by_their_names():
+    for model in (tiny_moesumm(backbone) for backbone in BACKBONES):
+        for layer in (*model.backbone.model.encoder.layers, *model.backbone.model.decoder.layers):
+            kind = type(layer)
+            assert getattr(sys.modules[kind.__module__], kind.__qualname__) is kind
+            assert type(layer.fc1) is type(layer.fc2) is torch.nn.Linear
+
+
+# --- layers ---------------------------------------------------------------------------------------------------------
+
+
+@each_backbone
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_without_deputies_is_transformers_layer_bit_for_bit(backbone, part, dtype):
+    """In training, with dropout, attentions and all gradients: transformers' forward pass is copied, and must stay so."""
+    changes = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.4}
+    stock = getattr(tiny_backbone(backbone, **changes).train().to(dtype).model, part).layers[1]
+    ours = getattr(tiny_moesumm(backbone, changes=changes).train().to(dtype).backbone.model, part).layers[1]
+    assert LAYER_CLASSES[type(stock)] is type(ours)
+    x, memory = torch.randn(3, 5, 16, dtype=dtype), torch.randn(3, 7, 16, dtype=dtype)
+    reads = [{"encoder_hidden_states": memory}, {}] if part == "decoder" else [{}]
+    for given in reads:
+        found = []
+        for layer, routing in ((stock, {}), (ours, {"routing": Routing(False)})):
+            torch.manual_seed(3)
+            layer.zero_grad()
+            y = layer(x, None, **given, **routing)
+            (y.float() * torch.arange(y.numel()).view_as(y).sin()).sum().backward()
+            found.append((y, gradients(layer)))
+        (expected, wanted), (y, ours_gradients) = found
+        assert torch.equal(y, expected) and set(wanted) == set(ours_gradients)
+        assert all(torch.equal(ours_gradients[name], gradient) for name, gradient in wanted.items())
+        speaking = ours(x, None, **given, routing=Routing(True, torch.tensor([0, 1, -1])))
+        assert not torch.allclose(speaking, expected, atol=1e-2)  # negative control
+
+
+@each_backbone
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_in_float16_large_values_are_clamped_as_transformers_does(backbone, part):
+    stock = getattr(tiny_backbone(backbone).half().model, part).layers[0]
+    ours = getattr(tiny_moesumm(backbone).half().backbone.model, part).layers[0]
+    for layer in (stock, ours):
+        layer.final_layer_norm.weight.data.fill_(3e4)
+        layer.fc2.bias.data.fill_(3e4)
+    x = torch.full((1, 3, 16), 6e4, dtype=torch.float16)
+    with torch.no_grad():
+        assert torch.equal(torch.nan_to_num(ours(x, None, routing=Routing(False))), torch.nan_to_num(stock(x, None)))
+
+
+@each_backbone
+def test_device_maps_keep_a_layer_together(backbone):
+    model = tiny_moesumm(backbone)
+    sizes = {"cpu": 40_000, "disk": 10**9}
+    places = infer_auto_device_map(model, sizes, no_split_module_classes=model._no_split_modules)
+    assert len(set(places.values())) > 1
+    assert all(len(name.split(".layers.")[-1].split(".")) == 1 for name in places if ".layers." in name)

@@ -1,0 +1,94 @@
+"""`experts_implementation` on a whole model, by transformers' own names and doors."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForTokenClassification
+
+from modeling_seke import SekeConfig, SekeForTokenClassification, head_seke
+
+NAMES = ("eager", "batched_mm", "grouped_mm")
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_tokenizer):
+    texts = ["graph cuts in the network", "learning", "the problem of learning graph networks is the cut of a network"]
+    batch = tiny_tokenizer(texts, padding=True, return_tensors="pt")
+    return {**batch, "labels": torch.where(batch["attention_mask"] == 1, batch["input_ids"] % 3, -100)}
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Which implementations ran."""
+    ran = []
+    for name, run in head_seke.EXPERTS.items():
+        monkeypatch.setitem(head_seke.EXPERTS, name, lambda *args, name=name, run=run: ran.append(name) or run(*args))
+    return ran
+
+
+def read(model, batch):
+    model.zero_grad()
+    outputs = model(**batch)
+    outputs.loss.backward()
+    return outputs.logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_every_implementation_gives_the_same_logits_and_gradients(tiny_seke, batch, ran):
+    model = tiny_seke()
+    assert model.get_experts_implementation()[""] == "eager"
+    logits, gradients = read(model, batch)
+    for name in NAMES:
+        model.set_experts_implementation(name)
+        assert model.config._experts_implementation == name
+        found, of_parameters = read(model, batch)
+        assert_close(found, logits, rtol=0, atol=1e-5)
+        assert_close(of_parameters, gradients, rtol=1e-3, atol=1e-5)
+    assert ran == ["eager", *NAMES]
+    model.moe.experts.up_proj.data[1] *= 1.5  # negative control
+    assert not torch.allclose(model(**batch).logits, logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_implementation_is_chosen_where_transformers_chooses_it(
+    name, tiny_seke, batch, ran, tmp_path, backbone_config
+):
+    tiny_seke().save_pretrained(tmp_path)
+    for model in (
+        AutoModelForTokenClassification.from_pretrained(tmp_path, experts_implementation=name),
+        AutoModelForTokenClassification.from_config(
+            SekeConfig(text_config=backbone_config()), experts_implementation=name
+        ),
+        SekeForTokenClassification(SekeConfig(text_config=backbone_config(), experts_implementation=name)),
+    ):
+        model(**batch)
+        assert ran.pop() == name and not ran
+        assert "experts_implementation" not in model.config.to_json_string()
+
+
+def test_unknown_implementations_are_named(tiny_seke, backbone_config, tmp_path):
+    model = tiny_seke()
+    model.save_pretrained(tmp_path)
+    for name in ("fast", "deepgemm", "grouped"):
+        known = f"experts_implementation='{name}'.*'eager', 'batched_mm', 'grouped_mm'"
+        with pytest.raises(ValueError, match=known):
+            model.set_experts_implementation(name)
+        with pytest.raises(ValueError, match=known):
+            SekeForTokenClassification.from_pretrained(tmp_path, experts_implementation=name)
+        with pytest.raises(ValueError, match=known):
+            SekeForTokenClassification(SekeConfig(text_config=backbone_config(), experts_implementation=name))
+    assert model.config._experts_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", ["batched_mm", "grouped_mm"])
+def test_without_synchronisation_the_experts_compile_into_one_graph(name, tiny_seke):
+    moe, x = tiny_seke().moe, torch.randn(40, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(moe, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(x, name)[0], moe(x)[0], rtol=0, atol=1e-5)
+
+
+def test_without_experts_there_is_nothing_to_choose(tiny_seke, batch, ran):
+    model = tiny_seke(use_moe=False)
+    before = model(**batch).logits
+    model.set_experts_implementation("grouped_mm")
+    assert torch.equal(model(**batch).logits, before) and ran == []

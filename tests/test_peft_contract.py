@@ -1,0 +1,316 @@
+"""What peft's tuners do with every model class: adapters train, are saved, loaded, merged, exchanged and mixed.
+
+Each class is tried with each tuner on its linear layers, and, where it has stacked experts, with LoRA on these
+(`target_parameters`). What peft itself refuses is expected with its message.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from torch.testing import assert_close
+from transformers import BartConfig, BertConfig
+
+from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer, encode
+from modeling_hypernet import (
+    HypernetConfig,
+    HypernetForQuestionAnswering,
+    HypernetForSequenceClassification,
+    HypernetForTokenClassification,
+    HypernetModel,
+)
+from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequenceClassification
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+from modeling_seke import SekeConfig, SekeForTokenClassification
+
+V = 40
+
+
+def bert(**changes):
+    sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertConfig(**{**sizes, "intermediate_size": 24, "max_position_embeddings": 32, **changes})
+
+
+def hypernet_config(**options):
+    sizes = {"meta_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "freeze_backbone": False}
+    return HypernetConfig(text_config=bert(), cls_token_id=2, sep_token_id=3, **sizes, **options)
+
+
+def token_ids(rows=2, length=10):
+    ids = torch.randint(4, V, (rows, length), generator=torch.Generator().manual_seed(0))
+    ids[:, 0], ids[:, 3], ids[:, -1] = 2, 3, 3
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def tags():
+    batch = token_ids()
+    return {**batch, "labels": batch["input_ids"] % 2, "word_start_mask": torch.ones_like(batch["input_ids"])}
+
+
+def without(name, batch):
+    return {key: x for key, x in batch.items() if key != name}
+
+
+def summaries():
+    return {**token_ids(), "labels": token_ids(length=6)["input_ids"], "dataset_ids": torch.tensor([0, 1])}
+
+
+def bart():
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    return BartConfig(vocab_size=V, init_std=0.2, decoder_start_token_id=2, **sizes)
+
+
+LLAMA = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "initializer_range": 0.2}
+DOCUMENTS = {"title": ["Graph cuts"], "text": ["Graph cuts in a network flow"], "keyphrases": [["graph cuts", "flow"]]}
+
+
+def exhird_parts():
+    tokenizer = ExHirdTokenizer.from_texts(["graph cuts in a network, by its flow"])
+    config = ExHirdConfig.for_tokenizer(
+        tokenizer,
+        encoder_type="transformer",
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        init_range=0.3,
+    )
+    rows = encode(DOCUMENTS, tokenizer)
+    rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    return config, ExHirdCollator(tokenizer)(rows)
+
+
+@dataclass
+class Case:
+    """A model class, its configuration, a batch with labels, and what adapters may target."""
+
+    kind: type
+    config: Callable
+    batch: Callable
+    task: str | None
+    linears: list[str]
+    output: str = "logits"
+    experts: list[str] = field(default_factory=list)  # stacked parameters
+    heads: list[str] | None = None  # trained and saved whole
+
+    def model(self):
+        torch.manual_seed(0)
+        return self.kind(self.config()).eval()
+
+    def read(self, model) -> torch.Tensor:
+        with torch.no_grad():
+            return model(**self.batch())[self.output].clone()
+
+
+ENCODER = ["query", "value", "intermediate.dense"]
+TO_SAVE = ["reader", "meta_encoder"]
+CASES = {
+    "SEKE": Case(
+        SekeForTokenClassification,
+        lambda: SekeConfig(text_config=bert(), expert_intermediate_size=32),
+        lambda: without("word_start_mask", tags()),
+        "TOKEN_CLS",
+        [*ENCODER, "gate"],
+        experts=["moe.experts.up_proj", "moe.experts.down_proj", "moe.experts.out_proj"],
+        heads=["rnn"],
+    ),
+    "Hypernet": Case(HypernetModel, hypernet_config, token_ids, None, ENCODER, "last_hidden_state", heads=TO_SAVE),
+    "Hypernet, tokens": Case(
+        HypernetForTokenClassification,
+        lambda: hypernet_config(num_labels=2),
+        tags,
+        "TOKEN_CLS",
+        ENCODER,
+        heads=[*TO_SAVE, "crf"],
+    ),
+    "Hypernet, classes": Case(
+        HypernetForSequenceClassification,
+        lambda: hypernet_config(num_labels=3),
+        lambda: {**token_ids(), "labels": torch.tensor([0, 2])},
+        "SEQ_CLS",
+        ENCODER,
+        heads=TO_SAVE,
+    ),
+    "Hypernet, answers": Case(
+        HypernetForQuestionAnswering,
+        hypernet_config,
+        lambda: {**token_ids(), "start_positions": torch.tensor([4, 5]), "end_positions": torch.tensor([5, 6])},
+        "QUESTION_ANS",
+        ENCODER,
+        "start_logits",
+        heads=TO_SAVE,
+    ),
+    "MoeSumm": Case(
+        MoeSummForConditionalGeneration,
+        lambda: MoeSummConfig(
+            text_config=bart(), datasets=["a", "b"], num_deputies=2, deputy_size=8, deputy_output_std=0.3
+        ),
+        summaries,
+        "SEQ_2_SEQ_LM",
+        ["q_proj", "v_proj"],
+        experts=["experts.up_proj", "experts.down_proj"],
+    ),
+    "Lexicon": Case(
+        LexiconForCausalLM,
+        lambda: LexiconConfig(**LLAMA),
+        lambda: {**token_ids(), "labels": token_ids()["input_ids"]},
+        "CAUSAL_LM",
+        ["q_proj", "v_proj"],
+        experts=["experts.gate_up_proj", "experts.down_proj"],
+    ),
+    "Lexicon, classes": Case(
+        LexiconForSequenceClassification,
+        lambda: LexiconConfig(**LLAMA, num_labels=3),
+        lambda: {**token_ids(), "labels": torch.tensor([0, 2])},
+        "SEQ_CLS",
+        ["q_proj", "v_proj"],
+        experts=["experts.gate_up_proj", "experts.down_proj"],
+    ),
+    "ExHiRD": Case(
+        ExHirdForKeyphraseGeneration,
+        lambda: exhird_parts()[0],
+        lambda: exhird_parts()[1],
+        None,
+        ["query", "value", "word_state"],
+        "log_probs",
+        heads=["mixture"],
+    ),
+}
+ON_LINEARS = {
+    "LoRA": lambda case: LoraConfig(target_modules=case.linears, **common(case)),
+    "DoRA": lambda case: LoraConfig(target_modules=case.linears, use_dora=True, **common(case)),
+    "AdaLoRA": lambda case: AdaLoraConfig(target_modules=case.linears, init_r=3, total_step=9, **common(case)),
+    "IA3": lambda case: IA3Config(target_modules=case.linears, feedforward_modules=[], **common(case)),
+    "LoHa": lambda case: LoHaConfig(target_modules=case.linears, r=2, **common(case)),
+}
+ON_EXPERTS = {"LoRA on experts": lambda case: LoraConfig(target_parameters=case.experts, r=2, **common(case))}
+TUNERS = ON_LINEARS | ON_EXPERTS
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+each_pair = pytest.mark.parametrize(
+    "case, tuner",
+    [
+        pytest.param(case, make, id=f"{name}, {tuner}")
+        for name, case in CASES.items()
+        for tuner, make in TUNERS.items()
+        if case.experts or tuner in ON_LINEARS
+    ],
+)
+with_experts = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name) for name, case in CASES.items() if case.experts]
+)
+
+
+def common(case):
+    return {"task_type": case.task, "modules_to_save": case.heads}
+
+
+def adapted(case, config, seed=1):
+    """The model with a new adapter that changes what it gives."""
+    model = get_peft_model(case.model(), config).eval()
+    return shaken(model, seed)
+
+
+def shaken(model, seed, adapter="default"):
+    """New adapters change nothing until they are trained; this one has moved."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad and f".{adapter}" in name:
+                p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+@each_pair
+def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
+    model, before = adapted(case, tuner(case)), case.read(case.model())
+    outputs = model(**case.batch())
+    (outputs.loss if "loss" in outputs else outputs[case.output].square().mean()).backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert [name for name, p in trained.items() if p.grad is None] == []
+    assert any(p.grad.abs().max() > 0 for name, p in trained.items() if "modules_to_save" not in name)
+    assert all(p.grad is None for name, p in model.named_parameters() if name not in trained)
+    expected = case.read(model)
+    assert not torch.allclose(expected, before, atol=1e-4)
+    with model.disable_adapter():
+        assert_close(case.read(model), before, rtol=0, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(case.model(), tmp_path, is_trainable=True).eval()  # or AdaLoRA knows no adapter
+    assert_close(case.read(again), expected, rtol=0, atol=1e-6)
+
+
+@each_pair
+def test_a_merged_adapter_is_a_model_of_its_class(case, tuner, tmp_path):
+    model = adapted(case, tuner(case))
+    expected = case.read(model)
+    if case.heads and model.peft_type in ("IA3", "LOHA"):  # LoRA's own merging knows heads of several layers
+        with pytest.raises(AttributeError, match="has no attribute 'weight'"):
+            model.merge_and_unload()
+        model = adapted(replace(case, heads=None), tuner(replace(case, heads=None)))
+        expected = case.read(model)
+    merged = model.merge_and_unload()
+    assert type(merged) is case.kind
+    assert set(merged.state_dict()) == set(case.model().state_dict())
+    assert_close(case.read(merged), expected, rtol=1e-4, atol=1e-4)
+    if case.kind is not MoeSummForConditionalGeneration:
+        merged.save_pretrained(tmp_path)
+        assert_close(case.read(case.kind.from_pretrained(tmp_path).eval()), expected, rtol=1e-4, atol=1e-4)
+
+
+@each_case
+def test_adapters_are_exchanged_stacked_and_weighted(case):
+    # without heads, of which one alone can be active
+    config = LoraConfig(target_modules=case.linears, r=2)
+    model = shaken(get_peft_model(case.model(), config, "a").eval(), 1, "a")
+    model.add_adapter("b", config)
+    model.set_adapter("b")
+    shaken(model, 2, "b")
+    of_b = case.read(model)
+    model.set_adapter("a")
+    of_a = case.read(model)
+    assert not torch.allclose(of_a, of_b, atol=1e-4)
+    model.base_model.set_adapter(["a", "b"])
+    stacked = case.read(model)
+    model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="cat")
+    model.add_weighted_adapter(["a", "b"], [1.0, 0.0], "first", combination_type="svd", svd_rank=2)
+    model.set_adapter("sum")
+    assert_close(case.read(model), stacked, rtol=1e-4, atol=1e-4)
+    model.set_adapter("first")
+    assert_close(case.read(model), of_a, rtol=1e-3, atol=1e-3)
+    model.delete_adapter("sum")
+    model.base_model.set_adapter(["a", "b"])
+    assert_close(case.read(model.merge_and_unload(adapter_names=["a", "b"])), stacked, rtol=1e-4, atol=1e-4)
+
+
+@with_experts
+def test_adapters_of_experts_are_exchanged_and_stacked(case):
+    config = LoraConfig(target_parameters=case.experts, r=2)
+    model = shaken(get_peft_model(case.model(), config, "a").eval(), 1, "a")
+    of_a = case.read(model)
+    model.add_adapter("b", config)
+    model.set_adapter("b")
+    shaken(model, 2, "b")
+    assert not torch.allclose(case.read(model), of_a, atol=1e-4)
+    model.set_adapter("a")
+    assert_close(case.read(model), of_a, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="add_weighted_adapter does not support targeting nn.Parameter"):
+        model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="cat")
+    model.base_model.set_adapter(["a", "b"])
+    stacked = case.read(model)
+    assert_close(case.read(model.merge_and_unload(adapter_names=["a", "b"])), stacked, rtol=1e-4, atol=1e-4)
+
+
+@with_experts
+@pytest.mark.parametrize("option", [{"use_dora": True}, {"lora_dropout": 0.1}, {"lora_bias": True}])
+def test_what_peft_refuses_for_stacked_parameters_it_names(case, option):
+    with pytest.raises(ValueError, match=f"ParamWrapper does not work with {next(iter(option))}"):
+        get_peft_model(case.model(), LoraConfig(target_parameters=case.experts, **option))
+
+
+def test_generators_of_weights_are_trained_whole():
+    """peft's LoRA on parameters takes matrices and stacks of them, and a generator's parameters have four dimensions."""
+    case = CASES["Hypernet"]
+    with pytest.raises(ValueError, match="4 dimensional Parameter, but only 2d and 3d"):
+        get_peft_model(case.model(), LoraConfig(target_parameters=["generators.0.hidden"]))
