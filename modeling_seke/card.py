@@ -185,10 +185,10 @@ def card_of_source(model, folder: Path, repo_id: str) -> ModelCard | None:
 
 
 def read_card(path: Path) -> ModelCard | None:
-    """The card in a file; `None` if there is no file, or its metadata is not valid YAML."""
+    """The card in a file; `None` for a missing file, and for metadata that is not valid YAML."""
     try:
         return ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except Exception:  # PyYAML's errors and huggingface_hub's: the file is somebody's all the same
+    except Exception:  # PyYAML's errors and huggingface_hub's
         return None
 
 
