@@ -37,8 +37,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-def show_version(asked: bool):
-    if asked:
+def show_version(value: bool):
+    if value:
         print(f"keyphrases {own_version()}")
         raise typer.Exit()
 

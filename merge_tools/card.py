@@ -78,7 +78,7 @@ def made_of(record: dict[str, Any]) -> str:
 
 
 def in_cell(text: str) -> str:
-    """A text as it can stand in a table of Markdown."""
+    """A text as a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -53,8 +53,8 @@ LowMemory = Annotated[
 ]
 
 
-def show_version(asked: bool):
-    if asked:
+def show_version(value: bool):
+    if value:
         print(f"merge-experts {own_version()}")
         raise typer.Exit()
 

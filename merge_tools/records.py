@@ -114,7 +114,7 @@ def source_record(source: Source, audits: dict[Path, Audit]) -> dict[str, Any]:
 
 
 def licence_of(folder: Path) -> str | None:
-    """The licence in the metadata of the source's README; its line as it is where the metadata is not valid YAML."""
+    """The licence in the metadata of the source's README; the line unparsed if that is not valid YAML."""
     readme = folder / "README.md"
     if not readme.is_file():
         return None

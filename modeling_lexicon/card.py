@@ -1,4 +1,4 @@
-"""The model card of a checkpoint that has none yet: what the model is, what it was made from, how it is opened.
+"""The model card of a checkpoint without one: what the model is, its base model, how to open it.
 
 The same file in all modeling packages of lexperts: edit modeling_seke/card.py, then run `make fix-copies`.
 """
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 
 FAMILIES = {  # config.model_type -> how the model works, and its paper
-    "seke": ("SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder", "Martinc et al. 2025"),
-    "hypernet": ("A hypernetwork: the title or question generates the weights that read the text", "Duan et al. 2021"),
-    "exhird": ("ExHiRD: an encoder and a hierarchical decoder that avoids repeats", "Chen et al. 2020, Xu et al. 2021"),
-    "moesumm": ("MoeSumm: a main expert and deputy experts for each dataset", "Chen et al. 2024"),
-    "lexicon": ("LM-Lexicon: a Llama decoder whose layers are routed experts", "LM-Lexicon, submitted to ACL"),
+    "seke": "SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder (Martinc et al. 2025)",
+    "hypernet": "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)",
+    "exhird": "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)",
+    "moesumm": "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)",
+    "lexicon": "LM-Lexicon: a Llama decoder with routed experts (submitted to ACL)",
 }
 
 
@@ -67,7 +67,7 @@ CARD = """---
 
 # {title}
 
-{what}: {how} ({paper}). {parameters:,} parameters{base}.
+{what}. {how}. {parameters:,} parameters{base}.
 
 ## How to open it
 
@@ -85,7 +85,7 @@ None are recorded: this card was written when the model was saved. Evaluate the 
 
 
 def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = None, **metadata) -> Path | None:
-    """Writes `folder/README.md`, unless there is one: a card of its own is never replaced, transformers' blank one is.
+    """Writes `folder/README.md`, unless there is one. An existing card is never replaced, except transformers' blank one.
 
     Args:
         model: of a class of this package.
@@ -94,11 +94,11 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
             then taken if its weights are the same, and the base model's licence and language are looked up on the Hub.
         metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
 
-    Returns: the path, or `None` where the card that is there stays.
+    Returns: the path, or `None` if an existing card was kept.
     """
     path = Path(folder) / "README.md"
-    old = ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if old is not None and not is_blank(old):
+    old = read_card(path)
+    if path.is_file() and (old is None or not is_blank(old)):
         return None
     card = card_of_source(model, Path(folder), repo_id) if repo_id else None
     card = card or build_model_card(model, repo_id=repo_id, **metadata)
@@ -109,12 +109,10 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
 
 
 def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelCard:
-    """A card that states what the model itself says, and no scores. Arguments as in `write_model_card`."""
+    """A card with what the model's class and configuration say, and no scores. Arguments as in `write_model_card`."""
     config, name = model.config, type(model).__name__
-    how, paper = FAMILIES[config.model_type]
-    use = USES.get(name) or Use(
-        "The network without a task's head", "feature-extraction", f"modeling_{config.model_type}"
-    )
+    bare = Use("Computes hidden states", "feature-extraction", f"modeling_{config.model_type}")
+    use = next((USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES), bare)
     base = base_model_of(model, repo_id)
     known = {"base_model": base, **(hub_metadata(base) if base and repo_id else {})}
     data = ModelCardData(
@@ -129,8 +127,7 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelC
         metadata=data.to_yaml(),
         title=repo_id.split("/")[-1] if repo_id else name,
         what=use.what,
-        how=how,
-        paper=paper,
+        how=FAMILIES.get(config.model_type, name),
         parameters=model.num_parameters(),
         base=f", made from `{base}`" if base else "",
         code=opening_code(use, name, repo_id or "PATH"),
@@ -140,7 +137,7 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelC
 
 
 def opening_code(use: Use, name: str, place: str) -> str:
-    """The lines that open the model where lexperts is installed."""
+    """The lines that open the model with lexperts installed."""
     lines = [f"import {use.package}  # pip install lexperts"]
     if use.task:
         lines += ["from transformers import pipeline", "", f'run = pipeline("{use.task}", model="{place}")', use.call]
@@ -166,10 +163,10 @@ def base_model_of(model, repo_id: str | None = None) -> str | None:
 
 
 def hub_metadata(base: str) -> dict:
-    """Licence and language of a model on the Hub; nothing where it cannot be asked."""
+    """Licence and language of a model on the Hub; nothing without a network."""
     try:
         data = HfApi().model_info(base, timeout=5).card_data
-    except Exception:  # no network, no rights, no such model: a card is no reason to fail
+    except Exception:  # no network, no rights, no such model: the card is written without
         return {}
     return {key: data[key] for key in ("license", "license_name", "license_link", "language") if data and data.get(key)}
 
@@ -187,13 +184,21 @@ def card_of_source(model, folder: Path, repo_id: str) -> ModelCard | None:
     return None if is_blank(card) else card
 
 
+def read_card(path: Path) -> ModelCard | None:
+    """The card in a file; `None` for a missing file, and for metadata that is not valid YAML."""
+    try:
+        return ModelCard(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except Exception:  # PyYAML's errors and huggingface_hub's
+        return None
+
+
 def is_blank(card: ModelCard) -> bool:
-    """Whether a card is the template that transformers and peft write where there is none, as it came."""
+    """Whether a card is the unedited template that transformers writes for a model without a card."""
     if "[More Information Needed]" not in card.text:
         return False
     try:
         template = ModelCard.from_template(ModelCardData(), model_description="DESCRIPTION")
-    except ImportError:  # jinja2, without which there is no template
+    except ImportError:  # without jinja2 transformers writes none
         return False
     before, after = template.text.strip().split("DESCRIPTION")
     text = card.text.strip()
@@ -202,7 +207,7 @@ def is_blank(card: ModelCard) -> bool:
 
 
 def warn_if_unsaved(model):
-    """For `lora_config`: an adapter names the model below it, and one that was never saved has no name."""
+    """For `lora_config`: an adapter records its base model by name, and a model that was never saved has no name."""
     if model.name_or_path in ("", None, getattr(model.config.get_text_config(), "name_or_path", "")):
         name = type(model).__name__
         warnings.warn(

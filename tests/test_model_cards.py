@@ -1,4 +1,4 @@
-"""Model cards of all families: one is written where there is none, and no card of anybody's is replaced by a blank one."""
+"""Model cards of all families: a checkpoint without a card gets one, and no card is replaced by a blank one."""
 
 import filecmp
 import json
@@ -103,6 +103,9 @@ def test_a_model_without_a_card_gets_one_that_says_what_it_is(kind, tmp_path):
 
 def test_classes_without_a_pipeline_say_how_they_open(tmp_path):
     config = tiny_model("hypernet-qa")[0].config
+    own = type("Mine", (modeling_hypernet.HypernetForSequenceClassification,), {})  # a user's subclass
+    assert ModelCard.load(own(config).write_model_card(tmp_path)).data.pipeline_tag == "text-classification"
+    (tmp_path / "README.md").unlink()
     for kind in (modeling_hypernet.HypernetForSequenceClassification, modeling_hypernet.HypernetModel):
         (path := kind(config).write_model_card(tmp_path)).rename(tmp_path / f"{kind.__name__}.md")
         text = (tmp_path / f"{kind.__name__}.md").read_text(encoding="utf-8")
@@ -123,8 +126,9 @@ def test_a_blank_card_is_no_card_and_its_tags_are_kept(tmp_path):
     blank = blank_card(tags=["mine", "seke"], library_name="transformers")
     edited = ModelCard(str(blank).replace("[More Information Needed]", "Measured: F1 0.5", 1))
     assert is_blank(blank) and not is_blank(edited)
-    edited.save(tmp_path / "README.md")
-    assert model.write_model_card(tmp_path) is None
+    for text in (str(edited), "---\nlicense: a: b\n---\n# Mine", "# No metadata"):
+        (tmp_path / "README.md").write_text(text, encoding="utf-8")
+        assert model.write_model_card(tmp_path) is None
     blank.save(tmp_path / "README.md")
     model.write_model_card(tmp_path)
     assert ModelCard.load(tmp_path / "README.md").data.tags == ["lexperts", "seke", "keyphrase-extraction", "mine"]
@@ -215,7 +219,7 @@ def test_a_pushed_pipeline_and_a_pushed_model_bring_a_card(kind, pushed):
         )
         assert {key: card.data.get(key) for key in base} == base
         assert card.data.pipeline_tag and ("mine" in card.data.tags) == (not name.endswith("model"))
-        assert len(repositories[name].commits) <= 3  # the card is no commit of its own
+        assert len(repositories[name].commits) <= 3  # the card comes in the same commit
     config = json.loads(
         repositories[f"tester/{kind}"].commits[repositories[f"tester/{kind}"].branches["main"]]["tree"]["config.json"][
             0

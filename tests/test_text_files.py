@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("keyphrase_tools", "lexperts_cli", "merge_tools", "benchmarks", *(f.name for f in ROOT.glob("modeling_*")))
+FOLDERS = (
+    "keyphrase_tools",
+    "lexperts_cli",
+    "merge_tools",
+    "examples",
+    "benchmarks",
+    *(f.name for f in ROOT.glob("modeling_*")),
+)
 ARGUMENTS = {"read_text": 0, "write_text": 1}  # before the encoding
 
 

@@ -225,7 +225,7 @@ def test_processes_share_a_corpus_and_may_be_others_after_an_interruption(extrac
 def test_killed_after_its_first_batches_it_ends_with_the_same_bytes(folder, tmp_path):
     texts = mixed_texts(200)
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
-    command = [sys.executable, "-c", "from keyphrase_tools.cli import main; main()", "extract", str(source)]
+    command = [sys.executable, "-c", "from lexperts_cli.keyphrases import main; main()", "extract", str(source)]
     options = ["--model", str(folder), "--batch-size", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 

@@ -80,7 +80,7 @@ def test_prompts_need_rows_in_the_embeddings(pair, tmp_path):
         ("rows.jsonl", "[1]\n", "rows.jsonl, line 1: no row"),
         ("rows.txt", "\n\n", "rows.txt holds no samples"),
         ("rows.txt", None, "There is no file of samples '.*rows.txt'"),
-        ("rows.txt", b"\xff\xfe\xfa", "its samples cannot be read"),
+        ("rows.txt", b"\xff\xfe\xfa", "rows.txt is not UTF-8"),
     ],
 )
 def test_samples_that_cannot_be_read(name, content, pattern, pair, tmp_path):
