@@ -1,5 +1,7 @@
 """model.save_pretrained and trainer.push_to_hub are enough: code, pipelines and endpoint handler are in the checkpoint."""
 
+import copy
+import inspect
 import json
 import os
 import subprocess
@@ -38,15 +40,17 @@ class NotInstalled:
             raise ModuleNotFoundError(f"No module named {{name!r}}")
 sys.meta_path.insert(0, NotInstalled())
 """
-ANSWER = """
+
+
 def answer(run, task, inputs, options):
     if isinstance(inputs, dict) and task == "extractive-qa":
         return run(**inputs, **options)
     return run(inputs, **options)
-"""
+
+
 OPEN = (
     BLOCKED
-    + ANSWER
+    + inspect.getsource(answer)
     + """
 import importlib.util, json, pathlib
 from transformers import pipeline
@@ -70,15 +74,12 @@ for name, (task, inputs) in tasks.items():
 print("FOUND" + json.dumps(found))
 """
 )
-exec(ANSWER)  # the same function here
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tiny_tokenizer, tmp_path_factory):
     """A checkpoint of every class that has a pipeline, saved by `save_pretrained` of model and tokenizer alone."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    import copy
-
     for name in TASKS:
         tokenizer = copy.deepcopy(tiny_tokenizer)
         if name == "ExHirdForKeyphraseGeneration":
@@ -117,7 +118,7 @@ def test_a_stranger_opens_every_pipeline_saves_it_again_and_serves_it(checkpoint
     expected = {
         name: json.loads(
             json.dumps(answer(pipeline(task, model=str(checkpoints / name)), task, x, OPTIONS.get(task, {})))
-        )  # noqa: F821
+        )
         for name, (task, x) in TASKS.items()
     }
     found = run_fresh(OPEN, checkpoints, json.dumps(TASKS), json.dumps(OPTIONS), folder=tmp_path / "x")
