@@ -20,6 +20,8 @@ from transformers import AutoTokenizer
 from transformers import initialization as init
 from transformers.utils import logging
 
+from .backbone_hypernet import HUB_OPTIONS, resolve_backbone
+
 # The bits of a token's kind.
 IN_WORD = 1  # it is part of a word
 CONTINUES = 2  # it may be part of the same word as the token before it
@@ -36,9 +38,6 @@ _ENDINGS = frozenset(("s", "t", "d", "m", "ll", "re", "ve"))  # of contractions
 _NO_WORD = regex.compile(r"[\s\p{C}/\-\u2010-\u2013\u2217]*\Z")
 _BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
 METASPACE, BYTE_SPACE = "\u2581", "\u0120"  # the blank in SentencePiece's tokens ("▁graph") and in bytes' ("Ġgraph")
-
-TOKENIZER_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-TOKENIZER_OPTIONS += ("trust_remote_code", "code_revision")
 
 logger = logging.get_logger(__name__)
 
@@ -90,13 +89,14 @@ class WordStartsMixin:
     @classmethod
     def from_backbone(cls, name_or_path, **options):
         """As for the other heads; the backbone's tokenizer says which tokens begin words (`set_word_starts`)."""
-        model = super().from_backbone(name_or_path, **options)
-        loading = {name: options[name] for name in TOKENIZER_OPTIONS if name in options}
+        loaded = super().from_backbone(name_or_path, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        hub = {name: options[name] for name in HUB_OPTIONS if name in options}
         try:
-            model.set_word_starts(AutoTokenizer.from_pretrained(name_or_path, **loading))
+            model.set_word_starts(AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub))
         except (OSError, ValueError, ImportError) as error:
             logger.warning(f"The model needs word_start_mask in every call: it has no table of word starts. {error}")
-        return model
+        return loaded
 
     def set_word_starts(self, tokenizer):
         """Makes the table of the tokens that begin words, for calls without `word_start_mask`; saved with the model.
