@@ -20,8 +20,9 @@ import torch
 from common import interleaved, peak_of, write
 
 from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration, attention_exhird
-from modeling_exhird.attention_exhird import SparsePattern, SparseRelativeAttention
+from modeling_exhird.attention_exhird import SparseRelativeAttention
 from modeling_exhird.decoder_exhird import gru
+from modeling_exhird.patterns_exhird import SparsePattern
 from modeling_exhird.words_exhird import TINY
 
 WORDS, DOCUMENTS, TRAINED, PHRASES = 180, 32, 16, 8

@@ -25,7 +25,7 @@ _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}
 _LETTERS = regex.compile(r"[\p{L}\p{M}]++")
 _WORD_BEFORE = regex.compile(r"(?r)[\p{L}\p{M}\p{N}]{1,40}+")  # from its end
 
-Edit = tuple[int, int, str]  # start, end, what stands there instead
+Edit = tuple[int, int, str]  # start, end, replacement
 
 
 class CleanText:
@@ -55,7 +55,7 @@ class CleanText:
         self.text = head + tail
 
     def source_span(self, start: int, end: int) -> tuple[int, int]:
-        """A span of `text`, not empty -> the span of the source that it was made of."""
+        """A span of `text`, not empty -> the span of the source that it comes from."""
         for step in reversed(self._steps):
             start, end = step.before(start)[0], step.before(end - 1)[1]
         return start, end
@@ -73,7 +73,7 @@ class _Step:
         self._sources.append(source)
 
     def before(self, place: int) -> tuple[int, int]:
-        """A character of the edited text -> the characters that it stands for."""
+        """A character of the edited text -> the span before the edits."""
         i = bisect_right(self._starts, place) - 1
         if i < 0:
             return place, place + 1
@@ -116,7 +116,7 @@ def hyphens(text: str) -> list[Edit]:
 
     "bat-" / "teries" is joined. The hyphen stays, and the line break goes, after an abbreviation, a digit or a single letter
     ("LSTM-" / "based"), before a capital or a digit ("Navier-" / "Stokes"), and where the text has the same compound within a
-    line. "pre-" / "and post-processing" stays as it is.
+    line. "pre-" / "and post-processing" stays unchanged.
     """
     edits = [
         (match.start(), match.end() if _continues(text, match) else match.start(1), "")

@@ -291,6 +291,7 @@ def read_block(extract, block: list[Document], done: bytearray, known: Windows, 
     reads = extract.read_block(
         [document.content for document in block],
         batch_size=batch_size,
+        first=numbers[0],
         done={place for place, number in enumerate(numbers) if done[number]},
         known={(place_of[n], window): values for (n, window), values in known.items() if n in place_of},
         **options,

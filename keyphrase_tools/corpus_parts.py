@@ -2,7 +2,7 @@
 
 about.json      what the results depend on
 0.jsonl, ...    a file for each process: `number TAB row`, a line for each finished document, in the order they were read
-0.windows, ...  likewise: `number TAB window TAB values`, of documents that are not finished yet
+0.windows, ...  a file for each process: `number TAB window TAB values`, of documents that are not finished yet
 """
 
 import base64
@@ -31,7 +31,7 @@ def open_parts(parts: Path, about: dict) -> None:
         if differences := describe_differences(before, about):
             raise ValueError(
                 f"{parts} is of an unfinished run that differs from this one: {'; '.join(differences)}. Start again with what "
-                "it had, or delete that folder to begin anew."
+                "it had, or delete that folder to start over."
             )
     else:
         new = path.with_suffix(".new")

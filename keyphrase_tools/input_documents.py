@@ -13,7 +13,7 @@ class InputDocument:
     """A document whose words are known.
 
     Attributes:
-        title: as it is read beside the text, `None` where there is none.
+        title: cleaned, `None` if there is none.
         text: the text in which keyphrases are sought, cleaned.
         words: of `text`, as (word, start, end).
     """

@@ -186,6 +186,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         documents: Sequence,
         *,
         batch_size: int = 8,
+        first: int = 0,
         done: Collection[int] = (),
         known: Mapping[tuple[int, int], Values] | None = None,
         **options,
@@ -197,12 +198,13 @@ class KeyphraseExtractionPipeline(Pipeline):
         Args:
             documents: as many as `input_documents.blocks` puts together.
             batch_size, options: of a call of the pipeline.
+            first: the number of the first document, for messages.
             done: documents whose results are not wanted any more.
             known: of windows that an earlier call has read, what `BatchRead.windows` gave.
         """
         reading, _, choosing = self._sanitize_parameters(**options)
         reading, choosing = {**self._preprocess_params, **reading}, {**self._postprocess_params, **choosing}
-        return self._read_block(documents, batch_size, reading, choosing, 0, done, known or {})
+        return self._read_block(documents, batch_size, reading, choosing, first, done, known or {})
 
     def _read_block(self, documents, batch_size, reading, choosing, first, done=(), known=None) -> Iterator[BatchRead]:
         self.model.eval()
@@ -211,7 +213,6 @@ class KeyphraseExtractionPipeline(Pipeline):
         windows, said, known = prepared["windows"], prepared["said"], known or {}
         counts = Counter(window.document for window in windows)
         left = {number: count for number, count in counts.items() if number not in done}
-        # longest first: a document's shorter last window then comes after the others, as a draw between windows wants
         windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
 
         def take(some: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:

@@ -195,7 +195,8 @@ def edge_distances(length: int, real: np.ndarray, *, is_first: bool, is_last: bo
 class WordProbabilities:
     """What a model says of each word of some documents, gathered window by window.
 
-    A word takes the word of the window in which it stands furthest from a cut edge (of the earlier one, in a draw).
+    A word's probabilities are those of the window in which it is furthest from a cut edge (the earlier one, in a draw),
+    whatever the order in which windows are added.
 
     Args:
         lengths: words in each document.
@@ -205,6 +206,7 @@ class WordProbabilities:
         self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
         self._tags = [None] * len(lengths)  # of documents for which some were given: (W,)
         self._distance = [np.full(length, -1) for length in lengths]
+        self._window = [np.full(length, np.iinfo(np.int64).max) for length in lengths]
         self._joined = [set() for _ in lengths]
 
     def add(self, window: Window, probabilities: np.ndarray, tags: np.ndarray | None = None) -> None:
@@ -216,9 +218,9 @@ class WordProbabilities:
         self._joined[number].update(window.joined)
         begins = window.word_starts >= 0
         word, distance = window.word_starts[begins], window.edge_distance[begins]
-        best = self._distance[number]
-        closer = distance > best[word]
-        best[word[closer]] = distance[closer]
+        best, of_window = self._distance[number], self._window[number]
+        closer = (distance > best[word]) | ((distance == best[word]) & (window.number < of_window[word]))
+        best[word[closer]], of_window[word[closer]] = distance[closer], window.number
         self._probabilities[number][word[closer]] = probabilities[begins][closer]
         if tags is not None:
             if self._tags[number] is None:

@@ -163,8 +163,8 @@ def explain(
         with opening("--model", model):
             classifier = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype).to(device)
             tokenizer = AutoTokenizer.from_pretrained(model)
-        listed = tqdm(texts.values(), unit="document")
-        tokens = token_experts(classifier, tokenizer, listed, nlp, batch_size=batch_size)
+        shown = tqdm(texts.values(), unit="document")
+        tokens = token_experts(classifier, tokenizer, shown, nlp, batch_size=batch_size)
         print(write_views(tokens, list(texts.values()), output, list(texts).index(page)))
 
 

@@ -1,7 +1,7 @@
 """The hierarchical decoder: a GRU over phrases, a GRU over each phrase's words, attention of both, and copying.
 
-Chen et al. 2020, Fig. 2: the phrase-level decoder (PD) and the word-level decoder (WD). Their h_i, beta_i, h_{i,j} and the WD
-attentional vector h~_{i,j} are h_i, beta_i, s_{i,j} and a_{i,j} here.
+Chen et al. 2020, Fig. 2: the phrase-level decoder (PD) and the word-level decoder (WD). The paper's h_{i,j} is s_{i,j} below,
+and its WD attentional vector h~_{i,j} is a_{i,j}.
 
 Letters: B documents, L words of the source, i phrases (I of them), j steps within a phrase (J of them), d hidden size, V words
 of the vocabulary, m memory; W_P, W_A, W_O, W_V and g as in Chen et al. 2020.

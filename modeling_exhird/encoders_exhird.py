@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention_exhird import SparsePattern, SparseRelativeAttention, left_padding, sinusoids, turn
+from .attention_exhird import SparseRelativeAttention, left_padding, sinusoids, turn
+from .patterns_exhird import SparsePattern
 
 
 class Read(NamedTuple):
@@ -30,7 +31,7 @@ class Read(NamedTuple):
 
 
 class LayeredEncoder(nn.Module):
-    """An encoder whose parts may be computed anew in the backward pass instead of being kept (gradient checkpointing)."""
+    """An encoder whose parts may be recomputed in the backward pass instead of being kept (gradient checkpointing)."""
 
     gradient_checkpointing = False
 

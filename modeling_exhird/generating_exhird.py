@@ -7,7 +7,7 @@ lacks.
 import copy
 
 import torch
-from transformers import GenerationMixin, LogitsProcessor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor
 
 from .decoder_exhird import DecoderState, Memory, Step
 from .outputs_exhird import GeneratedRows
@@ -21,7 +21,7 @@ class Limits:
     """What may be said when: the numbers of phrases and steps, and which words are out of place.
 
     Args:
-        config: with the special words' ids, and what is not given here.
+        config: with the special words' ids, and the limits that are not given.
         max_phrases, max_length: I and J at most.
         window: K_D, 0 for no exclusion and -1 for all phrases before.
         beams: hypotheses of each phrase, the likeliest of which is kept.
@@ -59,7 +59,7 @@ class Limits:
 
             P_i(y_1 = w) = 0   for every w that is y_1 of one of the phrases i - K_D, ..., i - 1
 
-        y_1 is a phrase's first word, at step 1, after its start. What is left is not normalised anew. K_D is the window
+        y_1 is a phrase's first word, at step 1, after its start. The rest is not normalised again. K_D is the window
         size of the exclusive search, "history" in the reference code; the soft exclusion of ExHiRD-s, "EL" in Fig. 2, is the
         exclusive loss L_ex in training.
 
@@ -195,11 +195,11 @@ class PhraseLimits(LogitsProcessor):
         limited[:, limits.stop] = limited[:, limits.stop].masked_fill(~first | (phrase == 0), nothing)
         if limits.window:
             before = torch.cat([torch.zeros_like(begin[:, :1]), begin[:, :-1]], 1)
-            said = there & (place - before == 2) & (before > 0)  # each phrase's first word
+            first_words = there & (place - before == 2) & (before > 0)  # each phrase's first word
             if limits.window > 0:
-                said = said & (ends.cumsum(1) - ends.long() >= phrase[:, None] - limits.window)
-            said = said & (step == 1)[:, None]
-            limited.scatter_(1, input_ids.masked_fill(~said, limits.pad), nothing)
+                first_words = first_words & (ends.cumsum(1) - ends.long() >= phrase[:, None] - limits.window)
+            first_words = first_words & (step == 1)[:, None]
+            limited.scatter_(1, input_ids.masked_fill(~first_words, limits.pad), nothing)
         if scores.amin() == nothing:  # others have forbidden words too
             limited = torch.where(limited.amax(1, keepdim=True) == nothing, scores, limited)
         for rows, word in (
@@ -215,16 +215,25 @@ class PhraseLimits(LogitsProcessor):
 class PhraseGenerationMixin(GenerationMixin):
     """transformers' `generate` for the hierarchical decoder, whose state is a function of the flat prefix."""
 
-    def set_generation_length(self):
-        """Room for all phrases, unless a length is set: Seq2SeqTrainer writes 20 into a generation config without one."""
-        if self.generation_config.max_length is None:
-            self.generation_config.max_length = Limits(self.config).max_tokens
-        self.generation_config._from_model_config = False  # or fields of ours are not read from a file
+    def set_generation_defaults(self):
+        """The configuration's special words, and room for all phrases unless a length is set.
+
+        A generation config with other special words is that of a pretrained encoder, which says nothing about this
+        decoder. The length is explicit because Seq2SeqTrainer writes 20 into a generation config without one.
+        """
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        ids, own = {name: getattr(self.config, name) for name in names}, self.generation_config
+        if any(getattr(own, name) not in (None, value) for name, value in ids.items()):
+            own = self.generation_config = GenerationConfig.from_model_config(self.config)
+        own.update(**ids)
+        if own.max_length is None:
+            own.max_length = Limits(self.config).max_tokens
+        own._from_model_config = False  # or fields of ours are not read from a file
 
     def adjust_generation_fn(self, *args, **kwargs):
         """`from_pretrained` reads `generation_config.json` here; older checkpoints have none."""
         super().adjust_generation_fn(*args, **kwargs)
-        self.set_generation_length()
+        self.set_generation_defaults()
 
     def generate(
         self,
@@ -240,7 +249,7 @@ class PhraseGenerationMixin(GenerationMixin):
         """Sequences of extended ids: `<s>`, each phrase's start, words and `;`, one phrase after the other, `</s>`, and padding.
 
         Greedy search, sampling and beam search over whole sequences, as in transformers. Greedy search writes what
-        `generate_rows` writes; a phrase that is cut at the limit has a `;` here.
+        `generate_rows` writes; a phrase that is cut at the limit is given a `;`.
 
         Args:
             inputs, generation_config, logits_processor, kwargs: as in `GenerationMixin.generate`: what `forward` reads
@@ -259,13 +268,13 @@ class PhraseGenerationMixin(GenerationMixin):
         """
         given = copy.deepcopy(generation_config)
 
-        def asked(name):
+        def setting(name):
             found = (kwargs.get(name), getattr(given, name, None), getattr(self.generation_config, name, None))
             return next((value for value in found if value is not None), None)
 
-        refuse_unsupported(asked)
+        refuse_unsupported(setting)
         own = {"max_phrases": max_phrases, "max_phrase_length": max_phrase_length, "exclusion_window": exclusion_window}
-        limits = Limits(self.config, *(asked(name) if value is None else value for name, value in own.items()))
+        limits = Limits(self.config, *(setting(name) if value is None else value for name, value in own.items()))
         length = kwargs.pop("max_length", None) or getattr(given, "max_length", None)
         new = kwargs.pop("max_new_tokens", None) or getattr(given, "max_new_tokens", None)
         if new is not None:
@@ -338,20 +347,20 @@ UNSUPPORTED = {
 }
 
 
-def refuse_unsupported(asked):
-    """asked(name) -> the value of an argument of `generate`, or None.
+def refuse_unsupported(setting):
+    """setting(name) -> the value of an argument of `generate`, or None.
 
     Raises:
         ValueError: for the first that the hierarchical decoder does not support.
     """
     for name, harmless in UNSUPPORTED.items():
-        value = asked(name)
+        value = setting(name)
         if value is not None and value != harmless:
             raise ValueError(
                 f"generate() of a keyphrase generator does not support {name}={value!r:.60}. Leave it out."
             )
-    if asked("do_sample") and (asked("num_beams") or 1) > 1:
+    if setting("do_sample") and (setting("num_beams") or 1) > 1:
         raise ValueError(
-            f"generate() of a keyphrase generator does not support do_sample=True with num_beams={asked('num_beams')}: where "
+            f"generate() of a keyphrase generator does not support do_sample=True with num_beams={setting('num_beams')}: where "
             "only `;` or `</s>` can follow, there is too little to draw from. Leave one of them out."
         )

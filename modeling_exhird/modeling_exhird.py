@@ -110,7 +110,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         self.encoder = ExHirdEncoder(config)
         self.decoder = HierarchicalDecoder(config.word_size, config.hidden_size)
         self.mixture = WordMixture(config.hidden_size, config.vocab_size, config.pad_token_id)
-        self.set_generation_length()
+        self.set_generation_defaults()
         self.post_init()
 
     @classmethod
@@ -215,7 +215,7 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
             output_attentions, output_hidden_states: see `ExHirdOutput`; by default the configuration's.
             output_logits: whether logits are wanted where there are labels; by default in eval mode, since training
                 needs none, and they take more memory than all else.
-            logits_to_keep: of so many of the last positions, where there are no labels; 0 for all.
+            logits_to_keep: how many of the last positions get logits, where there are no labels; 0 for all.
             max_phrase_length: J, after which a phrase ends whatever its words are. Generation passes it on.
 
         Raises:

@@ -15,7 +15,7 @@ class ExHirdEncoderOutput(ModelOutput):
     Args:
         last_hidden_state (`(B, L, d)`): the memory m, 0 at padding.
         hidden_states (tuple, with `output_hidden_states=True`): what the first layer reads and what each layer gives,
-            `(B, L, d)`, the last of which is the memory. A recurrent encoder is one layer here: PyTorch computes all of its
+            `(B, L, d)`, the last of which is the memory. A recurrent encoder counts as one layer: PyTorch computes all of its
             layers in one call. A pretrained encoder's own are averaged over each word, and the memory comes after them.
         attentions (tuple, with `output_attentions=True`): of each layer of a Transformer `(B, A, L, L)`; a pretrained
             encoder's own, `(windows, A, S, S)` of the windows that are read; empty for encoders without self-attention.
@@ -30,7 +30,7 @@ class ExHirdEncoderOutput(ModelOutput):
 
 @dataclass
 class ExHirdOutput(ModelOutput):
-    """As transformers' `Seq2SeqLMOutput`, and the parts of the loss. With labels `(B, I, J)`, T stands for I, J.
+    """As transformers' `Seq2SeqLMOutput`, and the parts of the loss. With labels `(B, I, J)`, T is I, J.
 
     Args:
         loss (`()`): what is minimised, summed over words and divided by the documents; in eval mode the generation loss alone.

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import custom_object_save, get_cached_module_file, get_relative_import_files
-from transformers.utils import logging
+from transformers.utils import HF_MODULES_CACHE, logging
 
 from .card import write_model_card
 
@@ -48,7 +48,7 @@ class CompleteCheckpointMixin:
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
         """As in transformers, with the pipelines, `handler.py`, and `requirements.txt` where there is none."""
         before = self.config.__dict__.get("custom_pipelines")
-        self.config.custom_pipelines = self._custom_pipelines()
+        self.config.custom_pipelines = self._custom_pipelines(Path(save_directory))
         try:
             if is_main_process and not os.path.isfile(save_directory):
                 self._save_companions(Path(save_directory))
@@ -58,8 +58,11 @@ class CompleteCheckpointMixin:
             if before is None:
                 del self.config.custom_pipelines
 
-    def _custom_pipelines(self) -> dict[str, dict]:
-        """What config.json says of the pipelines."""
+    def _custom_pipelines(self, folder: Path) -> dict[str, dict]:
+        """What config.json says of the pipelines: of the one that has just put its code there, or of this class's."""
+        saved = self.config.__dict__.get("custom_pipelines") or {}
+        if saved and all((folder / f"{info['impl'].partition('.')[0]}.py").exists() for info in saved.values()):
+            return saved
         return {
             task: {"impl": f"{Path(file).stem}.{name}", "pt": [self._auto_class], "type": "text"}
             for task, (file, name) in self._pipeline_files().items()
@@ -136,6 +139,6 @@ def checkpoint_file(name_or_path: str, file: str) -> str | None:
     if not name_or_path:
         return None
     try:
-        return get_cached_module_file(name_or_path, file)
+        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, file))
     except OSError:
         return None

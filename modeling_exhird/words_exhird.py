@@ -64,7 +64,7 @@ def label_rows(labels: torch.Tensor, end_id: int, limit: int | None = None) -> t
     A row ends with `;` (`end_id`) or where the labels do; -100 is nothing. Both hold the same labels in the same order.
 
     Args:
-        limit: J at most. The `;` that follows so many words is left out: it is no choice, and so has no probability.
+        limit: J at most. The `;` after J words is left out: nothing else can follow, and so it is not scored.
     """
     there, ends = labels != -100, labels == end_id
     place = there.cumsum(1)

@@ -166,7 +166,8 @@ def hash_of_backbone(model) -> str:
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in sorted(backbone.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
-        digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+        exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))  # NumPy has no bfloat16
+        digest.update(exact.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

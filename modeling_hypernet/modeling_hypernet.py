@@ -30,7 +30,7 @@ IMPOSSIBLE = -1e4  # as a logarithm: finite in half precision too, and 0 as a pr
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Half precisions as float32; float64 as it is."""
+    """Converts half precisions to float32 and leaves float64 unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -33,8 +33,8 @@ class HypernetTokenClassifierOutput(ModelOutput):
     """
     Args:
         loss (scalar, when `labels` are given): minus the log-likelihood of the labels, by label.
-        logits (`(B, S, C)`): in eval mode the log-probability of each label, which a softmax leaves as it is; 0 for O and
-            -10,000 for the others at tokens that take no part. In training the CRF's scores of single tokens.
+        logits (`(B, S, C)`): the log-probability of each label at each word's first token, which a softmax leaves as it is;
+            elsewhere 0 for O and -10,000 for the others. The same in training and in eval, with labels or without.
         meta_embedding (`(B, N_z)`): z, from which the weights are written.
         hidden_states, attentions: the backbone's, as in `HypernetModelOutput`.
     """

@@ -119,7 +119,7 @@ class WordStartsMixin:
         """The mask if there is one, or else by the table -> the tokens that begin words (B, S), bool.
 
         Raises:
-            ValueError: for a mask of another shape; without a mask where there is no table, or no ids to look up.
+            ValueError: for a mask of another shape; without a mask if the table or the ids are missing.
         """
         if word_start_mask is not None:
             if input_ids is not None and word_start_mask.shape != input_ids.shape:
@@ -216,6 +216,6 @@ def _inside(text: str) -> int:
 
 
 def _character(match) -> str:
-    """What a token of one byte stands for, as far as one byte tells."""
+    """The character of a token of one byte; U+FFFD for a part of one."""
     byte = int(match[1], 16)
     return chr(byte) if byte < 128 else "\ufffd"

@@ -99,12 +99,12 @@ class Definer:
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
         """Rows -> their definitions, in order; `first` is the first one's number, for messages.
 
-        With `num_definitions` above 1 a list for each row, of definitions that differ: it is shorter where the samples are
-        fewer texts.
+        With `num_definitions` above 1, a list of distinct definitions per row, which is shorter where there are fewer
+        distinct samples.
         """
         found = []
         for drawn in self.draw(rows, first, batch_size):
-            best = best_of_different(drawn)[: self.num_definitions]
+            best = distinct_definitions(drawn)[: self.num_definitions]
             found.append(best if self.num_definitions > 1 else best[0])
         return found
 
@@ -220,7 +220,10 @@ class Definer:
             ]
             scores = self.rewards(whole, pad)
         else:
-            log_p = log_probs(made.logits, written) if kept else chosen.of(written, getattr(made, "beam_indices", None))
+            beam_indices = getattr(made, "beam_indices", None)
+            log_p = (
+                log_probs(made.logits, written, beam_indices) if kept else chosen.token_log_probs(written, beam_indices)
+            )
             scores = [math.exp(value) for value in mean_inside(log_p, lengths).tolist()]
         answers = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
         return [answers[b * n : (b + 1) * n] for b in range(B)]
@@ -294,10 +297,11 @@ def is_distributed() -> bool:
 
 
 class ChosenLogProbs(LogitsProcessor):
-    """log p of the tokens that `generate` chooses, by the model's own logits, found as they are chosen.
+    """Log-probabilities of the tokens that `generate` chooses, by the model's own logits, computed step by step.
 
-    It sees each step's logits before anything changes them, and forgets them when the step's tokens are chosen: what it
-    keeps does not grow with the vocabulary. One object serves one call of `generate(custom_generate=self.generate)`.
+    As the first processor it reads each step's logits before any other changes them, and drops them once the step's
+    tokens are chosen: its memory does not grow with the vocabulary. One object serves one call of
+    `generate(custom_generate=self.generate)`.
     """
 
     def __init__(self):
@@ -310,7 +314,7 @@ class ChosenLogProbs(LogitsProcessor):
         return loop(
             input_ids,
             logits_processor=LogitsProcessorList([self, *logits_processor]),
-            stopping_criteria=StoppingCriteriaList([*stopping_criteria, self.choose]),
+            stopping_criteria=StoppingCriteriaList([*stopping_criteria, self.record_tokens]),
             generation_config=generation_config,
             **options,
         )
@@ -320,7 +324,7 @@ class ChosenLogProbs(LogitsProcessor):
         self.log_p = scores.log_softmax(-1)
         return scores
 
-    def choose(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+    def record_tokens(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
         """Reads the last tokens: one for each row, or with beams the candidates (R K, t). It stops nothing."""
         log_p = self.log_p.unflatten(0, (-1, self.beams))  # (R, beams, V)
         tokens = input_ids[:, -1].view(len(log_p), -1)  # (R, K)
@@ -328,8 +332,8 @@ class ChosenLogProbs(LogitsProcessor):
         self.log_p = None
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    def of(self, written: torch.Tensor, beam_indices: torch.Tensor | None = None) -> torch.Tensor:
-        """The tokens (B, t) that were written, and with beams the rows they come from -> their log p (B, t)."""
+    def token_log_probs(self, written: torch.Tensor, beam_indices: torch.Tensor | None = None) -> torch.Tensor:
+        """Written tokens (B, t), and with beams the rows that they come from (B, t) -> their log-probabilities (B, t)."""
         found = []
         for t, (tokens, log_p) in enumerate(self.steps[: written.shape[1]]):
             if beam_indices is None:
@@ -341,10 +345,17 @@ class ChosenLogProbs(LogitsProcessor):
         return torch.stack(found, 1)
 
 
-def log_probs(logits: Sequence[torch.Tensor], written: torch.Tensor) -> torch.Tensor:
-    """The same from all logits, t tensors (B, V), of the tokens (B, t) that were written."""
-    each = [step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0] for t, step in enumerate(logits)]
-    return torch.stack(each, 1)
+def log_probs(
+    logits: Sequence[torch.Tensor], written: torch.Tensor, beam_indices: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log-probabilities (B, t) of the written tokens (B, t), from the logits of all steps: t tensors (B, V), or with
+    beams (B * beams, V) and the rows that the tokens come from (B, t)."""
+    found = []
+    for t, step in enumerate(logits[: written.shape[1]]):
+        if beam_indices is not None:
+            step = step[beam_indices[:, t].clamp(min=0)]
+        found.append(step.float().log_softmax(-1).gather(1, written[:, t, None])[:, 0])
+    return torch.stack(found, 1)
 
 
 def mean_inside(log_p: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -354,10 +365,10 @@ def mean_inside(log_p: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     return log_p.masked_fill(outside, 0).sum(1) / count
 
 
-def best_of_different(drawn: list[dict]) -> list[dict]:
-    """Answers -> those that differ in their text, each once with its best score, best first. An empty one is left
-    out, unless there is no other."""
+def distinct_definitions(samples: list[dict]) -> list[dict]:
+    """Samples of one row -> one for each text, with its best score, best first; without the empty text, unless all
+    samples are empty."""
     distinct: dict[str, dict] = {}
-    for one in sorted(drawn, key=lambda one: -one["score"]):
+    for one in sorted(samples, key=lambda one: -one["score"]):
         distinct.setdefault(one["definition"], one)
     return [one for text, one in distinct.items() if text] or list(distinct.values())

@@ -212,13 +212,13 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         """(B, T, d) -> (B, T, d), and index, weights and logits of each routed module."""
         if not self.routed_names or routing is None:
             return super().forward(hidden_states, **kwargs)
-        here = LayerRouting(routing, domain_weights)
-        to_attention = {"routing": here} if self.attention_is_routed else {}
+        layer_routing = LayerRouting(routing, domain_weights)
+        to_attention = {"routing": layer_routing} if self.attention_is_routed else {}
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **to_attention, **kwargs)
         hidden_states = hidden_states + attended
         x = self.post_attention_layernorm(hidden_states)
-        hidden_states = hidden_states + (self.mlp(x, here) if self.mlp_is_routed else self.mlp(x))
-        return hidden_states, *here.found
+        hidden_states = hidden_states + (self.mlp(x, layer_routing) if self.mlp_is_routed else self.mlp(x))
+        return hidden_states, *layer_routing.found
 
 
 __all__ = [

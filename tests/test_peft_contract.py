@@ -237,7 +237,9 @@ def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
     with model.disable_adapter():
         assert_close(case.read(model), before, rtol=0, atol=1e-6)
     model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(case.model(), tmp_path, is_trainable=True).eval()  # or AdaLoRA knows no adapter
+    again = PeftModel.from_pretrained(
+        case.model(), tmp_path, is_trainable=True
+    ).eval()  # AdaLoRA has no trainable adapter otherwise
     assert_close(case.read(again), expected, rtol=0, atol=1e-6)
 
 

@@ -18,7 +18,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequen
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
 from modeling_seke import SekeConfig, SekeForTokenClassification
 
-VOCABULARY, LENGTH = 60, 12
+VOCABULARY, LENGTH = 130, 12
 
 
 class Case(NamedTuple):

@@ -258,9 +258,18 @@ def replace_file(path: Path, text: str) -> None:
     new.replace(path)
 
 
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the Trainer wrote all of it: the state comes last, and a run may be killed while it is written."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
+
+
 def last_checkpoint(output: str | Path) -> str | None:
-    """The newest checkpoint that is complete; one that was being written when the run was killed lacks its state file."""
-    whole = [folder for folder in Path(output).glob("checkpoint-*") if (folder / "trainer_state.json").exists()]
+    """The newest checkpoint that is complete."""
+    whole = [folder for folder in Path(output).glob("checkpoint-*") if is_complete(folder)]
     return str(max(whole, key=lambda folder: int(folder.name.split("-")[1]))) if whole else None
 
 
@@ -371,7 +380,7 @@ class RunFolder:
                 raise ValueError(f"--resume_from_checkpoint false, and {self.path} holds checkpoints. {self.fix()}")
             return None
         checkpoint = Path(requested).resolve()
-        if not (checkpoint / "trainer_state.json").exists():
+        if not is_complete(checkpoint):
             raise ValueError(f"--resume_from_checkpoint {requested}: this is not a complete checkpoint of the Trainer.")
         other = RunFolder(checkpoint.parent, self.settings, record=self.record.name).read()
         if not other:

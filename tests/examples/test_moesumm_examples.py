@@ -180,7 +180,8 @@ def test_every_variant_trains_and_opens_again(scripts, places, backbone, tmp_pat
 def test_the_authors_recipe_trains_and_writes_as_their_code_does(scripts, places, backbone, tmp_path, variant):
     recipe = Path(scripts.train.__file__).with_name("bart_large_authors.yml")
     given = train_arguments(places, backbone, tmp_path, "--max_steps", 2, "--variant", variant, "--bf16", "false")
-    given += ["--save_strategy", "no", "--load_best_model_at_end", "false", "--max_source_length", 64, "--max_target_length", 40]
+    given += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
+    given += ["--max_source_length", 64, "--max_target_length", 40]
     run(scripts.train, recipe, *given)
     written = json.loads((tmp_path / "generation_config.json").read_text())
     wanted = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 2}

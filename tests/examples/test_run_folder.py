@@ -46,6 +46,9 @@ def write_model(folder, weights="1", **files):
 
 def test_the_same_settings_resume_and_others_are_named(tmp_path):
     left_by_a_run(tmp_path)
+    (tmp_path / "checkpoint-3").mkdir()  # killed while it was written
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"epoch": ')
     assert open_run(tmp_path).start == str(tmp_path / "checkpoint-2")
     with pytest.raises(
         OtherSettings, match="learning_rate=5e-05 before, 0.5 now. Use another --output_dir, or --overw"

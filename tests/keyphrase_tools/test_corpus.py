@@ -255,6 +255,9 @@ def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     with pytest.raises(FileExistsError, match="out.jsonl is there already, and finished"):
         extract_corpus(extract, Corpus(str(source)), output)
     assert output.read_text() == "mine"
+    source = write_jsonl(tmp_path / "many.jsonl", [{"text": text} for text in [*["graph"] * 70, "cut " * 99]])
+    with pytest.raises(ValueError, match=r"Document 70 .396 characters. is longer than 64"):
+        extract_corpus(extract, Corpus(source), tmp_path / "new.jsonl", batch_size=2, on_long="error")
     with pytest.raises(FileNotFoundError, match="There is no file nowhere.jsonl"):
         Corpus("nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n \n")

@@ -38,7 +38,9 @@ def documents(model, tiny_tokenizer):
     letters = list("abcdefghklmno")
     texts = [" ".join("".join(rng.choice(letters, rng.integers(1, 4))) for _ in range(n)) for n in (20, 150, 5, 0, 60)]
     texts.append("semi-supervised graph cuts, and 802.11 networks: Bayes's rule!")
-    texts.append("deep learn-\ning of net\u00adworks,&nbsp;graph\n  cuts &amp; semi-\nsupervised, semi-supervised ideas")
+    texts.append(
+        "deep learn-\ning of net\u00adworks,&nbsp;graph\n  cuts &amp; semi-\nsupervised, semi-supervised ideas"
+    )
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     keyphrases = [[phrase["keyphrase"] for phrase in answer[::2]] for answer in extract(texts)]
     for phrases, text in zip(keyphrases, texts, strict=True):

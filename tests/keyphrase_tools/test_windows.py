@@ -228,14 +228,16 @@ def marked(window, number):
     return np.tile([1 - number / 100, number / 100, 0.0], (len(window.word_starts), 1))
 
 
+@pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("overlap", [0, 3, 6, 17])
-def test_over_twenty_windows_each_word_is_read_where_it_stands_furthest_from_a_cut(overlap):
+def test_over_twenty_windows_each_word_is_read_where_it_stands_furthest_from_a_cut(overlap, order):
     room, step = 20, 20 - overlap
     words = 19 * step + room
     windows = hand_made_windows(words, room, overlap)
     assert len(windows) == 20
     said = WordProbabilities([words])
-    for number, window in enumerate(windows):
+    for number, window in list(enumerate(windows))[::order]:
+        window.number = number
         said.add(window, marked(window, number))
     chosen = (said.document(0)[:, 1] * 100).round().astype(int)
     for word in range(words):

@@ -8,17 +8,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_exhird import attention_exhird
-from modeling_exhird.attention_exhird import (
-    RELATIVE,
-    SparsePattern,
-    SparseRelativeAttention,
-    faster,
-    lead_mask,
-    segment_mask,
-    sinusoids,
-    top_k_mask,
-    window_mask,
-)
+from modeling_exhird.attention_exhird import RELATIVE, SparseRelativeAttention, faster, sinusoids
+from modeling_exhird.patterns_exhird import SparsePattern, lead_mask, segment_mask, top_k_mask, window_mask
 
 H, HEADS, D = 8, 2, 4
 FULL = {"use_lead": False, "use_window": False, "use_top_k": False}

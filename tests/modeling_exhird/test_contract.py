@@ -164,7 +164,9 @@ def test_gradient_checkpointing_recomputes_its_own_layers(kind, options, tiny_ex
         else:
             inner = reader.rnn
         count = []
-        inner.register_forward_pre_hook(lambda *_: count.append(1))  # recomputation stops before a call returns
+        inner.register_forward_pre_hook(
+            lambda *_, count=count: count.append(1)
+        )  # recomputation stops before a call returns
         torch.manual_seed(3)
         model.train()(**batch_for(kind)).loss.backward()
         calls.append(len(count))

@@ -353,6 +353,9 @@ def test_a_checkpoint_keeps_its_generation_config(stopping, batch_for, tmp_path)
     expected = model.generate(**batch)
     assert torch.equal(again.generate(**batch), expected)
     assert not torch.equal(again.generate(**batch, num_beams=1), expected)
+    GenerationConfig(pad_token_id=0, eos_token_id=9, max_length=4).save_pretrained(tmp_path)  # a pretrained encoder's
+    other = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path).generation_config
+    assert (other.pad_token_id, other.eos_token_id, other.max_length) == (PAD, STOP, 32)
     (tmp_path / "generation_config.json").unlink()  # as checkpoints of before
     old = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path)
     rows = old.generate_rows(**batch)

@@ -17,7 +17,7 @@ from .conftest import DOCUMENTS
 ROOT = Path(__file__).resolve().parents[2]
 HUB_KINDS = ("transformer", "bilstm", "pretrained")
 PARTS = ("attention", "base", "configuration", "data", "decoder", "encoders", "generating", "keyphrases", "modeling")
-PARTS += ("outputs", "targets", "tokenization", "words")
+PARTS += ("outputs", "patterns", "targets", "tokenization", "words")
 PAIRS = [{"title": t, "text": x} for t, x in zip(DOCUMENTS["title"], DOCUMENTS["text"], strict=True)]
 
 BLOCKED = """

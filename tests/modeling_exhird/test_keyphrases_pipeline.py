@@ -266,8 +266,9 @@ def test_saved_through_its_pipeline_and_opened_again_it_gives_the_same(kind, gen
     assert type(again) is KeyphraseGenerationPipeline and type(again.tokenizer) is ExHirdTokenizer
     assert (again.tokenizer.pieces is not None) == (kind == "pretrained")
     close(again(PAIRS), generate(PAIRS))
-    again.model.save_pretrained(tmp_path / "plain")  # a model alone promises no pipeline
-    assert "custom_pipelines" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    again.model.save_pretrained(tmp_path / "plain")  # a model alone names it too, and saves its code
+    plain = json.loads((tmp_path / "plain" / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"]
+    assert plain["impl"] == promised["impl"] and (tmp_path / "plain" / "pipeline_keyphrase_generation.py").exists()
 
 
 def test_the_pipeline_works_in_a_reduced_precision(model_for, tokenizer_for, tmp_path):

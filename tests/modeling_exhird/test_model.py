@@ -93,8 +93,8 @@ def test_padding_and_company_change_nothing(kind, side, tiny_exhird, batch_for):
 def test_padding_of_labels_changes_nothing(kind, tiny_exhird, batch_for):
     model, batch = tiny_exhird(kind, exclusive_loss_coef=1.0).train(), batch_for(kind)
     flat = batch["labels"]
-    (B, T), (rows, there) = flat.shape, label_rows(flat, model.config.end_phrase_token_id)
-    _, I, J = rows.shape
+    rows, _ = label_rows(flat, model.config.end_phrase_token_id)
+    B, I, J = rows.shape
     wide = torch.full((B, I + 3, J + 2), -100)
     wide[:, :I, :J] = rows
     longer = torch.cat([torch.full((B, 3), -100), flat, torch.full((B, 2), -100)], 1)
@@ -283,7 +283,7 @@ def test_a_damaged_weights_file_is_named_with_the_mend(tiny_exhird, tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
     for kind in (ExHirdForKeyphraseGeneration, AutoModelForSeq2SeqLM, ExHirdEncoder):
-        with pytest.raises(OSError, match="cannot be read .* cut short or damaged. Save or copy the checkpoint again"):
+        with pytest.raises(OSError, match="cannot be read .* truncated or damaged"):
             kind.from_pretrained(tmp_path)
 
 
@@ -376,19 +376,19 @@ def test_what_cannot_be_a_backbone_is_named(saved_encoder, tokenizer_for, tiny_e
     tokenizer, make = tokenizer_for("pretrained"), ExHirdForKeyphraseGeneration.from_backbone
     with pytest.raises(OSError, match="'nowhere/at-all' could not be opened as a backbone"):
         make("nowhere/at-all", tokenizer)
-    with pytest.raises(ValueError, match="got 'hiden_size', which is no option .* Did you mean 'hidden_size'"):
+    with pytest.raises(ValueError, match="'hiden_size'.*Did you mean 'hidden_size'"):
         make(saved_encoder, tokenizer, hiden_size=3)
-    with pytest.raises(ValueError, match=r"for_tokenizer\(\) got 'hiden_size', .* Did you mean 'hidden_size'"):
+    with pytest.raises(ValueError, match=r"for_tokenizer\(\) .*'hiden_size'.* Did you mean 'hidden_size'"):
         ExHirdConfig.for_tokenizer(tokenizer, hiden_size=3)
-    with pytest.raises(ValueError, match="encoder_type and text_config are not yours to choose there"):
+    with pytest.raises(ValueError, match="encoder_type and text_config cannot be set"):
         make(saved_encoder, tokenizer, encoder_type="bigru")
     tiny_exhird("bigru").save_pretrained(tmp_path / "exhird")
-    with pytest.raises(OSError, match="It is a keyphrase generator already: open it with"):
+    with pytest.raises(OSError, match="'exhird' model already"):
         make(str(tmp_path / "exhird"), tokenizer)
     BartConfig(d_model=8).save_pretrained(tmp_path / "bart")
-    with pytest.raises(OSError, match="'bart' is an encoder with a decoder, and an encoder alone is wanted"):
+    with pytest.raises(OSError, match="'bart' is an encoder with a decoder"):
         make(str(tmp_path / "bart"), tokenizer)
-    with pytest.raises(ValueError, match="a 'bert' model, not of a keyphrase generator. .* use .*from_backbone"):
+    with pytest.raises(ValueError, match="model_type='bert'.*from_backbone"):
         ExHirdForKeyphraseGeneration.from_pretrained(saved_encoder)
     without = {name: x for name, x in batch_for("pretrained").items() if "piece" not in name}
     with pytest.raises(ValueError, match="The encoder reads sub-words, and there are none. Give the tokenizer"):
@@ -402,14 +402,14 @@ def test_what_cannot_be_a_backbone_is_named(saved_encoder, tokenizer_for, tiny_e
         ({"relative_attention": "both"}, "relative_attention='both' is not known. Use one of .*'none', None"),
         ({"phrase_start": "first"}, "phrase_start='first' is not known"),
         ({"attention_implementation": "flash"}, "attention_implementation='flash' is not known"),
-        ({"hidden_size": 0}, "hidden_size=0: it must be 1 or more"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers=0: it must be 1 or more"),
-        ({"max_phrases": 0}, "max_phrases=0: it must be 1 or more"),
-        ({"segment_length": 0}, "segment_length=0: it must be 1 or more"),
-        ({"window_size": -1}, "window_size=-1: it must be 0 or more"),
-        ({"exclusive_loss_coef": -0.5}, "exclusive_loss_coef=-0.5: it must be 0 or more"),
-        ({"dropout": 1.5}, "dropout=1.5: it is a share"),
-        ({"max_phrase_length": 2}, "max_phrase_length=2 leaves no room.*Use 3 or more"),
+        ({"hidden_size": 0}, "hidden_size=0 must be"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be"),
+        ({"max_phrases": 0}, "max_phrases=0 must be"),
+        ({"segment_length": 0}, "segment_length=0 must be"),
+        ({"window_size": -1}, "window_size=-1 must be"),
+        ({"exclusive_loss_coef": -0.5}, "exclusive_loss_coef=-0.5 must be"),
+        ({"dropout": 1.5}, "dropout=1.5 must be"),
+        ({"max_phrase_length": 2}, "max_phrase_length=2 must be at least 3"),
         ({"exclusion_window": -2}, "exclusion_window=-2: use -1 for all phrases before"),
         ({"exclusive_loss_window": -2}, "exclusive_loss_window=-2: use -1"),
         ({"encoder_type": "bigru", "hidden_size": 15}, "hidden_size=15 is odd, and half of it reads either way"),
@@ -447,17 +447,20 @@ def test_a_configuration_has_the_tokenizers_ids(tokenizer_for, tmp_path):
     assert ExHirdConfig(encoder_type="pretrained").text_config.model_type == "bert"
 
 
-def test_a_pipeline_that_was_saved_elsewhere_is_not_promised_where_its_file_is_not(tiny_exhird, tmp_path):
+def test_another_pipeline_is_named_only_where_its_file_is(tiny_exhird, tmp_path):
     model = tiny_exhird("bigru")
     promised = {"keyphrase-generation": {"impl": "pipeline_x.Some", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
     model.config.custom_pipelines = promised
     model.save_pretrained(tmp_path / "plain")
-    assert "custom_pipelines" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    impl = json.loads((tmp_path / "plain" / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"][
+        "impl"
+    ]
+    assert impl == "pipeline_keyphrase_generation.KeyphraseGenerationPipeline"
     assert model.config.custom_pipelines == promised
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "pipeline_x.py").touch()
     model.save_pretrained(tmp_path / "whole")
-    assert "custom_pipelines" in json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["custom_pipelines"] == promised
 
 
 # ---- what reads the words, and where the decoder starts

@@ -190,21 +190,21 @@ def test_from_backbone_takes_over_the_weights_and_scales_what_it_writes(
 def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypernet, tmp_path):
     with pytest.raises(OSError, match="'nowhere/at-all' could not be opened as a backbone"):
         HypernetModel.from_backbone("nowhere/at-all")
-    with pytest.raises(ValueError, match="got 'meta_sise', which is no option .* Did you mean 'meta_size'"):
+    with pytest.raises(ValueError, match="'meta_sise'.*Did you mean 'meta_size'"):
         HypernetModel.from_backbone(saved_encoder(), meta_sise=3)
     tiny_hypernet().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="It is a hypernetwork already"):
+    with pytest.raises(OSError, match="'hypernet' model already"):
         HypernetModel.from_backbone(str(tmp_path))
     for wrong, message in (
-        ({"meta_size": 0}, "meta_size=0: it must be 1 or more"),
+        ({"meta_size": 0}, "meta_size=0 must be"),
         ({"meta_size": 1}, "meta_size=1: normalize_meta would make it 0"),
         ({"readout": "max"}, "readout='max' is not known"),
-        ({"head_dropout": 1.0}, "head_dropout=1.0: it is a share"),
-        ({"keyphrase_threshold": 2.0}, "keyphrase_threshold=2.0: it is a probability"),
+        ({"head_dropout": 1.0}, "head_dropout=1.0 must be"),
+        ({"keyphrase_threshold": 2.0}, "keyphrase_threshold=2.0 must be"),
     ):
         with pytest.raises(ValueError, match=message):
             HypernetConfig(**wrong)
-    with pytest.raises(ValueError, match="the configuration of a 'bert' model, not of a hypernetwork"):
+    with pytest.raises(ValueError, match="model_type='bert'.*from_backbone"):
         HypernetConfig.from_dict({"model_type": "bert"})
     with pytest.raises(ValueError, match="There is nothing to read"):
         tiny_hypernet()()

@@ -20,7 +20,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def inputs_of(thread, number):
-    """A batch that is another one for each thread and number: its rows, and with them its experts, differ."""
+    """A batch that differs for each thread and number, in its tokens and so in its experts."""
     generator = torch.Generator().manual_seed(1000 * thread + number)
     return {
         "input_ids": torch.randint(3, SIZES["vocab_size"], (2, 4), generator=generator),

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 from modeling_lexicon import prompt
-from modeling_lexicon.defining_lexicon import Definer, best_of_different, length_of
+from modeling_lexicon.defining_lexicon import Definer, distinct_definitions, length_of
 
 from .conftest import tiny_lexicon, tiny_llama
 
@@ -111,7 +111,8 @@ WAYS = {
     "several beams": {"num_beams": 3, "best_of": 2, "do_sample": False, "length_penalty": 0.2},
     "sampled beams": {"num_beams": 3, "best_of": 3, "temperature": 2.0},
     "looked up": {"prompt_lookup_num_tokens": 3},
-    "all logits": {"streamer": None, "best_of": 3, "synced_gpus": False},
+    "all logits": {"best_of": 3, "synced_gpus": False},
+    "all logits of beams": {"num_beams": 3, "best_of": 2, "do_sample": False, "synced_gpus": False},
 }
 
 
@@ -167,12 +168,12 @@ def test_the_memory_of_a_step_is_given_back_with_the_step(reward, dense, tokeniz
 
 
 def test_definitions_differ_and_an_empty_one_is_the_last_resort(define):
-    def drawn(*pairs):
+    def samples(*pairs):
         return [{"definition": text, "score": score} for text, score in pairs]
 
-    found = best_of_different(drawn(("a", 0.1), ("b", 0.3), ("a", 0.4), ("", 0.9), ("b", 0.3)))
-    assert found == drawn(("a", 0.4), ("b", 0.3))
-    assert best_of_different(drawn(("", 0.2), ("", 0.5))) == drawn(("", 0.5))
+    found = distinct_definitions(samples(("a", 0.1), ("b", 0.3), ("a", 0.4), ("", 0.9), ("b", 0.3)))
+    assert found == samples(("a", 0.4), ("b", 0.3))
+    assert distinct_definitions(samples(("", 0.2), ("", 0.5))) == samples(("", 0.5))
     torch.manual_seed(0)
     several = define(ROWS[0], best_of=8, num_definitions=8, temperature=0.05)  # nearly the same eight times
     texts = [one["definition"] for one in several]

@@ -80,7 +80,7 @@ def test_what_loading_replaces_is_checked_too(tmp_path):
 
 def test_another_models_configuration_is_refused(tmp_path):
     PegasusConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"'pegasus' model, not of a MoeSumm.*from_backbone\(name_or_path, datasets"):
+    with pytest.raises(ValueError, match=r"model_type='pegasus'.*from_backbone\(name_or_path, datasets"):
         MoeSummConfig.from_pretrained(tmp_path)
 
 

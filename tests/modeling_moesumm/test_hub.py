@@ -126,16 +126,17 @@ def test_fresh_processes_with_and_without_the_project_find_the_same_in_folders_a
     assert without[0]["logits"] != without[1]["logits"]
 
 
-def test_a_pipeline_that_was_saved_elsewhere_is_not_promised_where_its_file_is_not(tmp_path):
+def test_another_pipeline_is_named_only_where_its_file_is(tmp_path):
     model = tiny_moesumm()
     promised = {
         "moe-summarization": {"impl": "pipeline_somewhere.Some", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
     }
     model.config.custom_pipelines = promised
     model.save_pretrained(tmp_path / "plain")
-    assert "custom_pipelines" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    impl = json.loads((tmp_path / "plain" / "config.json").read_text())["custom_pipelines"]["moe-summarization"]["impl"]
+    assert impl == "pipeline_moesumm.MoeSummarizationPipeline"
     assert model.config.custom_pipelines == promised
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "pipeline_somewhere.py").touch()
     model.save_pretrained(tmp_path / "whole")
-    assert "custom_pipelines" in json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["custom_pipelines"] == promised

@@ -347,14 +347,14 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     with pytest.raises(OSError, match="'bert' has no encoder with a decoder"):
         kind.from_backbone(tmp_path / "bert", ["news"])
     tiny_moesumm().save_pretrained(tmp_path / "moesumm")
-    with pytest.raises(OSError, match="MoeSumm model already.*from_pretrained"):
+    with pytest.raises(OSError, match="'moesumm' model already.*from_pretrained"):
         kind.from_backbone(tmp_path / "moesumm", ["news"])
     with pytest.raises(OSError, match="could not be opened as a backbone.*facebook/bart-large"):
         kind.from_backbone(tmp_path / "nothing", ["news"])
     tiny_backbone().save_pretrained(tmp_path / "bart")
-    with pytest.raises(ValueError, match="'num_deputy', which is no option.*Did you mean 'num_deputies'"):
+    with pytest.raises(ValueError, match="'num_deputy'.*Did you mean 'num_deputies'"):
         kind.from_backbone(tmp_path / "bart", ["news"], num_deputy=3)
-    with pytest.raises(ValueError, match=r"'bart' model.*from_backbone\(name_or_path"):
+    with pytest.raises(ValueError, match=r"model_type='bart'.*from_backbone\(name_or_path"):
         kind.from_pretrained(tmp_path / "bart")
     with pytest.raises(RuntimeError, match=r"mismatch|size"):
         kind.from_pretrained(tmp_path / "bart", config=MoeSummConfig(text_config=backbone_config(d_model=32)))
@@ -364,7 +364,7 @@ def test_a_damaged_checkpoint_says_so(tmp_path):
     tiny_moesumm().save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(OSError, match="cut short or damaged"):
+    with pytest.raises(OSError, match="truncated or damaged"):
         MoeSummForConditionalGeneration.from_pretrained(tmp_path)
 
 

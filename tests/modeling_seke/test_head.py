@@ -64,7 +64,7 @@ def test_grouped_products_run_in_their_kernel_where_there_is_one(dtype, width, c
     experts = SekeExperts(4, 16, width, dropout=0.1).to(dtype).eval()
     for p in experts.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    x, index = torch.randn(30, 16, dtype=dtype), torch.randn(30, 3).topk(2).indices  # nobody chooses the last
+    x, index = torch.randn(30, 16, dtype=dtype), torch.randn(30, 3).topk(2).indices  # no token chooses the last expert
     weights = torch.full((30, 2), 0.5, dtype=dtype)
     fast = values_and_gradients(lambda *args: experts(*args, "grouped_mm"), experts, x, index, weights)
     slow = values_and_gradients(lambda *args: reference_experts(experts, *args), experts, x, index, weights)

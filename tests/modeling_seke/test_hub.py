@@ -133,26 +133,6 @@ def test_with_the_project_imported_its_own_classes_run_with_and_without_the_flag
         assert entry["extract"] == "keyphrase_tools.pipeline_keyphrase_extraction"
 
 
-def test_a_plain_save_after_loading_leaves_no_reference_to_a_missing_pipeline(checkpoints, tmp_path):
-    from modeling_seke import SekeForTokenClassification
-
-    SekeForTokenClassification.from_pretrained(checkpoints[0][0]).save_pretrained(tmp_path)
-    assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
-
-
-def test_a_plain_save_after_one_through_the_pipeline_promises_no_pipeline(tiny_seke, tiny_tokenizer, tmp_path):
-    model = tiny_seke()
-    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
-    extract.save_pretrained(tmp_path / "whole")
-    model.save_pretrained(tmp_path / "plain")
-    extract.save_pretrained(tmp_path / "again")
-    promises = {
-        name: "custom_pipelines" in json.loads((tmp_path / name / "config.json").read_text())
-        for name in ("whole", "plain", "again")
-    }
-    assert promises == {"whole": True, "plain": False, "again": True}
-
-
 PUSH = """
 import sys
 import keyphrase_tools
