@@ -106,7 +106,7 @@ class BackboneMixin:
             NEW_MODULES_EXPECTED.reset(quiet)
         check_all_loaded(name_or_path, info["missing_keys"], skeleton, cls.backbone_path)
         # A new model, which is saved nowhere yet: under its own names, and not as its backbone.
-        model.config.name_or_path = ""
+        model.name_or_path = model.config.name_or_path = ""  # peft records the first as the base of an adapter
         model.__dict__.pop("_weight_conversions", None)
         return (model, info) if wants_info else model
 
