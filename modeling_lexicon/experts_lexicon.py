@@ -149,7 +149,9 @@ class RoutedExperts:
 def fits_grouped_mm(weight: torch.Tensor) -> bool:
     """Whether torch's grouped product takes these weights (E, out, in): no float64, and rows of a multiple of 16 bytes
     in both orders. It raises otherwise."""
-    return weight.dtype != torch.float64 and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    _, out, d = weight.shape
+    numbers = 16 // weight.element_size()
+    return weight.dtype != torch.float64 and out % numbers == 0 and d % numbers == 0
 
 
 class LexiconExperts(RoutedExperts, MixtralExperts):
@@ -231,7 +233,7 @@ class LinearExperts(RoutedExperts, nn.Module):
         else:
             y = self._grouped(x, flat, k)
         # added up in the order of the tokens: no order of addition that could vary
-        return (y.unflatten(0, (-1, k)) * weights[..., None]).sum(1).to(x.dtype)
+        return (y.view(-1, k, y.shape[-1]) * weights[..., None]).sum(1).to(x.dtype)
 
     def _grouped(self, x: torch.Tensor, flat: torch.Tensor, k: int) -> torch.Tensor:
         """x (N, d), the tokens' experts (N k,) -> (N k, out), not yet weighted."""
