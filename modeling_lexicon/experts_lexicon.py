@@ -149,7 +149,9 @@ class RoutedExperts:
 def fits_grouped_mm(weight: torch.Tensor) -> bool:
     """Whether torch's grouped product takes these weights (E, out, in): no float64, and rows of a multiple of 16 bytes
     in both orders. It raises otherwise."""
-    return weight.dtype != torch.float64 and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    _, out, d = weight.shape
+    numbers = 16 // weight.element_size()
+    return weight.dtype != torch.float64 and out % numbers == 0 and d % numbers == 0
 
 
 class LexiconExperts(RoutedExperts, MixtralExperts):
@@ -231,20 +233,19 @@ class LinearExperts(RoutedExperts, nn.Module):
         else:
             y = self._grouped(x, flat, k)
         # added up in the order of the tokens: no order of addition that could vary
-        return (y.unflatten(0, (-1, k)) * weights[..., None]).sum(1).to(x.dtype)
+        return (y.view(-1, k, y.shape[-1]) * weights[..., None]).sum(1).to(x.dtype)
 
     def _grouped(self, x: torch.Tensor, flat: torch.Tensor, k: int) -> torch.Tensor:
         """x (N, d), the tokens' experts (N k,) -> (N k, out), not yet weighted."""
         experts, order = flat.sort(stable=True)
-        # one count for each expert without reading them from the device; counts of integers are not for the CPU
-        numbers = experts.float() if experts.device.type in ("cpu", "mps") else experts.int()
-        counts = numbers.histc(bins=len(self.weight), min=0, max=len(self.weight) - 1)
+        # where each expert's tokens end, without reading anything from the device
+        every = torch.arange(len(self.weight), device=experts.device)
+        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
         weight, kind = self.weight, x.device.type
         if torch.is_autocast_enabled(kind):  # the grouped product does not look
             weight = weight.to(torch.get_autocast_dtype(kind))
-        y = _grouped_linear(x[order // k], weight, counts.cumsum(0, dtype=torch.int32), self._biases(experts))
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return y[back]
+        y = _grouped_linear(x[order // k], weight, ends, self._biases(experts))
+        return y[order.argsort()]
 
     def _biases(self, experts: torch.Tensor) -> torch.Tensor | None:
         return None if self.bias is None else self.bias[experts]
