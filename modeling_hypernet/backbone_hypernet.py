@@ -77,7 +77,7 @@ class BackboneMixin:
             attention_dropout: in place of the backbone's own.
 
         Raises:
-            OSError: when there is no such backbone, or it is of another kind.
+            OSError: for a backbone that cannot be opened, or is of another kind.
             ValueError: for weights that do not fit their own configuration, and from `make_config`.
         """
         source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
@@ -123,7 +123,7 @@ class BackboneMixin:
 
     @classmethod
     def load_backbone_config(cls, source: str, load_kwargs: dict) -> PreTrainedConfig:
-        """The backbone's configuration. Raises an `OSError` where there is none, or where it cannot be a backbone."""
+        """The backbone's configuration. Raises an `OSError` if it cannot be read, or is not a backbone's."""
         try:
             inner = AutoConfig.from_pretrained(source, **{k: v for k, v in load_kwargs.items() if k in HUB_OPTIONS})
             if inner.model_type == cls.config_class.model_type:

@@ -20,8 +20,8 @@ logger = logging.get_logger(__name__)
 
 
 class CompleteCheckpointMixin:
-    """Put before `PreTrainedModel` in the bases. What `save_pretrained`, `push_to_hub` and the Trainer save then holds all
-    that somebody needs who has transformers alone: the model's code, its pipelines and `handler.py`; on the Hub also a card.
+    """Put before `PreTrainedModel` in the bases. What `save_pretrained`, `push_to_hub` and the Trainer save is then enough for
+    a user who has only transformers: the model's code, its pipelines and `handler.py`; on the Hub also a model card.
 
     Attributes:
         pipeline_requirements: what the pipelines import beside transformers, as lines of `requirements.txt`.
@@ -46,7 +46,7 @@ class CompleteCheckpointMixin:
             ) from error
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
-        """As in transformers, with the pipelines, `handler.py`, and `requirements.txt` where there is none."""
+        """As in transformers, with the pipelines and `handler.py`; a `requirements.txt` in the folder is kept."""
         before = self.config.__dict__.get("custom_pipelines")
         self.config.custom_pipelines = self._custom_pipelines(Path(save_directory))
         try:
@@ -89,7 +89,7 @@ class CompleteCheckpointMixin:
         return found
 
     def _save_companions(self, folder: Path):
-        """Writes the pipelines with what they import, `handler.py`, and `requirements.txt` where there is none."""
+        """Writes the pipelines with what they import, `handler.py`, and `requirements.txt` unless it exists."""
         from .handler import EndpointHandler
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class CompleteCheckpointMixin:
             requirements.write_text("\n".join(self.pipeline_requirements) + "\n", encoding="utf-8")
 
     def write_model_card(self, folder, **options) -> Path | None:
-        """Writes `folder/README.md` where there is none; see `card.write_model_card`."""
+        """Writes `folder/README.md` unless it exists; see `card.write_model_card`."""
         return write_model_card(self, folder, **options)
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
