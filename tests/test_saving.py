@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForTokenClassification, Trainer, TrainingArguments
+from transformers import AutoModelForTokenClassification, Trainer, TrainingArguments, pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipelines)
 from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
 from modeling_seke import SekeForTokenClassification
 
-from .tiny_models import make_model
+from .loopback_hub import LoopbackHub
+from .tiny_models import CASES, make_model
+
+ROOT = Path(__file__).parents[1]
 
 TASKS = {
     "SekeForTokenClassification": ("keyphrase-extraction", "graph cuts segment images"),
@@ -74,6 +78,37 @@ for name, (task, inputs) in tasks.items():
 print("FOUND" + json.dumps(found))
 """
 )
+PUSH = """
+import sys
+import keyphrase_tools, modeling_moesumm
+from transformers import AutoModelForSeq2SeqLM, AutoModelForTokenClassification, AutoTokenizer, Trainer, TrainingArguments
+
+summariser, extractor = sys.argv[1:]
+AutoModelForSeq2SeqLM.from_pretrained(summariser).push_to_hub("tester/summariser")
+AutoTokenizer.from_pretrained(summariser).push_to_hub("tester/summariser")
+model, tokenizer = AutoModelForTokenClassification.from_pretrained(extractor), AutoTokenizer.from_pretrained(extractor)
+arguments = TrainingArguments("run", push_to_hub=True, hub_model_id="tester/run", use_cpu=True, report_to="none")
+Trainer(model, arguments, processing_class=tokenizer).push_to_hub()
+AutoModelForTokenClassification.from_pretrained("tester/run").save_pretrained("saved", push_to_hub=True, repo_id="tester/saved")
+tokenizer.push_to_hub("tester/saved")
+print("FOUND[]")
+"""
+PULL = (
+    BLOCKED
+    + """
+import json
+from transformers import pipeline
+
+text, found = sys.argv[1], {}
+for repository, task, options in (
+    ("tester/summariser", "moe-summarization", {"max_length": 8}),
+    ("tester/run", "keyphrase-extraction", {}),
+    ("tester/saved", "keyphrase-extraction", {}),
+):
+    found[repository] = pipeline(task, model=repository, trust_remote_code=True)(text, **options)
+print("FOUND" + json.dumps(found))
+"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +133,11 @@ def checkpoints(tiny_tokenizer, tmp_path_factory):
     return folder
 
 
-def run_fresh(code, *arguments, folder):
+def run_fresh(code, *arguments, folder, **environment):
     """Runs code in a fresh process, in a folder that holds no code, with empty caches."""
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "HF_HOME": str(folder / "cache")}
-    environment.pop("PYTHONPATH", None)
+    caches = {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HOME": str(folder / "cache")}
+    environment = {**{name: x for name, x in os.environ.items() if name != "PYTHONPATH"}, **caches, **environment}
     command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL
@@ -113,8 +148,6 @@ def run_fresh(code, *arguments, folder):
 
 def test_a_stranger_opens_every_pipeline_saves_it_again_and_serves_it(checkpoints, tmp_path):
     """Without the packages: pipeline(..., trust_remote_code=True), a second save, and that save's handler.py."""
-    from transformers import pipeline
-
     expected = {
         name: json.loads(
             json.dumps(answer(pipeline(task, model=str(checkpoints / name)), task, x, OPTIONS.get(task, {})))
@@ -128,10 +161,25 @@ def test_a_stranger_opens_every_pipeline_saves_it_again_and_serves_it(checkpoint
     assert set(found) == set(TASKS)
 
 
+def test_what_models_and_the_trainer_push_opens_as_a_pipeline(checkpoints, tmp_path):
+    """model.push_to_hub, trainer.push_to_hub and save_pretrained(push_to_hub=True), opened without the packages."""
+    text = "graph cuts segment images"
+    with LoopbackHub() as hub:
+        folders = (checkpoints / "MoeSummForConditionalGeneration", checkpoints / "SekeForTokenClassification")
+        run_fresh(PUSH, *folders, folder=tmp_path / "a", PYTHONPATH=str(ROOT), **hub.env)
+        found = run_fresh(PULL, text, folder=tmp_path / "b", **hub.env)
+        assert hub.unknown == []
+    for repository, folder, task in (
+        ("tester/summariser", folders[0], "moe-summarization"),
+        ("tester/run", folders[1], "keyphrase-extraction"),
+        ("tester/saved", folders[1], "keyphrase-extraction"),
+    ):
+        expected = pipeline(task, model=str(folder))(text, **OPTIONS.get(task, {}))
+        assert found[repository] == json.loads(json.dumps(expected)), repository
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_pipeline_survives_loading_with_the_package_and_saving_again(name, checkpoints, tmp_path):
-    from .tiny_models import CASES
-
     model = CASES[name].cls.from_pretrained(checkpoints / name)
     assert not hasattr(model.config, "custom_pipelines")  # with the package, the registered pipeline is used
     model.save_pretrained(tmp_path)
