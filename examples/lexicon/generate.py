@@ -32,8 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from keyphrase_tools.opening import opening
 from merge_tools.embedding import embed_texts
-from modeling_lexicon import LexiconForCausalLM
-from modeling_lexicon.configuration_lexicon import READABLE_TYPES
+from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import prompt
 from modeling_lexicon.defining_lexicon import ON_LONG, SAMPLING, Definer
 from modeling_lexicon.domains_lexicon import nearest_centroids
@@ -142,7 +141,7 @@ def open_model(args: WritingArguments, changes: dict | None = None):
     if model is not None:
         return model.to(device).eval(), tokenizer
     kind, told = AutoConfig.from_pretrained(args.model_name_or_path).model_type, ", ".join(changes)
-    if kind not in READABLE_TYPES:
+    if kind not in LexiconConfig.readable_model_types:
         raise ValueError(f"{args.model_name_or_path} is a {kind!r} model, without experts to route. Leave out {told}.")
     model, info = LexiconForCausalLM.from_pretrained(
         args.model_name_or_path, dtype=args.dtype, output_loading_info=True, **changes

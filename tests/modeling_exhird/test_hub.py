@@ -96,7 +96,11 @@ def same(entries, expected):
 
 
 def test_a_checkpoint_is_flat_and_complete(checkpoints):
-    code = {f"{part}_exhird.py" for part in PARTS} | {"pipeline_keyphrase_generation.py", "card.py"}
+    code = {f"{part}_exhird.py" for part in (*PARTS, "backbone", "saving", "validation")} | {
+        "pipeline_keyphrase_generation.py",
+        "card.py",
+        "handler.py",
+    }
     for folder in checkpoints[0]:
         names = {path.name for path in folder.iterdir()}
         assert code | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
