@@ -173,3 +173,20 @@ def test_a_backbone_that_lacks_its_own_weights_is_refused(backbones, tmp_path):
     broken.save_pretrained(tmp_path, state_dict={k: v for k, v in weights.items() if "layer.1" not in k})
     with pytest.raises(ValueError, match="layer.1"):
         CASES["SekeForTokenClassification"].cls.from_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_implementations_have_the_names_of_transformers(name):
+    model, inputs = make_model(name), make_inputs(name)
+    expected = run(model, inputs)
+    if model.config.model_type in ("hypernet", "exhird"):  # no experts: as a stock BERT
+        model.set_experts_implementation("eager")
+        with pytest.raises(ValueError, match="experts"):
+            model.set_experts_implementation("grouped_mm")
+        return
+    for implementation in ("eager", "batched_mm", "grouped_mm"):
+        model.set_experts_implementation(implementation)
+        assert model.config._experts_implementation == implementation
+        torch.testing.assert_close(run(model, inputs), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="loop"):
+        model.set_experts_implementation("loop")
