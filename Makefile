@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+QUANTIZE := $(VENV)/.quantize
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
@@ -16,7 +17,7 @@ help:  ## what there is to make
 demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(READY)  ## the test suite
+test: $(QUANTIZE)  ## the test suite
 	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
 cuda: $(READY)  ## the tests that need a CUDA device
@@ -52,3 +53,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(VENV)/bin/pip install -q --disable-pip-version-check '$(TORCH)'
 	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,offline,evaluate,cli,merge,cluster,summaries,definitions,analysis,test]'
 	touch $(READY)
+
+$(QUANTIZE): $(READY)
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[quantize]'
+	touch $(QUANTIZE)
