@@ -19,7 +19,7 @@ def first_screen() -> str:
     scores = record["results"]["scores"]
     shown = "[" + ",\n ".join(map(str, record["results"]["first_screen"])) + "]"
     table = "; ".join(f"{name} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for name, s in scores.items())
-    return f"```\n{shown}\n```\n\nAfter {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 texts held out: {table}."
+    return f"```\n{shown}\n```\n\nAfter {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 texts held out, one seed: {table}."
 
 
 MAKERS = {
