@@ -1,30 +1,23 @@
-"""ExHiRD: keyphrases generated one by one, present and absent, without repeats."""
+"""ExHiRD: keyphrase generation, present and absent, without repeats."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_exhird import ExHirdConfig
-from .data_exhird import ExHirdCollator
-from .modeling_exhird import ExHirdEncoder, ExHirdForKeyphraseGeneration, ExHirdPreTrainedModel
+from .configuration_exhird import ExhirdConfig
+from .data_exhird import DataCollatorForKeyphraseGeneration, tokenize_documents
+from .modeling_exhird import ExhirdEncoder, ExhirdForKeyphraseGeneration, ExhirdPreTrainedModel
 from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
-from .targets_exhird import encode
-from .tokenization_exhird import ExHirdTokenizer
+from .tokenization_exhird import ExhirdTokenizer
 
-AutoConfig.register(ExHirdConfig.model_type, ExHirdConfig)
-AutoModel.register(ExHirdConfig, ExHirdEncoder)
-AutoModelForSeq2SeqLM.register(ExHirdConfig, ExHirdForKeyphraseGeneration)
-AutoTokenizer.register(ExHirdConfig, fast_tokenizer_class=ExHirdTokenizer)
+AutoConfig.register(ExhirdConfig.model_type, ExhirdConfig)
+AutoModel.register(ExhirdConfig, ExhirdEncoder)
+AutoModelForSeq2SeqLM.register(ExhirdConfig, ExhirdForKeyphraseGeneration)
+AutoTokenizer.register(ExhirdConfig, fast_tokenizer_class=ExhirdTokenizer)
 PIPELINE_REGISTRY.register_pipeline(
     "keyphrase-generation", pipeline_class=KeyphraseGenerationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
 )
 
 __all__ = [
-    "ExHirdCollator",
-    "ExHirdConfig",
-    "ExHirdEncoder",
-    "ExHirdForKeyphraseGeneration",
-    "ExHirdPreTrainedModel",
-    "ExHirdTokenizer",
-    "KeyphraseGenerationPipeline",
-    "encode",
-]
+    "DataCollatorForKeyphraseGeneration", "ExhirdConfig", "ExhirdEncoder", "ExhirdForKeyphraseGeneration",
+    "ExhirdPreTrainedModel", "ExhirdTokenizer", "KeyphraseGenerationPipeline", "tokenize_documents",
+]  # fmt: skip

@@ -1,88 +1,366 @@
-"""Rows of `encode` as batches.
+"""Documents as training rows, and rows as batches.
 
-Letters: B documents, L source words, T words of a target, N windows of S sub-words of a second tokenizer.
+A document's labels are one row per keyphrase, present ones in the order of the text, then absent ones: `<p_start>` or
+`<a_start>`, the phrase's words, `;`. The last row is `</s>`. Words outside the vocabulary that occur in the source have
+their extended ids (see `EncodedSource`), so that the model can learn to copy them.
+
+Letters: B documents, L source words, T words of a target, N windows of S sub-words.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from nltk.stem.porter import PorterStemmer
 from torch.nn.utils.rnn import pad_sequence
+from transformers.utils import logging
 
-from .tokenization_exhird import ExHirdTokenizer
+from .tokenization_exhird import DIGIT, MARKS, TITLE_END, EncodedSource, ExhirdTokenizer
+
+logger = logging.get_logger(__name__)
+
+ON_LONG = ("drop", "truncate", "window", "error")
+SUBWORD_COLUMNS = ("subword_ids", "subword_mask", "subword_word_ids")
+_NO_WORDS = frozenset(MARKS) - {DIGIT}
+_porter = PorterStemmer()
 
 
-class ExHirdCollator:
-    """Rows of `encode` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, T), -100 where padded.
+@lru_cache(maxsize=1 << 18)
+def stem(word: str) -> str:
+    """One word -> its lower-cased Porter stem."""
+    return _porter.stem(word)
 
-    A document's rows of labels are put one after the other, as `generate` gives them.
 
-    Rows of a tokenizer with a second one also give `piece_ids`, `piece_mask`, `piece_words` (B, N, S). Sources are padded
-    on the tokenizer's padding side, `piece_words` then counting from the padded row's beginning, sub-words on the
-    second tokenizer's side, and labels on the right. Rows to predict have no labels. All other columns are left out.
+def clean_keyphrases(
+    keyphrases: Sequence[str] | str | None, tokenizer: ExhirdTokenizer, max_words: int | None = 6
+) -> list[list[str]]:
+    """Keyphrases -> their words, without `?` and without text in parentheses; a `;` separates phrases.
+
+    Phrases of more than `max_words` words, and those without a letter or digit, are dropped.
+
+    >>> clean_keyphrases("Graph cuts (GC); min-cut?;", tokenizer)
+    [['graph', 'cuts'], ['min', 'cut']]
+    """
+    texts = [keyphrases] if isinstance(keyphrases, str) else keyphrases or ()
+    phrases = []
+    for text in texts:
+        text, previous = (text or "").replace("?", ""), None
+        while text != previous:
+            text, previous = re.sub(r"\([^()]*\)", " ", text), text
+        for part in text.split(";"):
+            words = [word for word, _, _ in tokenizer.split_words(part) if word not in _NO_WORDS]
+            if has_words(words) and (max_words is None or len(words) <= max_words):
+                phrases.append(words)
+    return phrases
+
+
+def has_words(words: Iterable[str]) -> bool:
+    """Whether there is more than punctuation and marks."""
+    return any(word not in _NO_WORDS and any(map(str.isalnum, word)) for word in words)
+
+
+def find_phrase(stems: Sequence[str], phrase: Sequence[str]) -> int | None:
+    """The first position in a source's stems at which a phrase's stems occur in a row; `<eot>` matches nothing."""
+    phrase_stems, start = [stem(word) for word in phrase], 0
+    if not phrase_stems or TITLE_END in phrase_stems:
+        return None
+    while True:
+        try:
+            start = stems.index(phrase_stems[0], start)
+        except ValueError:
+            return None
+        if list(stems[start : start + len(phrase_stems)]) == phrase_stems:
+            return start
+        start += 1
+
+
+def split_present_absent(
+    source_words: Sequence[str], phrases: Sequence[Sequence[str]]
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Phrases -> those that occur in the source, sorted by position and length, and the others in the given order.
+
+    Words are equal if their stems are. Of equal phrases the first is kept.
+
+    >>> split_present_absent(["deep", "graph", "cuts"], [["trees"], ["graph", "cut"], ["tree"], ["deep"]])
+    ([['deep'], ['graph', 'cut']], [['trees']])
+    """
+    stems = [stem(word) for word in source_words]
+    present, absent, seen = [], [], set()
+    for phrase in map(list, phrases):
+        key = tuple(map(stem, phrase))
+        if key in seen:
+            continue
+        seen.add(key)
+        position = find_phrase(stems, phrase)
+        if position is None:
+            absent.append(phrase)
+        else:
+            present.append((position, len(phrase), phrase))
+    return [phrase for _, _, phrase in sorted(present, key=lambda entry: entry[:2])], absent
+
+
+def drop_unlearnable(
+    absent: Sequence[Sequence[str]], source_words: Sequence[str], tokenizer: ExhirdTokenizer
+) -> list[list[str]]:
+    """Drops absent phrases without a single word of the vocabulary or the source."""
+    to_id, source = tokenizer.backend_tokenizer.token_to_id, set(source_words)
+    return [list(phrase) for phrase in absent if any(to_id(word) is not None or word in source for word in phrase)]
+
+
+def make_labels(
+    present: Sequence[Sequence[str]],
+    absent: Sequence[Sequence[str]],
+    source: EncodedSource,
+    tokenizer: ExhirdTokenizer,
+    *,
+    max_phrases: int | None = None,
+) -> list[list[int]]:
+    """Labels as extended ids: one row `[<p_start> or <a_start>, words, ;]` per phrase, and `[</s>]`.
+
+    A word that neither the vocabulary nor the source has is `<unk>`. Phrases beyond `max_phrases` are dropped.
+    """
+    size, unknown = len(tokenizer), tokenizer.unk_token_id
+    source_ids = {word: size + k for k, word in enumerate(source.oov_words)}
+    end, rows = tokenizer.end_phrase_token_id, []
+    for start, phrases in ((tokenizer.present_token_id, present), (tokenizer.absent_token_id, absent)):
+        for phrase in phrases:
+            ids = ((word, tokenizer.backend_tokenizer.token_to_id(word)) for word in phrase)
+            rows.append([start, *(source_ids.get(word, unknown) if i is None else i for word, i in ids), end])
+    return [*rows[:max_phrases], [tokenizer.eos_token_id]]
+
+
+class EncodeLimits(NamedTuple):
+    """Limits of `tokenize_documents`, see there."""
+
+    max_source_length: int | None = 400
+    max_target_length: int | None = 80
+    on_long: str = "drop"
+    max_words: int | None = 6
+    max_phrases: int | None = None
+
+
+def tokenize_documents(
+    batch: Mapping[str, Sequence],
+    tokenizer: ExhirdTokenizer,
+    *,
+    text_column: str = "text",
+    title_column: str | None = "title",
+    keyphrases_column: str | None = "keyphrases",
+    max_source_length: int | None = 400,
+    max_target_length: int | None = 80,
+    on_long: str = "drop",
+    max_words: int | None = 6,
+    max_phrases: int | None = None,
+) -> dict[str, list]:
+    """Documents -> rows for training, for `datasets.Dataset.map`.
+
+    Documents whose text has no words, and those without a keyphrase that could be learnt, are dropped. A warning gives
+    the numbers of dropped documents and keyphrases.
+
+    ```python
+    >>> options = {"fn_kwargs": {"tokenizer": tokenizer}, "remove_columns": dataset.column_names}
+    >>> dataset.map(tokenize_documents, batched=True, **options)
+    ```
+
+    Args:
+        batch: columns of texts, of lists of keyphrases (or strings with `;` between keyphrases) and, optionally, of
+            titles. A text may also be a list of words.
+        tokenizer: the model's.
+        text_column, title_column: names of the columns; a missing column "title" is ignored.
+        keyphrases_column: `None` for documents without keyphrases, whose rows have no labels.
+        max_source_length: words of title and text, `<eot>` included. `None` for no limit.
+        max_target_length: words of all keyphrases, including each one's start and `;`. `None` for no limit.
+        on_long: what happens to longer documents. `"drop"` leaves them out, `"truncate"` cuts the end of the source
+            and the last whole phrases, `"window"` keeps them whole (a pretrained encoder reads them in overlapping
+            windows, as it does in generation), `"error"` raises.
+        max_words: words of a keyphrase; longer ones are dropped. `None` for no limit.
+        max_phrases: phrases of a document, present ones first. `None` for no limit.
+
+    Returns:
+        `input_ids`, `copy_ids`, `labels` (a document's rows) and, if the tokenizer has a sub-word tokenizer, the output
+        of `encode_subwords`.
+
+    Raises:
+        ValueError: for a missing column, an unknown `on_long`, or with `on_long="error"` a document that is too long.
+    """
+    if on_long not in ON_LONG:
+        raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
+    if title_column == "title" and "title" not in batch:
+        title_column = None
+    for column in filter(None, (text_column, keyphrases_column, title_column)):
+        if column not in batch:
+            raise ValueError(
+                f"The column {column!r} is missing; the columns are {', '.join(map(repr, batch))}. "
+                "Name yours with text_column=, keyphrases_column= and title_column=."
+            )
+    limits = EncodeLimits(max_source_length, max_target_length, on_long, max_words, max_phrases)
+    counts: Counter[str] = Counter()
+    rows = []
+    for index, text in enumerate(batch[text_column]):
+        title = batch[title_column][index] if title_column else None
+        keyphrases = (batch[keyphrases_column][index] or ()) if keyphrases_column else None
+        rows.append(tokenize_document(join_words(text), join_words(title), keyphrases, tokenizer, limits, counts))
+    log_counts(counts, limits)
+    names = ["input_ids", "copy_ids", *(["labels"] if keyphrases_column else [])]
+    names += [] if tokenizer.subword_tokenizer is None else SUBWORD_COLUMNS
+    return {name: [row[name] for row in rows if row is not None] for name in names}
+
+
+def join_words(text: str | Sequence[str] | None) -> str:
+    """A text, or its words joined by spaces."""
+    return text if isinstance(text, str) else " ".join(text or ())
+
+
+def tokenize_document(
+    text: str, title: str, keyphrases: Sequence[str] | str | None, tokenizer, limits: EncodeLimits, counts: Counter
+) -> dict | None:
+    """The row of one document, or `None` if it is dropped; `counts` gets the reason."""
+    counts["documents"] += 1
+    source = tokenizer.encode_source(text, title)
+    if not has_words(word for word, at in zip(source.words, source.offsets, strict=True) if at and at[0] == "text"):
+        counts["wordless"] += 1
+        return None
+    length, max_source, max_target = len(source.words), limits.max_source_length, limits.max_target_length
+    long = max_source is not None and length > max_source
+    if long and limits.on_long == "truncate":
+        source = truncate_source(source, max_source, len(tokenizer))
+    row, target = {"input_ids": source.input_ids, "copy_ids": source.copy_ids}, 0
+    if keyphrases is not None:
+        labels = row["labels"] = document_labels(keyphrases, source, tokenizer, limits, counts)
+        target = sum(map(len, labels[:-1]))
+        while limits.on_long == "truncate" and max_target is not None and sum(map(len, labels[:-1])) > max_target:
+            del labels[-2]
+        if len(labels) == 1:
+            counts["unlabelled"] += 1
+            return None
+    if long or (max_target is not None and target > max_target):
+        counts["long"] += 1
+        if limits.on_long == "error":
+            raise ValueError(
+                f"Document {counts['documents'] - 1} of the batch has {length:,} words and {target:,} target words, but "
+                f"max_source_length={max_source}, max_target_length={max_target}. Raise them, or pass "
+                "on_long='truncate' or 'drop'."
+            )
+        if limits.on_long == "drop":
+            return None
+    if tokenizer.subword_tokenizer is None:
+        return row
+    return row | tokenizer.encode_subwords(text, title, source=source)
+
+
+def document_labels(
+    keyphrases, source: EncodedSource, tokenizer, limits: EncodeLimits, counts: Counter
+) -> list[list[int]]:
+    """A document's rows of labels, not yet limited in their total length; dropped long phrases are counted."""
+    cleaned = clean_keyphrases(keyphrases, tokenizer, None)
+    phrases = [phrase for phrase in cleaned if limits.max_words is None or len(phrase) <= limits.max_words]
+    counts["phrases"] += len(cleaned)
+    counts["long_phrases"] += len(cleaned) - len(phrases)
+    present, absent = split_present_absent(source.words, phrases)
+    absent = drop_unlearnable(absent, source.words, tokenizer)
+    return make_labels(present, absent, source, tokenizer, max_phrases=limits.max_phrases)
+
+
+def truncate_source(source: EncodedSource, length: int, vocab_size: int) -> EncodedSource:
+    """The first words of a source."""
+    words, ids, copies, oov_words, offsets = source
+    num_oov = max((i - vocab_size + 1 for i in copies[:length]), default=0)
+    return EncodedSource(words[:length], ids[:length], copies[:length], oov_words[: max(num_oov, 0)], offsets[:length])
+
+
+def log_counts(counts: Counter, limits: EncodeLimits):
+    """Warns of dropped and truncated documents and phrases."""
+    lengths = ((limits.max_source_length, "words"), (limits.max_target_length, "target words"))
+    longest = " or ".join(f"{limit:,} {unit}" for limit, unit in lengths if limit is not None)
+    action = "truncated" if limits.on_long == "truncate" else "dropped"
+    for reason, description, total, verb in (
+        ("wordless", "documents have no words in their text", "documents", "dropped"),
+        ("long_phrases", f"keyphrases have more than {limits.max_words} words", "phrases", "dropped"),
+        ("unlabelled", "documents have no keyphrase that could be learnt", "documents", "dropped"),
+        ("long", f"documents are longer than {longest}", "documents", action),
+    ):
+        if counts[reason] and not (reason == "long" and limits.on_long == "window"):
+            logger.warning(f"{counts[reason]:,} of {counts[total]:,} {description} and were {verb}.")
+
+
+class DataCollatorForKeyphraseGeneration:
+    """Rows of `tokenize_documents` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, T), padded with -100.
+
+    The label rows of a document are concatenated, in the layout that `generate` returns.
+
+    Rows of a tokenizer with a sub-word tokenizer also give `subword_ids`, `subword_mask`, `subword_word_ids` (B, N, S).
+    Sources are padded on the tokenizer's padding side, and `subword_word_ids` then count from the start of the padded
+    row; sub-words on the sub-word tokenizer's side, labels on the right. Rows without labels make batches without
+    labels. All other columns are ignored.
 
     Args:
         tokenizer: the model's.
         pad_to_multiple_of: pads sources and sub-words to a multiple of it.
 
     Raises:
-        ValueError: for a row that `encode` has not made, or that is empty.
+        ValueError: for an empty row, and for one without `input_ids` and `copy_ids`.
     """
 
-    def __init__(self, tokenizer: ExHirdTokenizer, pad_to_multiple_of: int | None = None):
+    def __init__(self, tokenizer: ExhirdTokenizer, pad_to_multiple_of: int | None = None):
         self.tokenizer, self.pad_to_multiple_of = tokenizer, pad_to_multiple_of
 
     def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
-        for place, row in enumerate(rows):
+        """Rows -> a padded batch."""
+        for index, row in enumerate(rows):
             if row.get("input_ids") is None or row.get("copy_ids") is None:
                 raise ValueError(
-                    f"Row {place} of the batch has no input_ids and copy_ids; it has {', '.join(map(repr, row))}. "
-                    "Make rows with encode, or with tokenizer.read_source."
+                    f"Row {index} of the batch has no input_ids and copy_ids; it has {', '.join(map(repr, row))}. "
+                    "Make rows with tokenize_documents, or with tokenizer.encode_source."
                 )
             if not len(row["input_ids"]):
-                raise ValueError(f"Row {place} of the batch has no words. Leave out empty rows.")
-        side, pad = self.tokenizer.padding_side, self.tokenizer.pad_token_id
+                raise ValueError(f"Row {index} of the batch has no words. Leave out empty rows.")
+        side, pad_id = self.tokenizer.padding_side, self.tokenizer.pad_token_id
         sources = [row["input_ids"] for row in rows]
         batch = {
-            "input_ids": self.padded(sources, pad, side),
-            "attention_mask": self.padded([[1] * len(source) for source in sources], 0, side),
-            "copy_ids": self.padded([row["copy_ids"] for row in rows], pad, side),
+            "input_ids": self.pad(sources, pad_id, side),
+            "attention_mask": self.pad([[1] * len(source) for source in sources], 0, side),
+            "copy_ids": self.pad([row["copy_ids"] for row in rows], pad_id, side),
         }
         if all(row.get("labels") is not None for row in rows):
-            targets = [torch.cat([numbers(row) for row in target["labels"]]) for target in rows]
+            targets = [torch.cat([to_tensor(phrase) for phrase in row["labels"]]) for row in rows]
             batch["labels"] = pad_sequence(targets, batch_first=True, padding_value=-100)
-        if all(row.get("piece_ids") is not None for row in rows):
-            batch |= self.padded_pieces(rows, batch["attention_mask"])
+        if all(row.get("subword_ids") is not None for row in rows):
+            batch |= self.pad_subwords(rows, batch["attention_mask"])
         return batch
 
-    def padded(self, values: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
+    def pad(self, rows: Sequence[Sequence[int]], value: int, side: str) -> torch.Tensor:
         """Rows of numbers -> (B, L)."""
-        length = max(map(len, values))
+        length = max(map(len, rows))
         length += -length % (self.pad_to_multiple_of or 1)
-        table = torch.full((len(values), length), fill)
-        for own, row in zip(values, table, strict=True):
-            (row[: len(own)] if side == "right" else row[length - len(own) :])[:] = numbers(own)
-        return table
+        padded = torch.full((len(rows), length), value)
+        for row, out in zip(rows, padded, strict=True):
+            (out[: len(row)] if side == "right" else out[length - len(row) :])[:] = to_tensor(row)
+        return padded
 
-    def padded_windows(self, values: Sequence[Sequence[Sequence[int]]], fill: int, side: str) -> torch.Tensor:
-        """Each document's windows -> (B, N, S); a window that a document lacks is all padding."""
-        count = max(map(len, values))
-        windows = [window for own in values for window in [*own, *([[]] * (count - len(own)))]]
-        return self.padded(windows, fill, side).unflatten(0, (len(values), count))
+    def pad_windows(self, documents: Sequence[Sequence[Sequence[int]]], value: int, side: str) -> torch.Tensor:
+        """The windows of each document -> (B, N, S); missing windows are all padding."""
+        count = max(map(len, documents))
+        windows = [window for document in documents for window in [*document, *([[]] * (count - len(document)))]]
+        return self.pad(windows, value, side).unflatten(0, (len(documents), count))
 
-    def padded_pieces(self, rows: Sequence[Mapping], mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        pieces = self.tokenizer.pieces
-        side = "right" if pieces is None else pieces.padding_side
-        pad = None if pieces is None else pieces.pad_token_id
-        words = self.padded_windows([row["piece_words"] for row in rows], -1, side)
-        before = mask.argmax(1)[:, None, None]  # padding on the left
+    def pad_subwords(self, rows: Sequence[Mapping], mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The three sub-word tensors of a batch."""
+        subword_tokenizer = self.tokenizer.subword_tokenizer
+        side = "right" if subword_tokenizer is None else subword_tokenizer.padding_side
+        pad_id = None if subword_tokenizer is None else subword_tokenizer.pad_token_id
+        word_ids = self.pad_windows([row["subword_word_ids"] for row in rows], -1, side)
+        left_padding = mask.argmax(1)[:, None, None]
         return {
-            "piece_ids": self.padded_windows([row["piece_ids"] for row in rows], 0 if pad is None else pad, side),
-            "piece_mask": self.padded_windows([row["piece_mask"] for row in rows], 0, side),
-            "piece_words": torch.where(words < 0, words, words + before),
+            "subword_ids": self.pad_windows([row["subword_ids"] for row in rows], pad_id or 0, side),
+            "subword_mask": self.pad_windows([row["subword_mask"] for row in rows], 0, side),
+            "subword_word_ids": torch.where(word_ids < 0, word_ids, word_ids + left_padding),
         }
 
 
-def numbers(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Of a data set in any format; its arrays may not be written to, so that they are copied."""
+def to_tensor(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Numbers of a dataset in any format; arrays are copied, because those of a dataset may be read-only."""
     return values if torch.is_tensor(values) else torch.from_numpy(np.array(values, dtype=np.int64))

@@ -1,44 +1,194 @@
-"""ExHiRD: keyphrases generated one by one, present and absent, none of which repeats another's beginning.
+"""ExHiRD: an encoder and a hierarchical decoder that generates present and absent keyphrases without repeats.
 
-Letters: B documents, L words of the longest one, N windows of S sub-words, I phrases, J steps within a phrase, V words of the vocabulary,
-d hidden size.
+Letters: B documents, L words of the longest one, N windows of S sub-words, I phrases, J steps within a phrase, T tokens of a flat
+target, V words of the vocabulary, O out-of-vocabulary words of the batch's documents, d hidden size, A heads.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
-from transformers.utils import can_return_tuple
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
 
-from .backbone_exhird import build_encoder, split_options
-from .base_exhird import ExHirdPreTrainedModel
-from .configuration_exhird import ExHirdConfig
-from .decoder_exhird import DecoderState, HierarchicalDecoder, Memory
-from .encoders_exhird import ENCODERS, PhraseStart, PieceEncoder
-from .generating_exhird import Limits, PhraseGenerationMixin, generate_rows
-from .keyphrases_exhird import write_keyphrases
-from .outputs_exhird import ExHirdEncoderOutput, ExHirdOutput, GeneratedRows
-from .words_exhird import TINY, WordMixture, exclusive_pairs, label_rows
+from .attention_exhird import SparseRelativeAttention
+from .backbone_exhird import BackboneMixin, build_encoder, find_lora_targets, split_options
+from .card import Use, warn_if_unsaved
+from .configuration_exhird import ExhirdConfig
+from .decoder_exhird import (
+    EPS,
+    CopyGenerator,
+    DecoderState,
+    EncoderMemory,
+    HierarchicalDecoder,
+    labels_by_phrase,
+    score_labels,
+)
+from .encoders_exhird import ENCODER_CLASSES, DecoderInit, PretrainedWordEncoder
+from .generation_exhird import PhraseGenerationMixin
+from .saving_exhird import CompleteCheckpointMixin
 
 
-class ExHirdEncoder(ExHirdPreTrainedModel):
-    """Reads a document's words: the memory that the decoder attends to, and the state that it starts from."""
+@dataclass
+class ExhirdEncoderOutput(ModelOutput):
+    """
+    Args:
+        last_hidden_state (`(B, L, d)`): word states m, 0 at padding.
+        hidden_states (tuple of `(B, L, d)`, with `output_hidden_states=True`): the input of the first layer and the output of
+            each layer; the last is `last_hidden_state`. A recurrent encoder counts as one layer, since PyTorch computes its
+            layers in one call. States of a pretrained encoder are averaged over words, followed by `last_hidden_state`.
+        attentions (tuple, with `output_attentions=True`): `(B, A, L, L)` for each layer of a Transformer; those of a pretrained
+            encoder are `(windows, A, S, S)`; empty for encoders without self-attention.
+        decoder_initial_state (`(B, d)`): h_0 of the phrase decoder.
+    """
 
-    def __init__(self, config: ExHirdConfig):
+    last_hidden_state: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    decoder_initial_state: torch.FloatTensor | None = None
+
+
+@dataclass
+class ExhirdSeq2SeqLMOutput(ModelOutput):
+    """transformers' `Seq2SeqLMOutput` with the parts of the loss. With labels `(B, I, J)`, T is I, J.
+
+    Args:
+        loss (`()`): the sum over words divided by the number of documents; in eval mode the generation loss alone.
+        logits (`(B, T, V + O)`): log P of each next word, out-of-vocabulary words included; 0 where there is no label. In
+            training with labels only with `output_logits=True`. After the last word allowed, and after padding, `;` has P = 1.
+        log_probs (`(B, T)`): log-probability of each label given the preceding ones; 0 where there is no label.
+        generation_loss (`()`): negative log-likelihood per document.
+        exclusive_loss (`()`): exclusive loss per document, without its coefficient.
+        past_key_values (`DecoderState`): the state for the next step, without labels.
+        decoder_hidden_states (tuple of one `(B, T, d)`, with `output_hidden_states=True`): the attentional vectors a.
+        decoder_attentions: `None`, the decoder is recurrent.
+        cross_attentions (tuple of one `(B, 1, T, L)`, with `output_attentions=True`): alpha.
+        encoder_last_hidden_state, encoder_hidden_states, encoder_attentions: see `ExhirdEncoderOutput`.
+    """
+
+    loss: torch.FloatTensor | None = None
+    logits: torch.FloatTensor | None = None
+    log_probs: torch.FloatTensor | None = None
+    generation_loss: torch.FloatTensor | None = None
+    exclusive_loss: torch.FloatTensor | None = None
+    past_key_values: DecoderState | None = None
+    decoder_hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    decoder_attentions: tuple[torch.FloatTensor, ...] | None = None
+    cross_attentions: tuple[torch.FloatTensor, ...] | None = None
+    encoder_last_hidden_state: torch.FloatTensor | None = None
+    encoder_hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    encoder_attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+    """Initialisation, saving and loading of keyphrase generators."""
+
+    card_family = "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)"
+    config_class = ExhirdConfig
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    accepts_loss_kwargs = False  # the loss is a mean over documents: the Trainer divides it by accumulated batches
+
+    def _init_weights(self, module):
+        """All weights, biases included, from U(-r, r); LayerNorms with weight 1 and bias 0, unless `init_layer_norm`."""
+        if isinstance(module, nn.LayerNorm) and not self.config.init_layer_norm:
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+            return
+        if isinstance(module, nn.Module) and (
+            list(module.children()) == [] or isinstance(module, (SparseRelativeAttention, PretrainedWordEncoder))
+        ):
+            for weight in module.parameters(recurse=False):
+                init.uniform_(weight, -self.config.initializer_range, self.config.initializer_range)
+
+    def initialize_weights(self):
+        """As in transformers; also freezes a frozen backbone, whose parameters loading has created as trainable."""
+        super().initialize_weights()
+        if self.config.encoder_type == "pretrained" and self.config.freeze_backbone:
+            self.base_model.reader.backbone.requires_grad_(False)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs):
+        """Returns the embeddings. The vocabulary has a fixed size: ids beyond it are out-of-vocabulary words to copy.
+
+        Raises:
+            ValueError: for another size.
+        """
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"The vocabulary of {self.config.vocab_size:,} words cannot be resized to {new_num_tokens:,}: ids beyond "
+                "it are words to copy. Out-of-vocabulary words are copied from the source; for another vocabulary make a "
+                "tokenizer with ExhirdTokenizer.from_texts, and train a model for it."
+            )
+        return self.get_input_embeddings()
+
+    def lora_config(self, **overrides):
+        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and value
+        projections; all other modules are trained and saved.
+
+        Args:
+            overrides: fields of `LoraConfig` that replace these.
+
+        Warns:
+            UserWarning: for a model that has not been saved, since the adapter could not be opened again.
+
+        Raises:
+            ImportError: without peft.
+            ValueError: without a trainable pretrained encoder, and for an encoder whose query and value projections have
+                unknown names; then pass `target_modules`.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
+        config = self.config
+        if config.encoder_type != "pretrained" or config.freeze_backbone:
+            pretrained = config.encoder_type == "pretrained"
+            setting = "freeze_backbone=True" if pretrained else f"encoder_type={config.encoder_type!r}"
+            raise ValueError(
+                f"LoRA needs a trainable pretrained encoder, but this model has {setting}. Train all its weights, or build "
+                "it with ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
+            )
+        reader = self.base_model.reader
+        whole = ["encoder.embeddings", "reader.project", "reader.nothing", "encoder.start", "decoder", "mixture"]
+        if not any(True for _ in self.base_model.start.parameters()):
+            whole.remove("encoder.start")
+        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
+        if "target_modules" not in overrides:
+            options["target_modules"] = find_lora_targets(reader.backbone)
+        warn_if_unsaved(self)
+        return LoraConfig(**{**options, **overrides})
+
+    def output_flags(self, output_attentions: bool | None, output_hidden_states: bool | None) -> dict[str, bool]:
+        """Both flags, with `None` replaced by the configuration's."""
+        config = self.config
+        flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        return {name: getattr(config, name) if value is None else value for name, value in flags.items()}
+
+
+class ExhirdEncoder(ExhirdPreTrainedModel):
+    """Encodes the words of a document: states for the decoder's attention, and the decoder's initial state."""
+
+    def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
         if config.encoder_type == "pretrained":
-            self.reader = PieceEncoder(config, build_encoder(config.text_config))
+            self.reader = PretrainedWordEncoder(config, build_encoder(config.text_config))
         else:
-            self.reader = ENCODERS[config.encoder_type](config)
-        self.start = PhraseStart(config)
+            self.reader = ENCODER_CLASSES[config.encoder_type](config)
+        self.start = DecoderInit(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """The word embeddings, which the decoder shares."""
         return self.embeddings
 
     def set_input_embeddings(self, value: nn.Module):
+        """Replaces the word embeddings."""
         self.embeddings = value
 
     @can_return_tuple
@@ -46,70 +196,71 @@ class ExHirdEncoder(ExHirdPreTrainedModel):
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        piece_ids: torch.Tensor | None = None,
-        piece_mask: torch.Tensor | None = None,
-        piece_words: torch.Tensor | None = None,
+        subword_ids: torch.Tensor | None = None,
+        subword_mask: torch.Tensor | None = None,
+        subword_word_ids: torch.Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs,
-    ) -> ExHirdEncoderOutput:
+    ) -> ExhirdEncoderOutput:
         """
         Args:
-            input_ids, attention_mask (`(B, L)`): words as `ExHirdTokenizer` gives them.
-            piece_ids, piece_mask, piece_words (`(B, N, S)`): for a pretrained encoder its sub-words, and the word that each
-                belongs to, -1 for none.
-            output_attentions, output_hidden_states: see `ExHirdEncoderOutput`; by default the configuration's. Attentions
+            input_ids, attention_mask (`(B, L)`): words, from `ExhirdTokenizer`.
+            subword_ids, subword_mask, subword_word_ids (`(B, N, S)`): for a pretrained encoder its sub-words, and the index of
+                each one's word, -1 for none.
+            output_attentions, output_hidden_states: see `ExhirdEncoderOutput`; by default the configuration's. Attentions
                 of a Transformer need memory for all pairs of words.
 
         Raises:
-            ValueError: without sub-words where they are needed.
+            ValueError: if a pretrained encoder gets no sub-words.
         """
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
         if self.config.encoder_type == "pretrained":
-            if piece_ids is None or piece_words is None:
+            if subword_ids is None or subword_word_ids is None:
+                missing = "subword_ids" if subword_ids is None else "subword_word_ids"
                 raise ValueError(
-                    "The encoder reads sub-words, and there are none. Give the tokenizer the encoder's own with "
-                    "tokenizer.with_pieces(AutoTokenizer.from_pretrained(...)), and pass piece_ids, piece_mask, piece_words."
+                    f"{missing}=None, but the encoder reads sub-words. Add the encoder's tokenizer with tokenizer."
+                    "with_subword_tokenizer(AutoTokenizer.from_pretrained(...)), and pass subword_ids, subword_mask, "
+                    "subword_word_ids."
                 )
-            given = (mask, piece_ids, piece_mask, piece_words)
+            inputs = (mask, subword_ids, subword_mask, subword_word_ids)
         else:
-            given = (self.embeddings(input_ids), mask)
-        read = self.reader(
-            *given,
-            output_attentions=self.config.output_attentions if output_attentions is None else output_attentions,
-            output_hidden_states=(
-                self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-            ),
-        )
-        return ExHirdEncoderOutput(
-            last_hidden_state=read.memory,
-            hidden_states=read.hidden_states,
-            attentions=read.attentions,
-            phrase_start=self.start(read.memory, mask, read.last),
+            inputs = (self.embeddings(input_ids), mask)
+        encoded = self.reader(*inputs, **self.output_flags(output_attentions, output_hidden_states))
+        return ExhirdEncoderOutput(
+            last_hidden_state=encoded.states,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+            decoder_initial_state=self.start(encoded.states, mask, encoded.final_state),
         )
 
 
-class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin):
+class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin):
     """Generates keyphrases, present ones first, then absent ones (Chen et al. 2020; sparse, relative attention: Xu et al. 2021)
 
     Example:
 
     ```python
-    >>> from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer
-    >>> tokenizer = ExHirdTokenizer.from_texts(texts)
-    >>> model = ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer))  # random weights: train it
-    >>> model.generate_keyphrases(["A text. ..."], tokenizer)  # [[{"keyphrase", "present", "score", "start", "end"}, ...]]
-    >>> model.generate(**ExHirdCollator(tokenizer)(rows), num_beams=4)  # ids, as of any sequence-to-sequence model
+    >>> from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, ExhirdTokenizer
+    >>> tokenizer = ExhirdTokenizer.from_texts(texts)
+    >>> model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer))  # random weights: train it
+    >>> generate = pipeline("keyphrase-generation", model=model, tokenizer=tokenizer)
+    >>> generate(["A text. ..."])  # [[{"keyphrase", "present", "score", "start", "end"}, ...]]
+    >>> model.generate(**DataCollatorForKeyphraseGeneration(tokenizer)(rows), num_beams=4)  # ids, as of any seq2seq model
     ```
     """  # fmt: skip
 
+    card_use = Use(
+        "Generates keyphrases, including those that do not occur in the text", "text-generation", "modeling_exhird",
+        "keyphrase-generation", 'run({"title": "Graph cuts", "text": "They segment images."})',
+    )  # fmt: skip
     backbone_path = "encoder.reader.backbone"
 
-    def __init__(self, config: ExHirdConfig):
+    def __init__(self, config: ExhirdConfig):
         super().__init__(config)
-        self.encoder = ExHirdEncoder(config)
+        self.encoder = ExhirdEncoder(config)
         self.decoder = HierarchicalDecoder(config.word_size, config.hidden_size)
-        self.mixture = WordMixture(config.hidden_size, config.vocab_size, config.pad_token_id)
+        self.mixture = CopyGenerator(config.hidden_size, config.vocab_size, config.pad_token_id)
         self.set_generation_defaults()
         self.post_init()
 
@@ -123,62 +274,63 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         attention_dropout: float | None = None,
         **options,
     ):
-        """The same decoder over any pretrained encoder: a warm start, which the papers do not have.
+        """The same decoder on a pretrained encoder: a warm start, which is not in the papers.
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
-            tokenizer: an `ExHirdTokenizer` with `pieces`, the encoder's own tokenizer.
+            tokenizer: an `ExhirdTokenizer` with the encoder's tokenizer as its `subword_tokenizer`.
             dtype: of all weights, "auto" for the checkpoint's.
-            attention_dropout (`float`, *optional*): in place of the encoder's own. 0 is faster on a CPU, whose fused
-                attention does not support dropout.
-            options: fields of `ExHirdConfig`, and what `from_pretrained` takes to find and load weights (`revision`,
-                `token`, `device_map`, `quantization_config`, `variant`, ...).
+            attention_dropout (`float`, *optional*): replaces the encoder's own. 0 is faster on CPU, where fused attention
+                does not support dropout.
+            options: fields of `ExhirdConfig`, and arguments of `from_pretrained` (`revision`, `token`, `device_map`,
+                `quantization_config`, `variant`, ...).
 
         Raises:
-            OSError: when there is no such encoder.
+            OSError: if the encoder cannot be opened.
             ValueError: for an unknown option, or a value out of range.
         """
-        options, load_kwargs = split_options(options, {field.name for field in fields(ExHirdConfig)})
+        options, load_kwargs = split_options(options, {field.name for field in fields(ExhirdConfig)})
         if options.setdefault("encoder_type", "pretrained") != "pretrained" or "text_config" in options:
             raise ValueError(
                 "encoder_type and text_config cannot be set in from_backbone(). Build models with other encoders from "
-                "ExHirdConfig.for_tokenizer(tokenizer, encoder_type=...)."
+                "ExhirdConfig.from_tokenizer(tokenizer, encoder_type=...)."
             )
 
         def make_config(encoder):
-            return ExHirdConfig.for_tokenizer(tokenizer, text_config=encoder, **options)
+            return ExhirdConfig.from_tokenizer(tokenizer, text_config=encoder, **options)
 
         return cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
+        """The pipeline of each task, for `CompleteCheckpointMixin`."""
         from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 
         return {"keyphrase-generation": KeyphraseGenerationPipeline}
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Extended ids -> embeddings; what the vocabulary lacks is `<unk>`."""
+        """Extended ids -> embeddings, that of `<unk>` for out-of-vocabulary words."""
         return self.encoder.embeddings(ids.masked_fill(ids >= self.config.vocab_size, self.config.unk_token_id))
 
-    def read_words(self, ids: torch.Tensor) -> torch.Tensor:
+    def word_gates(self, ids: torch.Tensor) -> torch.Tensor:
         """Extended ids -> the words' part of the decoder's gates."""
         return self.decoder.word_input(self.embed(ids))
 
-    def memory_of(self, encoded, input_ids, attention_mask, copy_ids) -> Memory:
-        """What the decoder reads."""
+    def make_memory(self, encoded, input_ids, attention_mask, copy_ids) -> EncoderMemory:
+        """The input of the decoder's attention and copying."""
         states, words = encoded.last_hidden_state, input_ids if copy_ids is None else copy_ids
         if attention_mask is None:
             attention_mask = torch.ones_like(words)
-        # half of the smallest number: a score may be added, and a document without words is no nan
+        # half of the minimum: scores may be added to it, and a document without words gives no nan
         bias = states.new_zeros(attention_mask.shape).masked_fill(
             attention_mask == 0, torch.finfo(states.dtype).min / 2
         )
-        return Memory(states, bias, words)
+        return EncoderMemory(states, bias, words)
 
-    def memorise(self, input_ids, attention_mask, copy_ids, **pieces) -> tuple[Memory, torch.Tensor]:
-        """-> what the decoder reads, and h_0."""
-        encoded = self.encoder(input_ids, attention_mask, **pieces, return_dict=True)
-        return self.memory_of(encoded, input_ids, attention_mask, copy_ids), encoded.phrase_start
+    def encode(self, input_ids, attention_mask, copy_ids, **subwords) -> tuple[EncoderMemory, torch.Tensor]:
+        """Documents -> the memory of the decoder, and h_0."""
+        encoded = self.encoder(input_ids, attention_mask, **subwords, return_dict=True)
+        return self.make_memory(encoded, input_ids, attention_mask, copy_ids), encoded.decoder_initial_state
 
     @can_return_tuple
     def forward(
@@ -187,68 +339,61 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         attention_mask: torch.Tensor | None = None,
         copy_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        piece_ids: torch.Tensor | None = None,
-        piece_mask: torch.Tensor | None = None,
-        piece_words: torch.Tensor | None = None,
+        subword_ids: torch.Tensor | None = None,
+        subword_mask: torch.Tensor | None = None,
+        subword_word_ids: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
-        encoder_outputs: ExHirdEncoderOutput | None = None,
+        encoder_outputs: ExhirdEncoderOutput | None = None,
         past_key_values: DecoderState | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         output_logits: bool | None = None,
         logits_to_keep: int = 0,
-        max_phrase_length: int | None = None,
-    ) -> ExHirdOutput:
+        max_tokens_per_phrase: int | None = None,
+    ) -> ExhirdSeq2SeqLMOutput:
         """
         Args:
-            input_ids, attention_mask (`(B, L)`): a document's words.
-            copy_ids (`(B, L)`): the same as extended ids, which tell words apart that the vocabulary lacks.
-            labels (`(B, T)`): each phrase's start, words and `;`, one phrase after the other, and `</s>`, as extended ids;
-                -100 elsewhere. Or a row for each phrase, `(B, I, J)`.
-            piece_ids, piece_mask, piece_words (`(B, N, S)`): as in `ExHirdEncoder.forward`.
-            decoder_input_ids (`(B, T)`): `<s>`, and what follows as in flat labels; by default, without labels, `<s>` alone.
-                Padding is passed over. They are read one after the other: to train, pass labels.
-            encoder_outputs: of `model.encoder`, in place of `input_ids` and sub-words; needs `copy_ids` too.
-            past_key_values: of the call before, which has read all but these `decoder_input_ids`.
-            use_cache (default `True`): whether `past_key_values` are wanted, where there are no labels.
-            output_attentions, output_hidden_states: see `ExHirdOutput`; by default the configuration's.
-            output_logits: whether logits are wanted where there are labels; by default in eval mode, since training
-                needs none, and they take more memory than all else.
-            logits_to_keep: how many of the last positions get logits, where there are no labels; 0 for all.
-            max_phrase_length: J, after which a phrase ends whatever its words are. Generation passes it on.
+            input_ids, attention_mask (`(B, L)`): words of documents.
+            copy_ids (`(B, L)`): the same as extended ids, in which out-of-vocabulary words differ from each other.
+            labels (`(B, T)`): the start, words and `;` of each phrase, and `</s>`, as extended ids, padded with -100. Or one
+                row per phrase, `(B, I, J)`.
+            subword_ids, subword_mask, subword_word_ids (`(B, N, S)`): as in `ExhirdEncoder.forward`.
+            decoder_input_ids (`(B, T)`): `<s>`, followed by tokens as in flat labels; without labels, the default is `<s>`.
+                Padding is skipped. They are processed sequentially; for training pass labels.
+            encoder_outputs: of `model.encoder`, instead of `input_ids` and sub-words; requires `copy_ids`.
+            past_key_values: of the previous call, which has processed all but these `decoder_input_ids`.
+            use_cache (default `True`): whether to return `past_key_values`, without labels.
+            output_attentions, output_hidden_states: see `ExhirdSeq2SeqLMOutput`; by default the configuration's.
+            output_logits: whether to return logits with labels; by default in eval mode only, since training does not
+                need them, and they take more memory than everything else.
+            logits_to_keep: number of last positions with logits, without labels; 0 for all.
+            max_tokens_per_phrase: start and words after which a phrase ends in any case; `generate` passes it.
 
         Raises:
-            ValueError: for labels with `decoder_input_ids`, and `encoder_outputs` without words to copy.
+            ValueError: for labels with `decoder_input_ids`, and without `input_ids` or `encoder_outputs` and `copy_ids`.
         """
         config = self.config
         if labels is not None and decoder_input_ids is not None:
-            raise ValueError(
-                "labels and decoder_input_ids are both given. Pass labels: the decoder reads these, shifted."
-            )
+            raise ValueError("labels and decoder_input_ids are both set. Pass labels only; the decoder shifts them.")
         if input_ids is None and (encoder_outputs is None or copy_ids is None):
             raise ValueError("input_ids=None. Pass input_ids, or encoder_outputs with copy_ids.")
-        show = {
-            "output_attentions": config.output_attentions if output_attentions is None else output_attentions,
-            "output_hidden_states": config.output_hidden_states
-            if output_hidden_states is None
-            else output_hidden_states,
-        }
+        flags = self.output_flags(output_attentions, output_hidden_states)
         if encoder_outputs is None:
-            pieces = {"piece_ids": piece_ids, "piece_mask": piece_mask, "piece_words": piece_words}
-            encoder_outputs = self.encoder(input_ids, attention_mask, **pieces, **show, return_dict=True)
+            subwords = {"subword_ids": subword_ids, "subword_mask": subword_mask, "subword_word_ids": subword_word_ids}
+            encoder_outputs = self.encoder(input_ids, attention_mask, **subwords, **flags, return_dict=True)
         elif isinstance(encoder_outputs, tuple):
-            encoder_outputs = ExHirdEncoderOutput(*encoder_outputs)
-        memory = self.memory_of(encoder_outputs, input_ids, attention_mask, copy_ids)
-        start = encoder_outputs.phrase_start
+            encoder_outputs = ExhirdEncoderOutput(*encoder_outputs)
+        memory = self.make_memory(encoder_outputs, input_ids, attention_mask, copy_ids)
+        start = encoder_outputs.decoder_initial_state
         if labels is not None:
-            wanted = not self.training if output_logits is None else output_logits
-            outputs = self._teach(labels, memory, start, max_phrase_length, wanted, **show)
+            output_logits = not self.training if output_logits is None else output_logits
+            outputs = self._forward_labels(labels, memory, start, max_tokens_per_phrase, output_logits, **flags)
         else:
             if decoder_input_ids is None:
                 decoder_input_ids = memory.copy_ids.new_full((len(start), 1), config.decoder_start_token_id)
-            outputs = self._read(
-                decoder_input_ids, memory, start, past_key_values, max_phrase_length, logits_to_keep, **show
+            outputs = self._forward_prefix(
+                decoder_input_ids, memory, start, past_key_values, max_tokens_per_phrase, logits_to_keep, **flags
             )
             if use_cache is False:
                 outputs.past_key_values = None
@@ -257,39 +402,40 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
         outputs.encoder_attentions = encoder_outputs.get("attentions")
         return outputs
 
-    def _teach(self, labels, memory, start, limit, output_logits, output_attentions, output_hidden_states):
-        """All labels at once, each after the right ones before it."""
+    def _forward_labels(
+        self, labels, memory, start, max_tokens, output_logits, output_attentions, output_hidden_states
+    ):
+        """Teacher forcing: all labels at once."""
         config = self.config
-        rows, there = labels, labels != -100
+        rows, valid = labels, labels != -100
         if labels.dim() == 2:
-            rows, there = label_rows(labels, config.end_phrase_token_id, limit)
-        before = torch.cat([rows.new_full((*rows.shape[:2], 1), config.bos_token_id), rows[..., :-1]], 2)
-        embedded = self.embed(before.masked_fill(before == -100, config.pad_token_id))
+            rows, valid = labels_by_phrase(labels, config.end_phrase_token_id, max_tokens)
+        previous = torch.cat([rows.new_full((*rows.shape[:2], 1), config.bos_token_id), rows[..., :-1]], 2)
+        embedded = self.embed(previous.masked_fill(previous == -100, config.pad_token_id))
         ends = (config.end_phrase_token_id, config.eos_token_id)
         a, alpha = self.decoder(embedded, rows, start, memory, ends)
         scored = rows != -100
         a, alpha, document = a[scored], alpha[scored], scored.nonzero(as_tuple=True)[0]
         hidden, cross = None, None
-        if output_hidden_states:  # what is returned is what the loss goes through
-            hidden = a.new_zeros(*labels.shape, a.shape[1]).masked_scatter(there[..., None], a)
-            a = hidden[there]
+        if output_hidden_states:  # the loss is computed from the returned tensor, which is then part of the graph
+            hidden = a.new_zeros(*labels.shape, a.shape[1]).masked_scatter(valid[..., None], a)
+            a = hidden[valid]
         if output_attentions:
-            cross = alpha.new_zeros(*labels.shape, alpha.shape[1]).masked_scatter(there[..., None], alpha).unsqueeze(1)
-            alpha = cross.squeeze(1)[there]
-        logits = None
+            cross = alpha.new_zeros(*labels.shape, alpha.shape[1]).masked_scatter(valid[..., None], alpha).unsqueeze(1)
+            alpha = cross.squeeze(1)[valid]
+        logits, copy_ids = None, memory.copy_ids[document]
         if output_logits:
-            extra = max(memory.extra(config.vocab_size), int(labels.max()) + 1 - config.vocab_size)
-            logits = self.log_probabilities(a, alpha, memory.copy_ids[document], extra)
-        p, exclusive = self._score(a, alpha, memory.copy_ids[document], rows, logits)
-        log_probs = p.new_zeros(labels.shape).masked_scatter(there, p)
+            num_oov = max(memory.num_oov(config.vocab_size), int(labels.max()) + 1 - config.vocab_size)
+            logits = self.mixture.log_probabilities(a, alpha, copy_ids, num_oov)
+        p, exclusive = score_labels(self.mixture, config, a, alpha, copy_ids, rows, logits)
+        log_probs = p.new_zeros(labels.shape).masked_scatter(valid, p)
         if logits is not None:
-            logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put_((there,), logits)
-        documents = len(labels)
-        generation_loss = loss = -log_probs.sum() / documents
-        exclusive_loss = exclusive / documents
+            logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put_((valid,), logits)
+        generation_loss = loss = -log_probs.sum() / len(labels)
+        exclusive_loss = exclusive / len(labels)
         if self.training and config.exclusive_loss_coef:
             loss = loss + config.exclusive_loss_coef * exclusive_loss
-        return ExHirdOutput(
+        return ExhirdSeq2SeqLMOutput(
             loss=loss,
             logits=logits,
             log_probs=log_probs,
@@ -299,141 +445,41 @@ class ExHirdForKeyphraseGeneration(ExHirdPreTrainedModel, PhraseGenerationMixin)
             cross_attentions=None if cross is None else (cross,),
         )
 
-    def _score(self, a, alpha, copy_ids, rows, logits) -> tuple[torch.Tensor, torch.Tensor]:
-        """a (n, d), alpha and copy_ids (n, L) of each label -> its log P (n,), and the exclusive loss's sum.
-
-        L_ex = -sum of log(1 - P_i(y_k)) over phrases i and the first words y_k of the K_L phrases before   (the exclusive loss
-        of ExHiRD-s, the soft exclusion: Chen et al. 2020, Sect. 3.5, "EL" in Fig. 2)
-
-        Args:
-            rows (`(B, I, J)`): the labels.
-            logits (`(n, V + O)`): log P of all words, where they were made.
-        """
-        config, scored = self.config, rows != -100
-        words = rows[scored]
-        numbers = torch.arange(len(words), device=words.device)
-        n = len(words)
-        if config.exclusive_loss_coef and config.exclusive_loss_window:
-            row = torch.zeros_like(rows)
-            row[scored] = numbers  # a step's number among the scored ones
-            of, i, first = exclusive_pairs(rows, config.vocab_size, config.unk_token_id, config.exclusive_loss_window)
-            numbers, words = torch.cat([numbers, row[of, i, 1]]), torch.cat([words, first])
-        if logits is None:
-            p = self.mixture(a, alpha, copy_ids, numbers, words)
-            log_p = (p[:n] + TINY).log()
-        else:
-            p, log_p = logits[numbers, words].exp(), logits[numbers[:n], words[:n]]
-        return log_p, -(1 - p[n:] + TINY).log().sum()
-
-    def log_probabilities(self, a, alpha, copy_ids, extra: int) -> torch.Tensor:
-        """a (n, d), alpha and copy_ids (n, L) -> log P of all words (n, V + extra)."""
-        p = self.mixture.probabilities(a, alpha, copy_ids, extra).add_(TINY)
-        return p.log() if p.requires_grad else p.log_()
-
-    def _read(self, ids, memory, start, state, limit, keep, output_attentions, output_hidden_states):
-        """One column of ids after the other; each hypothesis is at a place of its own."""
+    def _forward_prefix(self, ids, memory, start, state, max_tokens, keep, output_attentions, output_hidden_states):
+        """Processes ids column by column; hypotheses may be at different positions of their phrases."""
         config = self.config
         if state is None:
-            nothing = torch.zeros_like(start)
-            position = ids.new_zeros(len(ids))
-            state = DecoderState(start, nothing, nothing, position, 0, memory.extra(config.vocab_size))
+            zeros, position = torch.zeros_like(start), ids.new_zeros(len(ids))
+            state = DecoderState(start, zeros, zeros, position, 0, memory.num_oov(config.vocab_size))
         vectors, weights, certain = [], [], []
         for token in ids.unbind(1):
             begins = (state.position == 0) | (token == config.end_phrase_token_id)
-            still = token == config.pad_token_id
-            if limit is not None:
-                still = still | ((state.position >= limit) & ~begins)
-            read = self.read_words(token.masked_fill(begins, config.bos_token_id))
-            state, alpha = self.decoder.advance(read, state, memory, begins, still)
+            frozen = token == config.pad_token_id
+            if max_tokens is not None:
+                frozen = frozen | ((state.position >= max_tokens) & ~begins)
+            gates = self.word_gates(token.masked_fill(begins, config.bos_token_id))
+            state, alpha = self.decoder.advance(gates, state, memory, begins, frozen)
             vectors.append(state.vector)
             weights.append(alpha)
-            certain.append(still)
+            certain.append(frozen)
         a, alpha = torch.stack(vectors, 1), torch.stack(weights, 1)[:, None]  # (B, T, d), (B, 1, T, L)
-        known = torch.stack(certain, 1)[:, -keep:]  # after padding, and after the last word allowed
-        document, column = (~known).nonzero(as_tuple=True)
-        given = a[:, -keep:][document, column], alpha[:, 0, -keep:][document, column], memory.copy_ids[document]
-        logits = self.log_probabilities(*given, state.extra)
-        if len(document) < known.numel():
-            full = logits.new_full((*known.shape, logits.shape[1]), math.log(TINY))
-            full[..., config.end_phrase_token_id] = 0
-            logits = full.index_put_((document, column), logits)
-        return ExHirdOutput(
-            logits=logits.view(*known.shape, -1),
+        certain = torch.stack(certain, 1)[:, -keep:]  # `;` follows padding and the last word allowed
+        document, column = (~certain).nonzero(as_tuple=True)
+        inputs = a[:, -keep:][document, column], alpha[:, 0, -keep:][document, column], memory.copy_ids[document]
+        logits = self.mixture.log_probabilities(*inputs, state.num_oov)
+        if len(document) < certain.numel():
+            all_logits = logits.new_full((*certain.shape, logits.shape[1]), math.log(EPS))
+            all_logits[..., config.end_phrase_token_id] = 0
+            logits = all_logits.index_put_((document, column), logits)
+        return ExhirdSeq2SeqLMOutput(
+            logits=logits.view(*certain.shape, -1),
             past_key_values=state,
             decoder_hidden_states=(a,) if output_hidden_states else None,
             cross_attentions=(alpha,) if output_attentions else None,
         )
 
-    @torch.no_grad()
-    def generate_rows(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        copy_ids: torch.Tensor | None = None,
-        piece_ids: torch.Tensor | None = None,
-        piece_mask: torch.Tensor | None = None,
-        piece_words: torch.Tensor | None = None,
-        max_phrases: int | None = None,
-        max_phrase_length: int | None = None,
-        exclusion_window: int | None = None,
-        num_beams: int = 1,
-    ) -> GeneratedRows:
-        """Phrases as rows of extended ids; `generate_keyphrases` gives them as words.
 
-        Args:
-            input_ids to piece_words: as in `forward`.
-            max_phrases, max_phrase_length, exclusion_window: by default the configuration's.
-            num_beams: 1 takes the likeliest word at each step, more keep so many beginnings of each phrase.
+ExhirdEncoder.register_for_auto_class("AutoModel")
+ExhirdForKeyphraseGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
-        Raises:
-            ValueError: for a number out of range.
-        """
-        limits = Limits(self.config, max_phrases, max_phrase_length, exclusion_window, num_beams)
-        pieces = {"piece_ids": piece_ids, "piece_mask": piece_mask, "piece_words": piece_words}
-        memory, start = self.memorise(input_ids, attention_mask, copy_ids, **pieces)
-        return generate_rows(self, memory, start, memory.extra(self.config.vocab_size), limits)
-
-    def generate_keyphrases(
-        self,
-        documents,
-        tokenizer,
-        num_keyphrases: int | None = None,
-        batch_size: int = 8,
-        max_phrases: int | None = None,
-        max_phrase_length: int | None = None,
-        exclusion_window: int | None = None,
-        num_beams: int = 1,
-    ) -> list:
-        """Keyphrases of documents, a document's own whatever else is in the call.
-
-        Args:
-            documents: a text or `{"title", "text"}`, or an iterable of them.
-            tokenizer: the model's.
-            num_keyphrases: the likeliest so many, in the order in which they were generated; by default all.
-            batch_size: documents that are read at once.
-            max_phrases, max_phrase_length, exclusion_window, num_beams: as in `generate_rows`.
-
-        Returns: for each document a list of `{"keyphrase", "present", "score", "start", "end"}`; `score` is the phrase's
-            probability after those before it, the places are those of present phrases. A document without words has none.
-
-        Raises:
-            TypeError: for what is neither a text nor a dictionary with one.
-            ValueError: for a tokenizer of another checkpoint.
-        """
-        return write_keyphrases(
-            self,
-            documents,
-            tokenizer,
-            num_keyphrases=num_keyphrases,
-            batch_size=batch_size,
-            max_phrases=max_phrases,
-            max_phrase_length=max_phrase_length,
-            exclusion_window=exclusion_window,
-            num_beams=num_beams,
-        )
-
-
-ExHirdEncoder.register_for_auto_class("AutoModel")
-ExHirdForKeyphraseGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-
-__all__ = ["ExHirdEncoder", "ExHirdForKeyphraseGeneration", "ExHirdPreTrainedModel"]
+__all__ = ["ExhirdEncoder", "ExhirdForKeyphraseGeneration", "ExhirdPreTrainedModel"]

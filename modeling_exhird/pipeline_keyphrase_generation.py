@@ -1,28 +1,33 @@
-"""`pipeline("keyphrase-generation", model=...)`: texts of any length in, keyphrases out, present and absent."""
+"""`pipeline("keyphrase-generation", model=...)`: documents of any length to present and absent keyphrases."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from transformers import Pipeline
 
-from .keyphrases_exhird import KeyphraseWriter
+from .generation_exhird import KeyphraseGenerator
 
 
 class KeyphraseGenerationPipeline(Pipeline):
-    """Generates the keyphrases of texts.
+    """Generates the keyphrases of documents.
 
     Args:
-        inputs: a text, or `{"title": ..., "text": ...}`; a list of them; any other iterable of them, such as a `datasets`
-            column, which is read as it is asked for.
-        num_keyphrases: the likeliest so many, in the order in which they were generated; by default all.
-        batch_size (`int`, default 8): documents that the model reads at once, sorted by length.
-        max_phrases, max_phrase_length, exclusion_window: by default the model's configuration.
-        num_beams (default 1): hypotheses of each phrase.
+        inputs: a text, or `{"title": ..., "text": ...}`; a list of them; or any other iterable of them, such as a `datasets`
+            column, which is read lazily.
+        num_keyphrases (`int`, *optional*): the n most probable phrases, in the order in which they were generated; by
+            default all.
+        batch_size (`int`, default 8): number of documents per batch; documents are sorted by length.
+        max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration.
+        num_beams (`int`, default 1): hypotheses of each phrase.
 
     Returns:
-        A list of `{"keyphrase", "present", "score", "start", "end"}` for a document, a list of such lists for a list, and
-        an iterator of them for anything else. `score` is the phrase's probability after those before it; `start` and
-        `end` are places in the text, `None` for absent ones. With a title there is also `field`, which says whether the
-        places are the title's or the text's.
+        A list of `{"keyphrase", "present", "score", "start", "end"}` for one document, a list of such lists for a list, and
+        an iterator over them for any other iterable. `score` is the probability of the phrase given the preceding ones.
+        `start` and `end` are offsets in the text, `None` for absent phrases. If the document has a title, present phrases
+        also have `field`: "title" or "text", to which the offsets refer. A document without words has no keyphrases.
+
+    Raises:
+        TypeError: for an input that is neither a text, nor a dictionary with one, nor an iterable of them.
+        ValueError: for an option out of range, and a tokenizer of another checkpoint.
 
     Example:
 
@@ -38,7 +43,7 @@ class KeyphraseGenerationPipeline(Pipeline):
     _load_feature_extractor = False
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
+        # the last step of push_to_hub; replaces transformers' blank card
         if hasattr(self.model, "write_model_card"):
             self.model.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
@@ -47,28 +52,31 @@ class KeyphraseGenerationPipeline(Pipeline):
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
+        """See the class. `num_workers` is ignored."""
         options = {**self._forward_params, **self._sanitize_parameters(**kwargs)[1]}
         options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
-        one = isinstance(inputs, (str, Mapping))
-        if not one and (not isinstance(inputs, Iterable) or isinstance(inputs, bytes)):
+        is_single = isinstance(inputs, (str, Mapping))
+        if not is_single and (not isinstance(inputs, Iterable) or isinstance(inputs, bytes)):
             raise TypeError(
-                f"keyphrase-generation reads a text, a dictionary with 'title' and 'text', or an iterable of them, not a "
-                f"{type(inputs).__name__}: {inputs!r:.60}."
+                f"keyphrase-generation got {inputs!r:.60} ({type(inputs).__name__}). Pass a text, a dictionary with 'title' "
+                "and 'text', or an iterable of them."
             )
-        results = self._stream([inputs] if one else inputs, options)
-        if one:
+        results = self._stream([inputs] if is_single else inputs, options)
+        if is_single:
             return next(results)
         return list(results) if isinstance(inputs, Sequence) else results
 
     def _stream(self, documents: Iterable, options: dict):
         with self.device_placement():
-            yield from self.postprocess(self._forward(self.preprocess(documents), **options))
-
-    def preprocess(self, documents: Iterable) -> Iterable:
-        return documents
+            yield from self._forward(documents, **options)
 
     def _forward(self, documents: Iterable, **options) -> Iterable[list[dict]]:
-        return KeyphraseWriter(self.model, self.tokenizer, **options).stream(documents)
+        return KeyphraseGenerator(self.model, self.tokenizer, **options).stream(documents)
 
-    def postprocess(self, found: Iterable[list[dict]]) -> Iterable[list[dict]]:
-        return found
+    def preprocess(self, documents: Iterable) -> Iterable:
+        """Returns its input: `KeyphraseGenerator` tokenizes."""
+        return documents
+
+    def postprocess(self, keyphrases: Iterable[list[dict]]) -> Iterable[list[dict]]:
+        """Returns its input: `KeyphraseGenerator` returns keyphrases."""
+        return keyphrases

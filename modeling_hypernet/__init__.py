@@ -1,4 +1,4 @@
-"""The hypernetwork: titles and questions write the weights of the layer that reads the text."""
+"""A hypernetwork on any encoder: a title or question generates the weights of the LSTM that encodes the text (Duan et al. 2021)."""
 
 from transformers import (
     AutoConfig,
@@ -9,17 +9,16 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .base_hypernet import HypernetModel, HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
-from .data_hypernet import HypernetCollator, StatesDataset, encode_pairs
+from .data_hypernet import DataCollatorForTextPairs, tokenize_pairs, tokenize_questions
+from .encoder_cache_hypernet import CachedEncoderDataset
 from .modeling_hypernet import (
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
-    HypernetModel,
-    HypernetPreTrainedModel,
 )
 from .pipeline_extractive_qa import ExtractiveQAPipeline
-from .questions_hypernet import encode_questions
 
 AutoConfig.register(HypernetConfig.model_type, HypernetConfig)
 AutoModel.register(HypernetConfig, HypernetModel)
@@ -31,15 +30,7 @@ PIPELINE_REGISTRY.register_pipeline(
 )
 
 __all__ = [
-    "ExtractiveQAPipeline",
-    "HypernetCollator",
-    "HypernetConfig",
-    "HypernetForQuestionAnswering",
-    "HypernetForSequenceClassification",
-    "HypernetForTokenClassification",
-    "HypernetModel",
-    "HypernetPreTrainedModel",
-    "StatesDataset",
-    "encode_pairs",
-    "encode_questions",
-]
+    "CachedEncoderDataset", "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig",
+    "HypernetForQuestionAnswering", "HypernetForSequenceClassification", "HypernetForTokenClassification",
+    "HypernetModel", "HypernetPreTrainedModel", "tokenize_pairs", "tokenize_questions",
+]  # fmt: skip

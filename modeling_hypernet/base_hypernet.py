@@ -1,28 +1,68 @@
-"""What every hypernetwork model has: initialisation, saving and loading, and the way from a pretrained encoder."""
+"""The hypernetwork without a head, and what all its models share: initialisation, loading, saving and adapters.
 
-from dataclasses import fields
+Letters: B pairs, S tokens of a padded pair, U and L tokens of the longest meta-text and main text, d the backbone's hidden
+size, N_z size of the meta-text's vector, D size of the main text's states (N_h, or 2 N_h if bidirectional).
+"""
+
+import inspect
+from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
 
-from .backbone_hypernet import HUB_OPTIONS, BackboneMixin, find_lora_targets, resolve_backbone, split_options
+from .backbone_hypernet import (
+    HUB_OPTIONS,
+    BackboneMixin,
+    build_encoder,
+    find_lora_targets,
+    resolve_backbone,
+    split_options,
+)
 from .card import warn_if_unsaved
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
-from .lstm_hypernet import WeightGenerator
+from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
 from .saving_hypernet import CompleteCheckpointMixin
+from .segments_hypernet import LeftAlignedTokens, find_segments, split_segments
 from .word_starts_hypernet import WordStarts
 
-# What from_backbone() takes for the configuration.
+# Options of from_backbone() that are fields of the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(HypernetConfig)} - {"text_config"} | {"num_labels", "problem_type"}
 
 
-class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
-    """Initialisation, saving and loading of hypernetwork models."""
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Converts half precisions to float32 and leaves float64 unchanged."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
-    model_class: type  # of what stands under a head
-    lora_task: str | None = None  # peft's name for what the model does
+
+@dataclass
+class HypernetModelOutput(ModelOutput):
+    """
+    Args:
+        last_hidden_state (`(B, S, D)`): H^S at the main text's tokens, 0 elsewhere.
+        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
+        main_mask (`(B, S)`, bool): the main text's tokens.
+        hidden_states (tuple of `(B, S, d)`, with `output_hidden_states`): the backbone's.
+        attentions (tuple of `(B, heads, S, S)`, with `output_attentions`): the backbone's.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    meta_embedding: torch.Tensor | None = None
+    main_mask: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+    """Initialisation, loading, saving and adapters of hypernetwork models."""
+
+    card_family = "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)"
+    model_class: type  # the model under a head
+    lora_task: str | None = None  # peft's name of the task
     default_labels: tuple[str, ...] = ()  # of from_backbone()
 
     config_class = HypernetConfig
@@ -36,7 +76,7 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
 
     def _init_weights(self, module):
         if isinstance(module, WeightGenerator):
-            # generated weights of variance 1 / N_h where z has the length 1; from_backbone() sees to the rest
+            # generated weights have variance 1 / N_h if z has length 1; otherwise from_backbone() rescales them
             N_h = module.bias.shape[1]
             for name, weight in module.named_parameters():
                 if name.startswith("base_"):
@@ -51,8 +91,9 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             super()._init_weights(module)
 
     def initialize_weights(self):
+        """As in transformers; then freezes the backbone if `freeze_backbone`."""
         super().initialize_weights()
-        if self.config.freeze_backbone:  # loading makes new parameters, which would be trained
+        if self.config.freeze_backbone:  # loading replaces parameters by new ones, which require gradients
             self.base_model.backbone.requires_grad_(False)
 
     @classmethod
@@ -64,21 +105,20 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
         attention_dropout: float | None = None,
         **options,
     ):
-        """A model over a pretrained encoder. Everything else is newly initialised; the generators are scaled on random
+        """Builds the model on a pretrained encoder. Everything else is newly initialised; the generators are scaled on random
         texts so that generated weights have variance 1 / N_h.
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
-            dtype: of all weights, "auto" for the checkpoint's. Not the default, since a new head does not learn in half
-                precision.
-            attention_dropout (`float`, *optional*): in place of the encoder's own. 0 is faster on a CPU, whose fused
-                attention does not support dropout.
-            options: fields of `HypernetConfig` (`meta_size=16`, `freeze_backbone=False`, `id2label=...`), and what
-                `from_pretrained` takes to find and load weights (`revision`, `token`, `device_map`,
-                `quantization_config`, `variant`, ...).
+            dtype: dtype of all weights; "auto" for the checkpoint's. The default is float32, since a new head does not
+                learn in half precision.
+            attention_dropout (`float`, *optional*): replaces the encoder's own. 0 is faster on a CPU, where fused attention
+                does not support dropout.
+            options: fields of `HypernetConfig` (`meta_embedding_size=16`, `freeze_backbone=False`, `id2label=...`), and
+                arguments of `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`, ...).
 
         Raises:
-            OSError: when there is no such encoder.
+            OSError: if the encoder cannot be opened.
             ValueError: for an unknown option, or a value out of range.
         """
         options, load_kwargs = split_options(options, CONFIG_OPTIONS)
@@ -86,7 +126,8 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             options["id2label"] = dict(enumerate(cls.default_labels))
 
         def make_config(encoder):
-            return HypernetConfig(text_config=encoder, **special_ids(name_or_path, encoder, load_kwargs) | options)
+            tokens = special_token_ids(name_or_path, encoder, load_kwargs)
+            return HypernetConfig(text_config=encoder, **tokens | options)
 
         loaded = cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -94,19 +135,19 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
         return loaded
 
     def lora_config(self, **overrides):
-        """A peft `LoraConfig` that fits this model: r = 16, alpha = 16, dropout 0.1 on the backbone's query and value
-        projections, and everything else trained and saved whole (peft by itself would freeze the hypernetwork, and leave
-        it out of the adapter).
+        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the backbone's query and value projections,
+        with everything else trained and saved. peft's default would freeze the hypernetwork and leave it out of the
+        adapter.
 
         Args:
-            overrides: any field of `LoraConfig`; what you pass replaces what stands here.
+            overrides: fields of `LoraConfig` that replace these.
 
         Warns:
-            UserWarning: for a model that has not been saved, over which an adapter could not be opened again.
+            UserWarning: if the model has not been saved; the adapter could not be opened again.
 
         Raises:
-            ImportError: without peft.
-            ValueError: for a frozen backbone, and for one whose projections have names not known here; then pass
+            ImportError: if peft is not installed.
+            ValueError: for a frozen backbone, and if the backbone's projections have unknown names; then pass
                 `target_modules`.
         """
         try:
@@ -115,17 +156,13 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
         if self.config.freeze_backbone:
             raise ValueError(
-                "The backbone is frozen and runs without gradients, so that an adapter in it would learn nothing. Start "
-                "with from_backbone(..., freeze_backbone=False), or set model.config.freeze_backbone = False."
+                "freeze_backbone=True: the backbone runs without gradients, so an adapter in it would not be trained. Use "
+                "from_backbone(..., freeze_backbone=False), or set model.config.freeze_backbone = False."
             )
         children = {name for name, module in self.named_children() if any(True for _ in module.parameters())}
         heads = sorted(children - {self.base_model_prefix, "backbone", "meta_encoder", "reader"})
-        options = {
-            "r": 16,
-            "lora_alpha": 16,
-            "lora_dropout": 0.1,
-            "modules_to_save": ["meta_encoder", "reader", *heads],
-        }
+        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1}
+        options["modules_to_save"] = ["meta_encoder", "reader", *heads]
         if self.lora_task:
             options["task_type"] = self.lora_task
         if "target_modules" not in overrides:
@@ -134,15 +171,159 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
         return LoraConfig(**{**options, **overrides})
 
 
-def special_ids(name_or_path: str, config, load_kwargs: dict) -> dict[str, int | None]:
-    """The tokenizer's ids of the tokens around the texts; the configuration's where there is no tokenizer."""
+class HypernetModel(HypernetPreTrainedModel):
+    """H^S = LSTM_{W(z)}(H^v) with z from H^u; H^u and H^v are the backbone's states of the pair   (Duan et al. 2021, Sect. 2)
+
+    Example:
+
+    ```python
+    >>> from modeling_hypernet import HypernetModel
+    >>> model = HypernetModel.from_backbone("allenai/scibert_scivocab_uncased")
+    >>> states = model(**tokenizer(titles, texts, padding=True, return_tensors="pt")).last_hidden_state
+    ```
+    """  # fmt: skip
+
+    backbone_path = "backbone"
+
+    def __init__(self, config: HypernetConfig):
+        super().__init__(config)
+        self.backbone = build_encoder(config.text_config)
+        self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
+        self.build_layers(config)
+        self.post_init()
+
+    def build_layers(self, config: HypernetConfig):
+        """Makes the modules of `encode_main`."""
+        N_z, N_x = config.meta_embedding_size, config.input_size
+        self.meta_encoder = MetaEncoder(N_x, N_z, config.meta_hidden_size, config.normalize_meta_embedding)
+        self.reader = GeneratedLstm(N_z, N_x, config.hidden_size, config.bidirectional, config.shared_base_weights)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The backbone's."""
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module):
+        """Replaces the backbone's."""
+        self.backbone.set_input_embeddings(value)
+
+    def train(self, mode: bool = True):
+        """As in PyTorch, but a frozen backbone stays in eval mode, without dropout."""
+        super().train(mode)
+        if self.config.freeze_backbone:
+            self.backbone.eval()
+        return self
+
+    @torch.no_grad()
+    def scale_generators(self, num_texts: int = 32, length: int = 12):
+        """Scales the generators so that generated weights have variance 1 / N_h at the scale of z on random texts. The texts
+        are always the same.
+        """
+        generators = [module for module in self.modules() if isinstance(module, WeightGenerator)]
+        if self.config.normalize_meta_embedding or not generators:
+            return
+        vocab_size = self.get_input_embeddings().num_embeddings
+        ids = torch.randint(vocab_size, (num_texts, length), generator=torch.Generator().manual_seed(0)).to(self.device)
+        z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((num_texts,), length, device=self.device))
+        scale = at_least_float32(z).square().sum(-1).mean().rsqrt()
+        for generator in generators:
+            for weight in (generator.hidden, generator.input, generator.bias):
+                weight.mul_(scale.to(weight.dtype))
+
+    def encode(self, input_ids=None, attention_mask=None, token_type_ids=None, **kwargs):
+        """The backbone's outputs, without gradients if it is frozen. Arguments as in `forward`.
+
+        Raises:
+            ValueError: for a frozen backbone with trainable parameters, such as an adapter's.
+        """
+        if token_type_ids is not None and self._takes_token_type_ids:
+            kwargs["token_type_ids"] = token_type_ids
+        frozen = self.config.freeze_backbone
+        if frozen and self.training:
+            trained = [name for name, p in self.backbone.named_parameters() if p.requires_grad]
+            if trained:
+                raise ValueError(
+                    f"freeze_backbone=True, but {len(trained)} parameters of the backbone require gradients, such as "
+                    f"{trained[0]}. Set config.freeze_backbone = False, or freeze them."
+                )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            return self.backbone(input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
+
+    def encode_main(self, u, u_lengths, v, v_lengths) -> tuple[torch.Tensor, torch.Tensor]:
+        """H^u (B, U, d), H^v (B, L, d), left-aligned, and their lengths (B,) -> H^S (B, L, D), z (B, N_z)."""
+        z = F.dropout(self.meta_encoder(u, u_lengths), self.config.meta_dropout, self.training)
+        return self.reader(v, v_lengths, z, self.config.lstm_implementation).to(z.dtype), z
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        meta_mask: torch.Tensor | None = None,
+        main_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        prepend_cls_to_main: bool = False,
+        **kwargs,
+    ) -> HypernetModelOutput:
+        """
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`): a tokenizer's
+                pairs (meta-text, main text), as for the backbone; a single text is a main text.
+            meta_mask, main_mask (`(B, S)`): 1 at the tokens of H^u and of H^v, as made by `DataCollatorForTextPairs`.
+                Without them the segments are found by `token_type_ids`, or else by the separators.
+            encoder_hidden_states (`(B, S, d)`): precomputed last states of the backbone, which is then not run.
+            prepend_cls_to_main: whether the first token is added before the main text, to represent "no answer".
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+
+        Raises:
+            ValueError: for masks of another shape, a pair without a separator in between, or inputs that do not determine
+                the segments.
+        """
+        tokens = next((x for x in (encoder_hidden_states, input_ids, inputs_embeds) if x is not None), None)
+        if tokens is None:
+            raise ValueError("No inputs were passed. Pass input_ids, inputs_embeds or encoder_hidden_states.")
+        if attention_mask is None:
+            attention_mask = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
+        if attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has {attention_mask.dim()} dimensions, but one value per token is needed. "
+                "Pass it as (batch, length)."
+            )
+        meta, main = find_segments(self.config, input_ids, attention_mask, token_type_ids, meta_mask, main_mask)
+        u, v = split_segments(meta, main)
+        if prepend_cls_to_main:
+            real = attention_mask != 0
+            main = main | (real & (real.cumsum(1) == 1))
+            v = LeftAlignedTokens(main, v.index.shape[1] + 1)
+        outputs = None
+        if encoder_hidden_states is None:
+            if position_ids is not None:
+                kwargs["position_ids"] = position_ids
+            outputs = self.encode(input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds, **kwargs)
+            encoder_hidden_states = outputs.last_hidden_state
+        x = encoder_hidden_states
+        with torch.autocast(x.device.type, enabled=False):  # recurrences over hundreds of steps need float32
+            states, z = self.encode_main(u.gather(x), u.lengths, v.gather(x), v.lengths)
+        return HypernetModelOutput(
+            last_hidden_state=v.scatter(states),
+            meta_embedding=z,
+            main_mask=main,
+            hidden_states=getattr(outputs, "hidden_states", None),
+            attentions=getattr(outputs, "attentions", None),
+        )
+
+
+def special_token_ids(name_or_path: str, config, load_kwargs: dict) -> dict[str, int | None]:
+    """`cls_token_id` and `sep_token_id` of a backbone's tokenizer, or else of its configuration."""
     try:
         hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
-        known = AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub)
+        source = AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub)
     except (OSError, ValueError, ImportError):
-        known = config
-    sep = getattr(known, "sep_token_id", None)
-    return {
-        "cls_token_id": getattr(known, "cls_token_id", None),
-        "sep_token_id": getattr(known, "eos_token_id", None) if sep is None else sep,
-    }
+        source = config
+    cls, sep = (getattr(source, f"{name}_token_id", None) for name in ("cls", "sep"))
+    return {"cls_token_id": cls, "sep_token_id": getattr(source, "eos_token_id", None) if sep is None else sep}
+
+
+HypernetModel.register_for_auto_class("AutoModel")

@@ -1,4 +1,4 @@
-"""Configuration of the hypernetwork: any encoder, an LSTM that writes weights, an LSTM that reads by them."""
+"""Configuration of the hypernetwork: any encoder, an LSTM that generates weights, and an LSTM that uses them."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -6,8 +6,8 @@ from transformers.configuration_utils import SubConfigSpec
 
 from .validation_hypernet import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
 
-READOUTS = ("last", "mean")
-LSTM_IMPLEMENTATIONS = ("auto", "by_text", "by_step", "loop")
+POOLINGS = ("last", "mean")
+LSTM_IMPLEMENTATIONS = ("auto", "per_example", "batched", "eager")
 
 
 @strict
@@ -18,48 +18,47 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
         text_config (`dict` or `PreTrainedConfig`, default a BERT):
             The backbone's configuration; any encoder that `AutoModel` can build.
         freeze_backbone (`bool`, default `True`):
-            Whether the backbone is left as it is and runs without gradients, as the paper says; its states may then be
-            computed once and kept (`data_hypernet.StatesDataset`). `False` fine-tunes it, and lets adapters be attached.
-        meta_size (`int`, default 16):
-            Size N_z of the vector that a meta-text becomes; 16 or 32 in the paper. Parameters and memory of the
-            generators are in proportion to it.
+            Whether the backbone is frozen and runs without gradients, as in the paper; its states can then be computed once
+            (`encoder_cache_hypernet.CachedEncoderDataset`). `False` fine-tunes it, and allows adapters.
+        meta_embedding_size (`int`, default 16):
+            Size N_z of the meta-text's vector z; 16 or 32 in the paper. Parameters and memory of the generators are
+            proportional to it.
         meta_hidden_size (`int`, default 512):
-            Hidden size of the LSTM that reads the meta-text; `None` for one of `meta_size` without a projection.
-        normalize_meta (`bool`, default `True`):
-            Whether z is brought to mean 0 and length 1. Not in the paper; without it z grows in training, and with it all
-            weights that it writes, until gradients explode (benchmarks/LOG.md).
+            Hidden size of the LSTM that encodes the meta-text; `None` for N_z without a projection.
+        normalize_meta_embedding (`bool`, default `True`):
+            Whether z is normalised to mean 0 and length 1. Not in the paper; without it z and all generated weights grow in
+            training until gradients explode (benchmarks/LOG.md).
         meta_dropout (`float`, default 0.0):
-            Dropout on z, so that a title's code is not learnt by heart. Not in the paper.
-        base_weights (`bool`, default `False`):
-            Whether what z writes is added to weights that all texts share; what it writes is 0 then in a new model. Not in
-            the paper.
+            Dropout on z, to reduce overfitting to titles. Not in the paper.
+        shared_base_weights (`bool`, default `False`):
+            Whether generated weights are added to weights that all texts share. In a new model the generated ones are then
+            0. Not in the paper.
         hidden_size (`int`, default 512):
-            Hidden size N_h of the LSTM that reads the main text.
+            Hidden size N_h of the LSTM that encodes the main text.
         bidirectional (`bool`, default `False`):
-            Whether a second set of generated weights reads the main text from its end.
-        head_dropout (`float`, default 0.1):
-            Dropout on what the main text's LSTM gives.
-        readout (`"last"` or `"mean"`, default `"last"`):
-            What a text is classified by: the state after its last token, or the mean of all.
+            Whether a second set of generated weights encodes the main text in reverse.
+        classifier_dropout (`float`, default 0.1):
+            Dropout on the main text's states.
+        pooling (`"last"` or `"mean"`, default `"last"`):
+            Input of the sequence classifier: the state of the last token, or the mean over all tokens.
         title_in_main (`bool`, default `False`):
-            Whether the keyphrase pipeline reads the title again as the beginning of the main text, so that phrases are
-            found in it too.
+            Whether the keyphrase pipeline repeats the title at the beginning of the main text and extracts phrases from it.
         constrained_decoding (`bool`, default `False`):
-            Whether `decode` refuses an I that follows an O or stands first. All transitions are allowed in training.
+            Whether `decode` excludes an I after an O or at the beginning. All transitions are allowed in training.
         keyphrase_threshold (`float`, default `None`):
-            Probability of B or I from which the keyphrase pipeline takes a word into a keyphrase; found on validation
-            documents by `keyphrase_tools.evaluation.ExtractionMetrics`. `None` takes the likeliest path.
+            Minimum probability of B or I for a word to be part of a keyphrase in the keyphrase pipeline. Chosen on
+            validation documents by `keyphrase_tools.evaluation.ExtractionMetrics`. With `None` the most likely path is used.
         keyphrase_temperature (`float`, default `None`):
-            Temperature of the keyphrase pipeline's scores, found on validation documents by
-            `keyphrase_tools.calibration.calibrate`. `None` leaves them as they are.
-        lstm_implementation (`"auto"`, `"by_text"`, `"by_step"` or `"loop"`, default `"auto"`):
-            How the main text's LSTM is computed; all give the same. `"auto"` is the fastest on the device.
+            Temperature of the keyphrase pipeline's scores. Chosen on validation documents by
+            `keyphrase_tools.calibration.calibrate`. With `None` scores are not changed.
+        lstm_implementation (`"auto"`, `"per_example"`, `"batched"` or `"eager"`, default `"auto"`):
+            Implementation of the main text's LSTM; the results are the same. `"auto"` is the fastest on the device.
         cls_token_id, sep_token_id (`int`):
-            The tokenizer's; by them meta-text and main text are told apart where neither `meta_mask` nor
-            `token_type_ids` do it. `from_backbone` finds them.
+            The tokenizer's. They separate meta-text and main text if neither `meta_mask` nor `token_type_ids` does. Set by
+            `from_backbone`.
         has_word_starts (`bool`, default `False`):
             Whether the token head has a table of the tokens that begin words, for calls without `word_start_mask`. Set by
-            `set_word_starts`, and so by `from_backbone`.
+            `set_word_starts` and `from_backbone`.
         id2label, label2id, num_labels:
             The labels.
 
@@ -70,7 +69,7 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     ```python
     >>> from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
-    >>> config = HypernetConfig(text_config={"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}, meta_size=16)
+    >>> config = HypernetConfig(text_config={"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4})
     >>> model = HypernetForTokenClassification(config)  # random weights; from_backbone() starts from pretrained ones
     ```"""
 
@@ -84,15 +83,15 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     text_config: dict | PreTrainedConfig | None = None
     freeze_backbone: bool = True
-    meta_size: int = 16
+    meta_embedding_size: int = 16
     meta_hidden_size: int | None = 512
-    normalize_meta: bool = True
+    normalize_meta_embedding: bool = True
     meta_dropout: float | int = 0.0
-    base_weights: bool = False
+    shared_base_weights: bool = False
     hidden_size: int = 512
     bidirectional: bool = False
-    head_dropout: float | int = 0.1
-    readout: str = "last"
+    classifier_dropout: float | int = 0.1
+    pooling: str = "last"
     title_in_main: bool = False
     constrained_decoding: bool = False
     keyphrase_threshold: float | None = None
@@ -117,16 +116,19 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     @property
     def output_size(self) -> int:
-        """Size of what the main text's LSTM gives for each token: N_h, or 2 N_h where it reads both ways."""
+        """Size D of the main text's states: N_h, or 2 N_h if bidirectional."""
         return self.hidden_size * (2 if self.bidirectional else 1)
 
     def check(self):
         """Raises a `ValueError` that names the value, the reason and the fix."""
-        require_at_least(self, 1, ["meta_size", "meta_hidden_size", "hidden_size"])
-        require_fraction(self, ["head_dropout", "meta_dropout"])
-        require_one_of(self, {"readout": READOUTS, "lstm_implementation": LSTM_IMPLEMENTATIONS})
-        if self.normalize_meta and self.meta_size == 1:
-            raise ValueError("meta_size=1: normalize_meta would make it 0. Use 2 or more, or normalize_meta=False.")
+        require_at_least(self, 1, ["meta_embedding_size", "meta_hidden_size", "hidden_size"])
+        require_fraction(self, ["classifier_dropout", "meta_dropout"])
+        require_one_of(self, {"pooling": POOLINGS, "lstm_implementation": LSTM_IMPLEMENTATIONS})
+        if self.normalize_meta_embedding and self.meta_embedding_size == 1:
+            raise ValueError(
+                "meta_embedding_size=1: normalize_meta_embedding would make it 0. Use 2 or more, or "
+                "normalize_meta_embedding=False."
+            )
         if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
             raise ValueError(
                 f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."

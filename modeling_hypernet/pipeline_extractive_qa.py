@@ -1,6 +1,6 @@
-"""`pipeline("extractive-qa", model=...)`: questions and texts in, answers with their places out.
+"""`pipeline("extractive-qa", model=...)`: answers to questions, as spans of their texts.
 
-Works with any model for question answering that gives `start_logits` and `end_logits`.
+Works with any model for question answering whose outputs have `start_logits` and `end_logits`.
 """
 
 import inspect
@@ -11,42 +11,43 @@ import numpy as np
 import torch
 from transformers import Pipeline
 
-from .questions_hypernet import QuestionWindow, question_windows
+from .data_hypernet import QuestionWindow, question_windows
 
-BATCHES_AT_A_TIME = 16  # so many batches of questions are sorted by length together
-OPTIONS = ("top_k", "max_answer_length", "handle_impossible_answer", "null_margin")
-READING = ("max_length", "stride", "max_question_length", "on_long")
-NO_LIMIT = 1_000_000  # tokenizers without a limit of their own say something like 1e30
+SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
+POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")
+PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len", "on_long")
+NO_LIMIT = 1_000_000  # tokenizers without a limit have a model_max_length of about 1e30
 
 
 class ExtractiveQAPipeline(Pipeline):
-    """Answers questions by a piece of a text.
+    """Extractive question answering. The options have the names of the pipeline that transformers 5 removed.
 
     Args:
-        inputs: `{"question": ..., "context": ...}`, a list of such, or any other iterable of them, which is read as it is
-            asked for. Or `question=` and `context=`, each a text or a list of texts.
-        top_k (`int`, default 1): answers for a question.
-        handle_impossible_answer (`bool`, default `False`): whether "no answer" (`""`) is among them.
-        null_margin (`float`, default 0): "no answer" comes first only where its score beats the best answer's by so much.
-        max_answer_length (`int`, default 30): tokens of an answer.
-        batch_size (`int`, default 8): windows that the model reads at once. They are sorted by length first.
-        max_length (`int`, default 384, or the model's limit): tokens of a window.
-        stride (`int`, default 128, or a third of a window): tokens that neighbouring windows of a long text share.
-        max_question_length (`int`, default 64): tokens of a question; the rest is cut, which the log says.
-        on_long (default `"window"`): texts longer than a window are read in several; `"error"` refuses them, `"truncate"`
-            reads their beginning only.
+        inputs: `{"question": ..., "context": ...}`, or a list or another iterable of them; an iterator is consumed lazily.
+            Or `question=` and `context=`, each a string or a list of strings.
+        top_k (`int`, default 1): number of answers per question.
+        handle_impossible_answer (`bool`, default `False`): whether "no answer" (`""`) is a candidate.
+        null_score_diff_threshold (`float`, default 0): "no answer" is ranked first only if its score exceeds the best
+            answer's by more than this.
+        max_answer_len (`int`, default 30): maximum tokens of an answer.
+        batch_size (`int`, default 8): windows per batch of the model; windows are sorted by length first.
+        max_seq_len (`int`, default 384, or the model's limit): tokens of a window.
+        doc_stride (`int`, default 128, or a third of a window): tokens by which neighbouring windows of a long text overlap.
+        max_question_len (`int`, default 64): tokens of a question; longer ones are truncated with a warning.
+        on_long (default `"window"`): for texts longer than a window: `"window"` splits them, `"truncate"` uses their
+            beginning only, `"error"` raises.
 
     Returns:
-        For each question `{"score", "start", "end", "answer"}` with `context[start:end] == answer`, or a list of such, best
-        first, for `top_k` above 1. `score` is the answer's probability among all that the windows allow: the softmax of the
-        sum of its start's and its end's logits. "No answer" has its lowest sum over the windows.
+        For each question `{"score", "start", "end", "answer"}` with `context[start:end] == answer`; with `top_k` above 1 a
+        list of them, best first. `score` is the answer's probability among all candidates of all windows: the softmax of
+        its start logit plus its end logit. For "no answer" the lowest sum over the windows is used.
 
     Example:
 
     ```python
     >>> answer = pipeline("extractive-qa", model="my-hypernet")
-    >>> answer(question="Who was lynched?", context="...", handle_impossible_answer=True)
-    {'score': 0.83, 'start': 31, 'end': 47, 'answer': 'Mohammad Ikhlaq'}
+    >>> answer(question="What holds the water back?", context="A barrage holds the water back.")
+    {'score': 0.83, 'start': 2, 'end': 9, 'answer': 'barrage'}
     ```
     """
 
@@ -57,91 +58,93 @@ class ExtractiveQAPipeline(Pipeline):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._names = set(inspect.signature(self.model.forward).parameters)
+        self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
+        # The last step of push_to_hub: transformers has written a blank card, which is replaced.
         if hasattr(self.model, "write_model_card"):
             self.model.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
-    def _sanitize_parameters(self, **given):
-        unknown = [name for name in given if name not in OPTIONS + READING]
+    def _sanitize_parameters(self, **options):
+        known = PREPROCESS_OPTIONS + POSTPROCESS_OPTIONS
+        unknown = [name for name in options if name not in known]
         if unknown:
             raise TypeError(
-                f"extractive-qa got {', '.join(map(repr, unknown))}. It takes question, context, batch_size, "
-                f"{', '.join(OPTIONS + READING)}."
+                f"unexpected argument {', '.join(map(repr, unknown))}; valid arguments are question, context, batch_size, "
+                f"{', '.join(known)}."
             )
-        for name in ("top_k", "max_answer_length"):
-            if name in given and given[name] < 1:
-                raise ValueError(f"{name}={given[name]}: it must be 1 or more.")
-        reading = {name: given[name] for name in READING if name in given}
-        return reading, {}, {name: given[name] for name in OPTIONS if name in given}
+        for name in ("top_k", "max_answer_len"):
+            if name in options and options[name] < 1:
+                raise ValueError(f"{name}={options[name]} must be at least 1.")
+        preprocess = {name: options[name] for name in PREPROCESS_OPTIONS if name in options}
+        return preprocess, {}, {name: options[name] for name in POSTPROCESS_OPTIONS if name in options}
 
     def __call__(self, inputs=None, *, question=None, context=None, batch_size=None, num_workers=None, **kwargs):
-        reading, _, choosing = self._sanitize_parameters(**kwargs)
-        reading = {**self._preprocess_params, **reading}
-        choosing = {**self._postprocess_params, **choosing}
+        """See the class."""
+        preprocess, _, postprocess = self._sanitize_parameters(**kwargs)
+        preprocess = {**self._preprocess_params, **preprocess}
+        postprocess = {**self._postprocess_params, **postprocess}
         batch_size = batch_size or self._batch_size or 8
         if inputs is None:
-            inputs = examples_of(question, context)
+            inputs = make_examples(question, context)
         if isinstance(inputs, Mapping):
-            return next(self._stream([inputs], batch_size, reading, choosing))
+            return next(self._stream([inputs], batch_size, preprocess, postprocess))
         if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
             raise TypeError(
-                f"extractive-qa reads {{'question': ..., 'context': ...}} or an iterable of them, not a "
+                f"extractive-qa needs {{'question': ..., 'context': ...}} or an iterable of them, got a "
                 f"{type(inputs).__name__}: {inputs!r:.60}."
             )
-        results = self._stream(inputs, batch_size, reading, choosing)
+        results = self._stream(inputs, batch_size, preprocess, postprocess)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
-    def _stream(self, examples: Iterable, batch_size: int, reading: dict, choosing: dict) -> Iterator:
-        """Examples -> results, in order, some batches at a time."""
+    def _stream(self, examples: Iterable, batch_size: int, preprocess: dict, postprocess: dict) -> Iterator:
+        """Examples -> results, in order; `SORT_WINDOW` batches are prepared together."""
         examples, first = iter(examples), 0
         self.model.eval()
-        while chunk := list(islice(examples, BATCHES_AT_A_TIME * batch_size)):
-            prepared = self.preprocess(chunk, first=first, **reading)
+        while chunk := list(islice(examples, SORT_WINDOW * batch_size)):
+            prepared = self.preprocess(chunk, first=first, **preprocess)
             windows = prepared["windows"]
-            places = sorted(range(len(windows)), key=lambda i: len(windows[i].offsets), reverse=True)
-            for start in range(0, len(places), batch_size):
-                chosen = places[start : start + batch_size]
-                said = self.forward(self._padded([windows[i] for i in chosen]))
-                for i, logits in zip(chosen, said["logits"].numpy(), strict=True):
+            by_length = sorted(range(len(windows)), key=lambda i: len(windows[i].offsets), reverse=True)
+            for start in range(0, len(by_length), batch_size):
+                indices = by_length[start : start + batch_size]
+                outputs = self.forward(self._pad([windows[i] for i in indices]))
+                for i, logits in zip(indices, outputs["logits"].numpy(), strict=True):
                     prepared["logits"][i] = logits[:, : len(windows[i].offsets)]
-            yield from self.postprocess(prepared, **choosing)
+            yield from self.postprocess(prepared, **postprocess)
             first += len(chunk)
 
-    def preprocess(self, examples, *, first=0, max_length=None, stride=None, **reading) -> dict:
-        """Examples -> their windows, and room for what the model will say of each."""
+    def preprocess(self, examples, *, first=0, max_seq_len=None, doc_stride=None, **options) -> dict:
+        """Examples -> their windows, and placeholders for the logits of each window."""
         for number, example in enumerate(examples, start=first):
             check_example(example, number)
-        limit = min(max_length or 384, self._limit())
+        limit = min(max_seq_len or 384, self._max_window())
         windows = question_windows(
             [example["question"] for example in examples],
             [example["context"] for example in examples],
             self.tokenizer,
-            max_length=limit,
-            stride=min(128, limit // 3) if stride is None else stride,
+            max_seq_len=limit,
+            doc_stride=min(128, limit // 3) if doc_stride is None else doc_stride,
             first=first,
-            **reading,
+            **options,
         )
         return {"examples": examples, "windows": windows, "logits": [None] * len(windows)}
 
-    def _limit(self) -> int:
-        """The longest window that both the tokenizer and the model's position embeddings take."""
+    def _max_window(self) -> int:
+        """The longest window that both the tokenizer and the model's position embeddings support."""
         limits = [self.tokenizer.model_max_length]
         for name, module in self.model.named_modules():
             if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-                padding = module.padding_idx  # RoBERTa and its kin number positions from padding_idx + 1
+                padding = module.padding_idx  # RoBERTa and similar models number positions from padding_idx + 1
                 limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
         return min(min(limits), NO_LIMIT)
 
-    def _padded(self, windows: list[QuestionWindow]) -> dict[str, torch.Tensor]:
+    def _pad(self, windows: list[QuestionWindow]) -> dict[str, torch.Tensor]:
         masks = ("meta_mask", "main_mask")
         rows = [{name: x for name, x in window.inputs.items() if name not in masks} for window in windows]
         batch = dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
         for name in masks:
-            if name in self._names:
+            if name in self._forward_arguments:
                 full = torch.zeros_like(batch["input_ids"])
                 for i, window in enumerate(windows):
                     full[i, : len(window.offsets)] = torch.tensor(window.inputs[name])
@@ -149,7 +152,7 @@ class ExtractiveQAPipeline(Pipeline):
         return batch
 
     def _forward(self, batch: dict) -> dict:
-        """A padded batch -> logits of start and end (n, 2, S), in float32 or better."""
+        """A padded batch -> logits of start and end (n, 2, S), in float32 or float64."""
         outputs = self.model(**batch)
         logits = torch.stack([outputs.start_logits, outputs.end_logits], 1)
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
@@ -159,59 +162,66 @@ class ExtractiveQAPipeline(Pipeline):
         prepared: dict,
         *,
         top_k: int = 1,
-        max_answer_length: int = 30,
+        max_answer_len: int = 30,
         handle_impossible_answer: bool = False,
-        null_margin: float = 0.0,
+        null_score_diff_threshold: float = 0.0,
     ) -> list:
-        """What the model said of each window -> each example's answers, best first."""
-        of_example: list[list] = [[] for _ in prepared["examples"]]
+        """Logits of each window -> the answers of each example, best first."""
+        windows_by_example: list[list] = [[] for _ in prepared["examples"]]
         for window, logits in zip(prepared["windows"], prepared["logits"], strict=True):
-            of_example[window.example].append((window, logits))
+            windows_by_example[window.example].append((window, logits))
         results = []
-        for example, read in zip(prepared["examples"], of_example, strict=True):
-            limits = (top_k, max_answer_length, handle_impossible_answer, null_margin)
-            found = rank_answers(example["context"], read, *limits)
-            results.append(found if top_k > 1 else found[0])
+        for example, windows in zip(prepared["examples"], windows_by_example, strict=True):
+            options = (top_k, max_answer_len, handle_impossible_answer, null_score_diff_threshold)
+            answers = rank_answers(example["context"], windows, *options)
+            results.append(answers if top_k > 1 else answers[0])
         return results
 
 
 def rank_answers(
-    context: str, read: list, top_k: int, max_answer_length: int, with_null: bool, null_margin: float
+    context: str,
+    windows: list[tuple[QuestionWindow, np.ndarray]],
+    top_k: int,
+    max_answer_len: int,
+    with_null: bool,
+    null_score_diff_threshold: float,
 ) -> list[dict]:
-    """[(window, logits of start and end (2, S))] of one question -> its answers, best first."""
-    places, scores = answer_scores(read, max_answer_length)
+    """The answers of a question, best first, from its windows with their logits of start and end (2, S)."""
+    spans, scores = answer_scores(windows, max_answer_len)
     if with_null:
-        null = min(float(logits[0, 0] + logits[1, 0]) for _, logits in read)
-        places, scores = np.vstack([places, [[0, 0]]]), np.append(scores, null)
-    weights = np.exp(scores - scores.max())
-    weights /= weights.sum()
-    ranked = scores - null_margin * (places[:, 1] == 0)
-    order = np.argsort(-ranked, kind="stable")[:top_k]
+        null_score = min(float(logits[0, 0] + logits[1, 0]) for _, logits in windows)
+        spans, scores = np.vstack([spans, [[0, 0]]]), np.append(scores, null_score)
+    p = np.exp(scores - scores.max())
+    p /= p.sum()
+    rank_scores = scores - null_score_diff_threshold * (spans[:, 1] == 0)
+    order = np.argsort(-rank_scores, kind="stable")[:top_k]
     return [
-        {"score": round(float(weights[i]), 6), "start": start, "end": end, "answer": context[start:end]}
-        for i, (start, end) in zip(order, places[order].tolist(), strict=True)
+        {"score": round(float(p[i]), 6), "start": start, "end": end, "answer": context[start:end]}
+        for i, (start, end) in zip(order, spans[order].tolist(), strict=True)
     ]
 
 
-def answer_scores(read: list, max_answer_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """All answers that the windows allow: their characters (n, 2) and scores (n,), the best one for a place in several."""
-    places, scores = [], []
-    for window, logits in read:
+def answer_scores(
+    windows: list[tuple[QuestionWindow, np.ndarray]], max_answer_len: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Character spans (n, 2) and scores (n,) of all candidates; for a span in several windows the best score."""
+    spans, scores = [], []
+    for window, logits in windows:
         text = np.flatnonzero(window.in_text)
         sums = np.add.outer(logits[0, text].astype(np.float64), logits[1, text])
-        i, j = np.nonzero(np.tril(np.triu(np.ones(sums.shape, dtype=bool)), max_answer_length - 1))
-        places.append(np.stack([window.offsets[text[i], 0], window.offsets[text[j], 1]], 1))
+        i, j = np.nonzero(np.tril(np.triu(np.ones(sums.shape, dtype=bool)), max_answer_len - 1))
+        spans.append(np.stack([window.offsets[text[i], 0], window.offsets[text[j], 1]], 1))
         scores.append(sums[i, j])
-    places, scores = np.concatenate(places), np.concatenate(scores)
-    if len(read) == 1:
-        return places, scores
+    spans, scores = np.concatenate(spans), np.concatenate(scores)
+    if len(windows) == 1:
+        return spans, scores
     order = np.argsort(-scores, kind="stable")
-    places, first = np.unique(places[order], axis=0, return_index=True)
-    return places, scores[order][first]
+    spans, first = np.unique(spans[order], axis=0, return_index=True)
+    return spans, scores[order][first]
 
 
-def examples_of(question, context) -> list[dict] | dict:
-    """`question=` and `context=`, texts or lists of them -> examples."""
+def make_examples(question, context) -> list[dict] | dict:
+    """Examples from `question=` and `context=`, strings or lists of strings."""
     if question is None or context is None:
         raise TypeError("extractive-qa needs both question= and context=, or {'question': ..., 'context': ...}.")
     if isinstance(question, str) and isinstance(context, str):
@@ -220,14 +230,16 @@ def examples_of(question, context) -> list[dict] | dict:
     questions, contexts = ([x] * count if isinstance(x, str) else list(x) for x in (question, context))
     if len(questions) != len(contexts):
         raise ValueError(
-            f"There are {len(questions)} questions and {len(contexts)} contexts. Pass as many, or one of one kind."
+            f"There are {len(questions)} questions but {len(contexts)} contexts. Pass the same number of both, or a single "
+            "question or context."
         )
     return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
 
 
 def check_example(example, number: int):
+    """Raises a `TypeError` for an example without the strings `question` and `context`."""
     if not isinstance(example, Mapping) or not {"question", "context"} <= set(example):
-        raise TypeError(f"Example {number} has no question and context: {example!r:.80}.")
+        raise TypeError(f"Example {number} needs a question and a context: {example!r:.80}.")
     for name in ("question", "context"):
         if not isinstance(example[name], str):
-            raise TypeError(f"The {name} of example {number} is a {type(example[name]).__name__}, not a text.")
+            raise TypeError(f"The {name} of example {number} is a {type(example[name]).__name__}, not a string.")

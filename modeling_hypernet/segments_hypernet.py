@@ -1,42 +1,42 @@
-"""Which tokens are meta-text and which are main text, and both cut out of the pair (Duan et al. 2021, Sect. 2.1).
+"""Splits a tokenised pair into meta-text and main text (Duan et al. 2021, Sect. 2.1).
 
-Letters: B pairs, S tokens of a padded pair, W tokens of the longest part that is cut out.
+Letters: B pairs, S tokens of a padded pair, W tokens of the longest segment.
 
-The meta-text H^u is the first token, a special one, and the tokens of the first segment; the main text H^v the tokens of
-the second. Separators belong to neither. Where there is one segment, it is the main text, and the first token stands
-for the title.
+The meta-text H^u consists of the first token, a special one, and the tokens of the first segment; the main text H^v of the
+tokens of the second segment. Separators belong to neither. A single segment is the main text; the first token is then the
+whole meta-text.
 """
 
 import torch
 
 
-class LeftAligned:
-    """The tokens of a mask side by side from the left, and back to their places.
+class LeftAlignedTokens:
+    """The tokens of a mask, left-aligned, and the way back to their positions.
 
     Args:
         mask (`(B, S)`, bool): the tokens, with holes and padding anywhere.
-        width: W, or more.
+        width: at least W.
 
     Attributes:
-        index (`(B, W)`): the place of each token in its row; beyond a row's tokens, that of some other one.
-        lengths (`(B,)`): tokens of each row.
-        there (`(B, W)`): whether there is a token.
+        index (`(B, W)`): the position of each token in its row; arbitrary beyond a row's tokens.
+        lengths (`(B,)`): number of tokens of each row.
+        valid (`(B, W)`): false beyond a row's tokens.
     """
 
     def __init__(self, mask: torch.Tensor, width: int):
         self.size = mask.shape[1]
         self.lengths, width = mask.sum(1), min(width, mask.shape[1])
         self.index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
-        self.there = torch.arange(width, device=mask.device) < self.lengths[:, None]
+        self.valid = torch.arange(width, device=mask.device) < self.lengths[:, None]
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, d) -> (B, W, d), 0 beyond a row's tokens."""
-        found = x.gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
-        return found.masked_fill(~self.there[..., None], 0)
+        tokens = x.gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
+        return tokens.masked_fill(~self.valid[..., None], 0)
 
     def scatter(self, y: torch.Tensor) -> torch.Tensor:
-        """(B, W, d) -> (B, S, d), 0 where there is no token."""
-        y = y.masked_fill(~self.there[..., None], 0)
+        """(B, W, d) -> (B, S, d), 0 outside the mask."""
+        y = y.masked_fill(~self.valid[..., None], 0)
         full = y.new_zeros(len(y), self.size, y.shape[-1])
         return full.scatter(1, self.index[..., None].expand_as(y), y)
 
@@ -49,19 +49,19 @@ def find_segments(
     meta_mask: torch.Tensor | None = None,
     main_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Told by the masks of the collator, or else by `token_type_ids`, or else found by the separators.
+    """Masks of meta-text and main text: those of the collator, or else from `token_type_ids`, or else from the separators.
 
-    All (B, S) -> meta (B, S), main (B, S), both bool.
+    All arguments and results are `(B, S)`; the results are booleans.
 
     Raises:
-        ValueError: for masks of another shape, and where nothing tells the two apart.
+        ValueError: for masks of another shape, and if the inputs do not determine the segments.
     """
     real = attention_mask != 0
     for name, mask in (("meta_mask", meta_mask), ("main_mask", main_mask), ("token_type_ids", token_type_ids)):
         if mask is not None and mask.shape != real.shape:
             raise ValueError(
-                f"{name} has the shape {tuple(mask.shape)}, and the tokens are {tuple(real.shape)}: it needs one value a "
-                "token. HypernetCollator pads it."
+                f"{name} has the shape {tuple(mask.shape)}, but attention_mask {tuple(real.shape)}: it needs one value per "
+                "token. Pad it with DataCollatorForTextPairs."
             )
     first = real & (real.cumsum(1) == 1)
     if main_mask is not None:
@@ -71,58 +71,58 @@ def find_segments(
     if meta_mask is not None:
         meta = meta_mask.bool() & real
         return meta, words & ~meta
-    before = ((input_ids == config.sep_token_id) & real).int().cumsum(1)
-    second, is_pair = before > 0, before[:, -1:] > 1  # one segment has one separator, behind it
+    separators = ((input_ids == config.sep_token_id) & real).int().cumsum(1)
+    second, is_pair = separators > 0, separators[:, -1:] > 1  # a single segment has one separator, at its end
     if token_type_ids is not None:
         typed = (token_type_ids == 1) & real
-        tells = typed.any(1, keepdim=True)
-        second, is_pair = torch.where(tells, typed, second), is_pair | tells
+        has_types = typed.any(1, keepdim=True)
+        second, is_pair = torch.where(has_types, typed, second), is_pair | has_types
     return first | (words & ~second & is_pair), words & (second | ~is_pair)
 
 
 def special_tokens(config, input_ids: torch.Tensor | None) -> torch.Tensor:
-    """(B, S): where a separator or the token of the whole text stands."""
+    """(B, S): true at separators and at the token for the whole text ([CLS])."""
     if input_ids is None:
         raise ValueError(
-            "inputs_embeds do not say where the main text begins. Pass meta_mask and main_mask with them, as "
-            "HypernetCollator makes them."
+            "inputs_embeds do not show where the main text begins. Pass meta_mask and main_mask with them, as made by "
+            "DataCollatorForTextPairs."
         )
     if config.sep_token_id is None:
         raise ValueError(
-            "config.sep_token_id is not known, so that meta-text and main text cannot be told apart by separators. Set it "
-            "to tokenizer.sep_token_id, or pass meta_mask and main_mask, as HypernetCollator makes them."
+            "config.sep_token_id is None, so the two segments cannot be located. Set it to tokenizer.sep_token_id, or pass "
+            "meta_mask and main_mask, as made by DataCollatorForTextPairs."
         )
     special = input_ids == config.sep_token_id
     return special if config.cls_token_id is None else special | (input_ids == config.cls_token_id)
 
 
-def cut(meta: torch.Tensor, main: torch.Tensor) -> tuple[LeftAligned, LeftAligned]:
-    """(B, S) each -> both texts, left-aligned.
+def split_segments(meta: torch.Tensor, main: torch.Tensor) -> tuple[LeftAlignedTokens, LeftAlignedTokens]:
+    """Masks (B, S) of meta-text and main text -> both texts, left-aligned.
 
     Raises:
-        ValueError: where the main text follows the meta-text without a separator, or a row has no tokens at all.
+        ValueError: for a main text that follows its meta-text without a separator.
     """
     if torch.compiler.is_compiling():
-        return LeftAligned(meta, meta.shape[1]), LeftAligned(main, main.shape[1])
-    titles = meta & (meta.cumsum(1) > 1)  # the first token touches the main text where there is no title
+        return LeftAlignedTokens(meta, meta.shape[1]), LeftAlignedTokens(main, main.shape[1])
+    titles = meta & (meta.cumsum(1) > 1)  # without a title, the first token may be next to the main text
     touching = (titles[:, :-1] & main[:, 1:]).any(1)
-    numbers = torch.stack([meta.sum(1).max(), main.sum(1).max(), touching.int().argmax(), touching.sum()])
-    U, L, row, count = numbers.tolist()  # one transfer
+    counts = torch.stack([meta.sum(1).max(), main.sum(1).max(), touching.int().argmax(), touching.sum()])
+    U, L, row, count = counts.tolist()  # one transfer from the device
     if count:
         raise ValueError(
-            f"The main text of row {row} follows its meta-text without a separator. Make pairs by "
-            "tokenizer(titles, texts), or leave titles out where there are none."
+            f"The main text of row {row} follows its meta-text without a separator. Make pairs with "
+            "tokenizer(titles, texts); for texts without titles, use tokenizer(texts)."
         )
-    return LeftAligned(meta, max(U, 1)), LeftAligned(main, max(L, 1))
+    return LeftAlignedTokens(meta, max(U, 1)), LeftAlignedTokens(main, max(L, 1))
 
 
-def read_out(states: torch.Tensor, mask: torch.Tensor, readout: str) -> torch.Tensor:
-    """H^S (B, S, D) -> (B, D): the state after the last token of the main text, or the mean; 0 for an empty text.
+def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """H^S (B, S, D), mask of the main text (B, S) -> (B, D): its last state, or the mean; 0 for an empty text.
 
-    mask (B, S): the main text's tokens, outside which the states are 0.
+    The states must be 0 outside the mask.
     """
-    if readout == "mean":
+    if pooling == "mean":
         return states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-    place = torch.arange(mask.shape[1], device=mask.device)
-    last = (place * mask).argmax(1)
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = (position * mask).argmax(1)
     return states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)

@@ -1,12 +1,12 @@
-"""Which tokens begin words, by their ids alone: for callers that pass no `word_start_mask`, such as the stock pipeline.
+"""Finds the tokens that begin words from token ids alone, for callers without a `word_start_mask`, such as the stock pipeline.
 
 Letters: B rows, S tokens of a padded row, V size of the vocabulary.
 
 The words are those of `keyphrase_tools.words.split_words`, as far as ids determine them: runs of letters, digits and
-marks with apostrophes and decimal points inside ("Bayes's", "802.11"), any other visible character alone, and no word for
-hyphens and slashes. The ids of WordPiece and of whole words do not show blanks; there a blank is assumed beside a comma
-("1, 2") and beside an apostrophe, unless the ending of a contraction follows ("the 'graph cut'", but "don't"). With word ends
-instead of prefixes, in old BPE vocabularies, apostrophes and points always separate words.
+marks, with apostrophes and decimal points inside ("Bayes's", "802.11"); any other visible character is a word, except
+hyphens and slashes. The ids of WordPiece and of whole words do not show spaces; there a space is assumed next to a comma
+("1, 2") and next to an apostrophe, unless the ending of a contraction follows ("the 'graph cut'", but "don't"). In old BPE
+vocabularies with word-end suffixes, apostrophes and points always separate words.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from transformers.utils import logging
 from .backbone_hypernet import HUB_OPTIONS, resolve_backbone
 
 # The bits of a token's kind.
-IN_WORD = 1  # it is part of a word
-CONTINUES = 2  # it may be part of the same word as the token before it
-OPEN = 4  # the token after it may be part of the same word
-APOSTROPHE, TAIL = 8, 16  # it is an apostrophe; it may be part of a word after one
-POINT, DIGIT_FIRST, DIGIT_LAST = 32, 64, 128  # it is a decimal point; its first or last character is a digit
+IN_WORD = 1  # part of a word
+CONTINUES = 2  # may be in the same word as the previous token
+OPEN = 4  # may be in the same word as the next token
+APOSTROPHE, TAIL = 8, 16  # an apostrophe; may follow one inside a word
+POINT, DIGIT_FIRST, DIGIT_LAST = 32, 64, 128  # a decimal point; the first or last character is a digit
 
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"  # one word per character
 _CHARACTER = rf"(?!{_SPACELESS})[\p{{L}}\p{{N}}\p{{M}}_\u200c\u200d\u00ad\ufffd]"  # U+FFFD: a part of a character
@@ -37,7 +37,10 @@ _DIGIT_LAST = regex.compile(r"\p{Nd}\Z")
 _ENDINGS = frozenset(("s", "t", "d", "m", "ll", "re", "ve"))  # of contractions
 _NO_WORD = regex.compile(r"[\s\p{C}/\-\u2010-\u2013\u2217]*\Z")
 _BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
-METASPACE, BYTE_SPACE = "\u2581", "\u0120"  # the blank in SentencePiece's tokens ("▁graph") and in bytes' ("Ġgraph")
+METASPACE, BYTE_SPACE = (
+    "\u2581",
+    "\u0120",
+)  # a space in tokens of SentencePiece ("▁graph") and in byte-level ones ("Ġgraph")
 
 logger = logging.get_logger(__name__)
 
@@ -60,10 +63,11 @@ class WordStarts(nn.Module):
         self.register_buffer("kinds", torch.zeros(vocab_size, dtype=torch.uint8))
 
     def reset_parameters(self):
+        """Fills the table with zeros, unless it was loaded."""
         init.zeros_(self.kinds)
 
     def resize(self, vocab_size: int):
-        """Shortens or extends the table; added tokens are words of their own."""
+        """Shortens or extends the table; added tokens are single words."""
         added = self.kinds.new_full((max(vocab_size - len(self.kinds), 0),), IN_WORD)
         self.kinds = torch.cat([self.kinds[:vocab_size], added])
 
@@ -71,38 +75,40 @@ class WordStarts(nn.Module):
         """(B, S) -> (B, S), bool: the tokens that begin words."""
         kinds = self.kinds[input_ids]
         none = torch.zeros_like(kinds[:, :1])
-        before, after = torch.cat([none, kinds[:, :-1]], 1), torch.cat([kinds[:, 1:], none], 1)
+        previous, following = torch.cat([none, kinds[:, :-1]], 1), torch.cat([kinds[:, 1:], none], 1)
 
         def all_of(*pairs):
             return torch.stack([x & bit != 0 for x, bit in pairs]).all(0)
 
-        inner = all_of((kinds, APOSTROPHE), (before, OPEN), (after, TAIL))
-        inner |= all_of((kinds, POINT), (before, DIGIT_LAST), (after, DIGIT_FIRST))
-        continues = all_of((kinds, CONTINUES), (before, OPEN))
+        inner = all_of((kinds, APOSTROPHE), (previous, OPEN), (following, TAIL))
+        inner |= all_of((kinds, POINT), (previous, DIGIT_LAST), (following, DIGIT_FIRST))
+        continues = all_of((kinds, CONTINUES), (previous, OPEN))
         continues |= inner | torch.cat([none != 0, inner[:, :-1]], 1)
         return (kinds & IN_WORD != 0) & ~continues
 
 
 class WordStartsMixin:
-    """What a model with a table `word_starts` (or `None`) adds to its base class."""
+    """For models with a table `word_starts` (or `None`)."""
 
     @classmethod
     def from_backbone(cls, name_or_path, **options):
-        """As for the other heads; the backbone's tokenizer says which tokens begin words (`set_word_starts`)."""
+        """As for the other heads; also makes the table of word starts from the backbone's tokenizer (`set_word_starts`)."""
         loaded = super().from_backbone(name_or_path, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         hub = {name: options[name] for name in HUB_OPTIONS if name in options}
         try:
             model.set_word_starts(AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub))
         except (OSError, ValueError, ImportError) as error:
-            logger.warning(f"The model needs word_start_mask in every call: it has no table of word starts. {error}")
+            logger.warning(
+                f"The model has no table of word starts, so every call needs word_start_mask. Cause: {error}"
+            )
         return loaded
 
     def set_word_starts(self, tokenizer):
-        """Makes the table of the tokens that begin words, for calls without `word_start_mask`; saved with the model.
+        """Makes the table of the tokens that begin words, for calls without `word_start_mask`. It is saved with the model.
 
         Raises:
-            ValueError: for a slow tokenizer, and one with more tokens than the model.
+            ValueError: for a slow tokenizer, and for one with more tokens than the model.
         """
         kinds = token_kinds(tokenizer, self.get_input_embeddings().num_embeddings)
         self.word_starts = WordStarts(len(kinds)).to(self.device)
@@ -110,47 +116,48 @@ class WordStartsMixin:
         self.config.has_word_starts = True
 
     def resize_token_embeddings(self, *args, **kwargs):
+        """As in transformers; also resizes the table."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.word_starts is not None:
             self.word_starts.resize(embeddings.num_embeddings)
         return embeddings
 
     def find_word_starts(self, input_ids, word_start_mask) -> torch.Tensor:
-        """The mask if there is one, or else by the table -> the tokens that begin words (B, S), bool.
+        """The tokens that begin words (B, S), bool: from the mask, or else from the table.
 
         Raises:
-            ValueError: for a mask of another shape; without a mask if the table or the ids are missing.
+            ValueError: for a mask of another shape; without a mask, if the table or the ids are missing.
         """
         if word_start_mask is not None:
             if input_ids is not None and word_start_mask.shape != input_ids.shape:
                 raise ValueError(
                     f"word_start_mask has the shape {tuple(word_start_mask.shape)}, but input_ids "
-                    f"{tuple(input_ids.shape)}: it needs one value per token. HypernetCollator pads it."
+                    f"{tuple(input_ids.shape)}: it needs one value per token. Pad it with DataCollatorForTextPairs."
                 )
             return word_start_mask.bool()
         if self.word_starts is None or input_ids is None:
-            why = "inputs_embeds do not show it" if input_ids is None else "this model has no table of its tokens"
+            cause = "there are no input_ids" if input_ids is None else "the model has no table of word starts"
             raise ValueError(
-                f"word_start_mask=None, and {why}: which tokens begin words is not known. Pass word_start_mask, or "
-                "input_ids to a model that has a table, by model.set_word_starts(tokenizer)."
+                f"word_start_mask=None and {cause}, so the tokens that begin words are unknown. Pass word_start_mask, or call "
+                "model.set_word_starts(tokenizer) and pass input_ids."
             )
         return self.word_starts(input_ids)
 
 
 def token_kinds(tokenizer, vocab_size: int) -> torch.Tensor:
-    """The kind of each token of a tokenizer -> (V,), uint8.
+    """The kind of each token, (V,), uint8.
 
     Args:
-        tokenizer: a fast one, of any model: WordPiece, BPE on bytes or characters, Unigram, whole words.
-        vocab_size: V, the rows of the model's embeddings; those without a token are words of their own.
+        tokenizer: a fast tokenizer of any type: WordPiece, BPE on bytes or characters, Unigram, whole words.
+        vocab_size: V, the number of the model's embeddings; those without a token count as single words.
 
     Raises:
-        ValueError: for a slow tokenizer, and one with more tokens than the model.
+        ValueError: for a slow tokenizer, and for one with more tokens than the model.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, whose tokens do not show where words begin. Use a fast one, "
-            "or pass word_start_mask to the model."
+            f"{type(tokenizer).__name__} is a slow tokenizer, whose vocabulary does not show where words begin. Use a fast "
+            "tokenizer, or pass word_start_mask to the model."
         )
     vocabulary = tokenizer.get_vocab()
     size = max(vocabulary.values(), default=-1) + 1
@@ -159,7 +166,7 @@ def token_kinds(tokenizer, vocab_size: int) -> torch.Tensor:
             f"The tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}. Use the tokenizer of the "
             "backbone, or call model.resize_token_embeddings(len(tokenizer)) first."
         )
-    kind_of, special = token_reader(tokenizer.backend_tokenizer.model, vocabulary)
+    kind_of, special = token_classifier(tokenizer.backend_tokenizer.model, vocabulary)
     kinds = torch.full((vocab_size,), IN_WORD, dtype=torch.uint8)
     ids = torch.tensor(list(vocabulary.values()), dtype=torch.long)
     kinds[ids] = torch.tensor([kind_of(token) for token in vocabulary], dtype=torch.uint8)
@@ -168,8 +175,8 @@ def token_kinds(tokenizer, vocab_size: int) -> torch.Tensor:
     return kinds
 
 
-def token_reader(model, vocabulary) -> tuple[Callable[[str], int], int]:
-    """A model of the library tokenizers, and its tokens -> what gives a token's kind, and the kind of special tokens."""
+def token_classifier(model, vocabulary) -> tuple[Callable[[str], int], int]:
+    """A function from a token to its kind, and the kind of special tokens, for a model of the library tokenizers."""
     prefix = getattr(model, "continuing_subword_prefix", None)
     suffix = getattr(model, "end_of_word_suffix", None)
     if prefix or isinstance(model, models.WordLevel):
@@ -177,15 +184,15 @@ def token_reader(model, vocabulary) -> tuple[Callable[[str], int], int]:
     if suffix:
         return lambda token: _inside(token.replace(suffix, " ")), 0
     if BYTE_SPACE in vocabulary and METASPACE not in vocabulary:
-        read = decoders.ByteLevel()
-        return lambda token: _inside(read.decode([token])), 0
+        decoder = decoders.ByteLevel()
+        return lambda token: _inside(decoder.decode([token])), 0
     return lambda token: _inside(_BYTE.sub(_character, token).replace(METASPACE, " ")), 0
 
 
 def _without_blanks(token: str, prefix: str) -> int:
-    """The kind of a token that continues a word if it has the prefix, and otherwise does not show whether a blank is before it.
+    """The kind of a token that continues a word if it has the prefix, and otherwise does not show whether a space precedes it.
 
-    All are open: a piece with the prefix continues a word even at the beginning of a window.
+    All are open: a token with the prefix continues a word even at the beginning of a window.
     """
     text = token.removeprefix(prefix)
     kind = (_inside(text) & (DIGIT_FIRST | DIGIT_LAST | APOSTROPHE)) | _whole(text) | OPEN
@@ -195,12 +202,12 @@ def _without_blanks(token: str, prefix: str) -> int:
 
 
 def _whole(text: str) -> int:
-    """The kind of a token that is a word, if it is anything."""
+    """IN_WORD, or 0 for spaces, hyphens and slashes."""
     return 0 if _NO_WORD.match(text) else IN_WORD
 
 
 def _inside(text: str) -> int:
-    """The kind of a token whose text shows the blanks around it."""
+    """The kind of a token whose text shows the spaces around it."""
     kind = _whole(text)
     for bit, holds in (
         (CONTINUES, _CONTINUES.match(text)),

@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_lexicon import LexiconConfig
-from .data_lexicon import DefinitionCollator, encode_rows, prompt, read_definitions
+from .data_lexicon import DataCollatorForDefinitions, format_prompt, tokenize_definitions
 from .modeling_lexicon import (
     LexiconCausalLMOutput,
     LexiconForCausalLM,
@@ -14,7 +14,7 @@ from .modeling_lexicon import (
     LexiconPreTrainedModel,
     LexiconSequenceClassifierOutput,
 )
-from .pipeline_lexicon import DefinitionModelingPipeline
+from .pipeline_definition_modeling import DefinitionModelingPipeline
 
 AutoConfig.register(LexiconConfig.model_type, LexiconConfig)
 AutoModel.register(LexiconConfig, LexiconModel)
@@ -25,17 +25,7 @@ PIPELINE_REGISTRY.register_pipeline(
 )
 
 __all__ = [
-    "DefinitionCollator",
-    "DefinitionModelingPipeline",
-    "LexiconCausalLMOutput",
-    "LexiconConfig",
-    "LexiconForCausalLM",
-    "LexiconForSequenceClassification",
-    "LexiconModel",
-    "LexiconModelOutput",
-    "LexiconPreTrainedModel",
-    "LexiconSequenceClassifierOutput",
-    "encode_rows",
-    "prompt",
-    "read_definitions",
-]
+    "DataCollatorForDefinitions", "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",
+    "LexiconForCausalLM", "LexiconForSequenceClassification", "LexiconModel", "LexiconModelOutput",
+    "LexiconPreTrainedModel", "LexiconSequenceClassifierOutput", "format_prompt", "tokenize_definitions",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Configuration of LM-Lexicon: a Llama whose MLPs, or linear layers, are E experts (LM-Lexicon, paper's Sect. 3)."""
+"""Configuration of LM-Lexicon: a Llama whose MLPs, or linear layers, are E routed experts (LM-Lexicon, Sect. 3)."""
 
 import difflib
 
@@ -10,61 +10,61 @@ from .validation_lexicon import ValidatedConfigMixin
 ROUTING_POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
-# The order in which a decoder layer runs them.
+# In the order in which a decoder layer runs them.
 ROUTER_LAYERS = (*ATTENTION_LINEARS, "mlp", *MLP_LINEARS)
 
 
 @strict
 class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
-    r"""What an LM-Lexicon model is made of: all that `LlamaConfig` has, and who routes what to which experts.
+    r"""Configuration of an LM-Lexicon model: all fields of `LlamaConfig`, and the routing.
 
     Args:
         num_local_experts (`int`, default 4; also `num_experts`):
-            Experts E in each routed module, one a domain.
+            Number of experts E in each routed module, one per domain.
         num_experts_per_tok (`int`, default 2):
-            Experts k that each token chooses with `routing_policy="token"`, 1 to `num_local_experts`.
+            Number of experts k per token with `routing_policy="token"`, 1 to `num_local_experts`.
         router_layers (`"mlp"` or a list of names, default `"mlp"`):
-            What is kept once per expert and routed. `"mlp"` is a whole MLP behind one gate; any of `gate_proj`,
-            `up_proj`, `down_proj`, `q_proj`, `k_proj`, `v_proj`, `o_proj` is that linear layer behind a gate of its
-            own. Always stored as a list; `"mlp"` does not go together with the MLP's own linear layers.
+            The modules that exist once per expert and are routed. `"mlp"` is a whole MLP with one gate; `gate_proj`,
+            `up_proj`, `down_proj`, `q_proj`, `k_proj`, `v_proj`, `o_proj` are single linear layers, each with its own
+            gate. Stored as a list. `"mlp"` cannot be combined with the MLP's linear layers.
         router_layers_index (`list[int]`, default `None`):
-            The decoder layers where this is so, counted from 0; `None` is all of them.
+            The decoder layers with routed modules, counted from 0; `None` for all.
         routing_policy (`str`, default `"token"`):
-            `"token"`: each token takes its top k experts. `"sequence_soft"`: a sequence takes all experts, weighted by
-            the mean over its prompt. `"sequence_hard"`: it takes the best of these. `"domain"`: it takes the one
-            expert that `domain_ids` name, in every routed module.
+            `"token"`: each token uses its top k experts. `"sequence_soft"`: a sequence uses all experts, weighted by
+            the gate's mean logits over its prompt. `"sequence_hard"`: it uses the best of these. `"domain"`: it uses the
+            expert given by `domain_ids`, in every routed module.
         domain_gate (`bool`, default `False`):
-            Whether the domain policy has a learned gate, in the first routed module, that chooses the expert from the
-            prompt where no `domain_ids` are given.
+            Whether the domain policy has a learned gate, in the first routed module, that selects the expert from the
+            prompt if no `domain_ids` are given.
         router_aux_loss_coef (`float`, default 0):
-            Weight of the load-balancing loss (Fedus et al. 2022, Eq. 4, a layer at a time) in the training loss.
+            Weight of the load-balancing loss (Fedus et al. 2022, Eq. 4, per layer) in the training loss.
         output_router_logits (`bool`, default `False`):
-            Whether the outputs hold `router_logits`, `expert_index` and `aux_loss`. Where `domain_ids` decide, no gate
-            does: then `expert_index` alone.
+            Whether the outputs have `router_logits`, `expert_index` and `aux_loss`. With `domain_ids` no gate runs, and
+            they only have `expert_index`.
         expert_names (`list[str]`, default `None`):
-            A name for each expert, such as its domain's.
+            One name per expert, such as its domain.
         centroid_size (`int`, default `None`), embedder (`str`, default `None`):
-            Size of the saved cluster centroids, and the sentence-transformers model they were found with; both for
+            Size of the saved cluster centroids, and the sentence-transformers model that computed them; both for
             `LexiconForCausalLM.assign_domains`.
-        kwargs: all that `LlamaConfig` takes.
+        kwargs: fields of `LlamaConfig`.
 
     Raises:
-        ValueError: for a value outside its range; the message names the value and the mend.
+        ValueError: for a value outside its range; the message has the value and how to fix it.
 
     Example:
 
     ```python
     >>> from modeling_lexicon import LexiconConfig, LexiconForCausalLM
     >>> config = LexiconConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
-    >>> model = LexiconForCausalLM(config)  # random weights; merged experts come by from_pretrained()
+    >>> model = LexiconForCausalLM(config)  # random weights; from_pretrained() opens merged experts
     ```"""
 
     model_type = "lexicon"
-    readable_model_types = ("lexicon", "mixtral")  # Mixtral's layout is the one that LM-Lexicon writes
+    readable_model_types = ("lexicon", "mixtral")  # both are saved in Mixtral's layout
     how_to_start = "Merge dense models into experts first: merge-experts compose recipe.yml folder."
     attribute_map = {"num_experts": "num_local_experts"}
     keys_to_ignore_at_inference = ["past_key_values", "router_logits", "expert_index", "aux_loss"]
-    # Llama's plans split linear layers that may be routed modules here.
+    # Llama's plans shard linear layers that may be routed modules in this model.
     base_model_tp_plan = None
     base_model_pp_plan = None
 
@@ -96,20 +96,19 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
         return [(layer, name) for layer in layers for name in names]
 
     def check(self):
-        """Raises a `ValueError` that names the value, the reason and the mend."""
+        """Raises a `ValueError` that states the value, the reason and how to fix it."""
         E, k = self.num_local_experts, self.num_experts_per_tok
         if E < 1:
-            raise ValueError(f"num_local_experts={E}: there must be at least one expert. Use num_local_experts=4.")
+            raise ValueError(f"num_local_experts={E} must be at least 1. Use num_local_experts=4.")
         if k > E:
             raise ValueError(
-                f"num_experts_per_tok={k} is more than num_local_experts={E}: a token cannot choose an expert twice. "
-                f"Use num_experts_per_tok={E} or fewer."
+                f"num_experts_per_tok={k} exceeds num_local_experts={E}. Use num_experts_per_tok={E} or less."
             )
         if k < 1:
-            raise ValueError(f"num_experts_per_tok={k}: each token needs at least one expert. Use 2.")
+            raise ValueError(f"num_experts_per_tok={k} must be at least 1. Use num_experts_per_tok=2.")
         if self.routing_policy not in ROUTING_POLICIES:
             raise ValueError(
-                f"routing_policy={self.routing_policy!r} is not known. {nearest(self.routing_policy, ROUTING_POLICIES)}"
+                f"routing_policy={self.routing_policy!r} is not supported. {did_you_mean(self.routing_policy, ROUTING_POLICIES)}"
             )
         if self.router_aux_loss_coef < 0:
             raise ValueError(
@@ -118,17 +117,16 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
             )
         if self.centroid_size is not None and self.centroid_size < 1:
             raise ValueError(
-                f"centroid_size={self.centroid_size}: it is the length of an embedding, 1 or more. "
-                "Use None for a model without centroids."
+                f"centroid_size={self.centroid_size} must be at least 1, or None for a model without centroids."
             )
         if self.expert_names is not None and len(self.expert_names) != E:
             raise ValueError(
                 f"expert_names has {len(self.expert_names)} names for num_local_experts={E}: {self.expert_names}. "
-                "Give one name an expert, or None."
+                "Pass one name per expert, or None."
             )
         if getattr(self, "sliding_window", None) is not None:
             raise ValueError(
-                f"sliding_window={self.sliding_window}: this model attends to the whole text, as Llama does. "
+                f"sliding_window={self.sliding_window} is not supported: this model has full attention, like Llama. "
                 "Use sliding_window=None."
             )
         self._check_layers()
@@ -136,39 +134,37 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     def _check_layers(self):
         names, layers, depth = self.router_layers, self.router_layers_index, self.num_hidden_layers
         if not names:
-            raise ValueError("router_layers is empty, so that nothing would be routed. Use router_layers='mlp'.")
+            raise ValueError("router_layers is empty. Use router_layers='mlp'.")
         for name in names:
             if name not in ROUTER_LAYERS:
-                raise ValueError(f"router_layers has {name!r}, which is not known. {nearest(name, ROUTER_LAYERS)}")
+                raise ValueError(f"router_layers has the unknown layer {name!r}. {did_you_mean(name, ROUTER_LAYERS)}")
         if len(set(names)) != len(names):
-            raise ValueError(f"router_layers={names} names a layer twice. Name each once.")
-        inside = [name for name in MLP_LINEARS if name in names]
-        if "mlp" in names and inside:
+            raise ValueError(f"router_layers={names} has a layer twice. Remove one.")
+        mlp_linears = [name for name in MLP_LINEARS if name in names]
+        if "mlp" in names and mlp_linears:
             raise ValueError(
-                f"router_layers={names} routes the whole MLP and also {', '.join(inside)} in it. Use one or the other."
+                f"router_layers={names} has the whole MLP and also its {', '.join(mlp_linears)}. Use one or the other."
             )
         if "mlp" in names and self.mlp_bias:
             raise ValueError(
-                "mlp_bias=True: the experts of router_layers='mlp' are Mixtral's, which have no bias. "
+                "mlp_bias=True is not supported with router_layers='mlp': Mixtral's experts have no bias. "
                 "Use mlp_bias=False, or router_layers=['gate_proj', 'up_proj', 'down_proj']."
             )
         if layers is not None:
             if not layers:
+                raise ValueError("router_layers_index is empty. Use None for all layers.")
+            invalid = [layer for layer in layers if not 0 <= layer < depth]
+            if invalid:
                 raise ValueError(
-                    "router_layers_index is empty, so that nothing would be routed. Use None for all layers."
-                )
-            wrong = [layer for layer in layers if not 0 <= layer < depth]
-            if wrong:
-                raise ValueError(
-                    f"router_layers_index has {wrong[0]}, but the model has num_hidden_layers={depth}, "
-                    f"counted 0 to {depth - 1}."
+                    f"router_layers_index has {invalid[0]}, but with num_hidden_layers={depth} layers are 0 to "
+                    f"{depth - 1}."
                 )
             if len(set(layers)) != len(layers):
-                raise ValueError(f"router_layers_index={layers} names a layer twice. Name each once.")
+                raise ValueError(f"router_layers_index={layers} has a layer twice. Remove one.")
 
 
-def nearest(name: str, known: tuple[str, ...]) -> str:
-    """What a misspelt name may have meant, as a sentence."""
+def did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    """A hint for a misspelt name, as a sentence."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Use one of {', '.join(map(repr, known))}."
 

@@ -1,13 +1,13 @@
-"""Experts, and the decisions that rows of a batch reach them by (LM-Lexicon, paper's Sect. 3).
+"""Experts, and the routing decisions of the rows of a batch (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, N tokens in all, d input size, I the MLP's inner size, E experts, k experts per
 token.
 
-`experts_implementation` is transformers' own: `"eager"`, a loop over experts; `"batched_mm"`, the weights of each
-token's experts (or each row's) gathered, and one batched product; `"grouped_mm"`, tokens sorted by expert, and one
-grouped product. All give the same values and gradients. Tokens are computed by `transformers.integrations.moe`. A row
-has one expert for all of its tokens, and sorting them is slower than a loop over the experts that some row chose, which
-is what `"grouped_mm"` is for rows; `sequence_soft` runs all experts on all tokens, in a loop whatever the setting.
+`experts_implementation` has transformers' values: `"eager"` is a loop over experts; `"batched_mm"` gathers the weights of
+each token's (or row's) experts for one batched product; `"grouped_mm"` sorts tokens by expert for one grouped product. All
+give the same values and gradients. Tokens are computed by `transformers.integrations.moe`. A row has one expert for all of
+its tokens, and sorting these is slower than a loop over the experts that some row chose; this loop is `"grouped_mm"` for
+rows. `sequence_soft` runs all experts on all tokens, in a loop whatever the setting.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 LINEAR_IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
-class RowGroups:
-    """The rows of a batch by expert. Read from the device once, when first asked for, and then kept with the decision.
+class RowsByExpert:
+    """The rows of a batch by expert. Read from the device once, at the first access, and then kept with the decision.
 
     Args:
         index (`(B,)`): each row's expert.
-        experts: the same as a list, where it is known.
+        experts: the same as a list, if it is known.
     """
 
     def __init__(self, index: torch.Tensor, experts: list[int] | None = None):
@@ -39,15 +39,15 @@ class RowGroups:
         by_expert = {}
         for row, expert in enumerate(self.experts):
             by_expert.setdefault(expert, []).append(row)
-        grouped = sum(by_expert.values(), [])
+        grouped_rows = sum(by_expert.values(), [])
         device = self.index.device
         self._groups = []
         for expert, rows in by_expert.items():
             first, last = rows[0], rows[-1]
-            together = last - first + 1 == len(rows)  # then a view serves, without a copy
-            self._groups.append((expert, slice(first, last + 1) if together else torch.tensor(rows, device=device)))
-        if grouped != sorted(grouped):
-            self._order = torch.tensor(grouped, device=device).argsort()
+            contiguous = last - first + 1 == len(rows)  # then a view is enough
+            self._groups.append((expert, slice(first, last + 1) if contiguous else torch.tensor(rows, device=device)))
+        if grouped_rows != sorted(grouped_rows):
+            self._order = torch.tensor(grouped_rows, device=device).argsort()
 
     @property
     def groups(self) -> list[tuple[int, torch.Tensor | slice]]:
@@ -58,65 +58,66 @@ class RowGroups:
 
     @property
     def order(self) -> torch.Tensor | None:
-        """(B,): from the groups, one after the other, back to the batch's order; `None` where they are in it."""
+        """(B,): from the concatenated groups back to the order of the batch; `None` if they are in it already."""
         if self._groups is None:
             self._sort()
         return self._order
 
 
 @dataclass(eq=False)
-class Decision:
-    """What was decided for each row of a batch, and is kept for all of its later tokens.
+class RoutingDecision:
+    """The routing of each row of a batch, which holds for all of its later tokens too.
 
     Args:
-        index (`(B,)`): the row's expert; the heaviest one where all are weighted.
+        index (`(B,)`): the row's expert; the one with the largest weight if all are weighted.
         weights (`(B, E)`: all experts weighted; `(B,)`: exactly 1, with the gate's gradient; or `None`).
-        logits (`(B, E)`, where a gate decided): its mean over the row's prompt.
+        logits (`(B, E)`, if a gate decided): the mean of its logits over the row's prompt.
     """
 
     index: torch.Tensor
     weights: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    rows: RowGroups | None = None
+    rows: RowsByExpert | None = None
 
     def __post_init__(self):
         if self.rows is None:
-            self.rows = RowGroups(self.index)
+            self.rows = RowsByExpert(self.index)
 
-    def select(self, rows: list[int]) -> "Decision":
+    def select(self, rows: list[int]) -> "RoutingDecision":
         """The decisions of these rows, which may repeat."""
         known = self.rows.experts and [self.rows.experts[row] for row in rows]
         if known and known == self.rows.experts and self.weights is self.logits is None:
             return self
-        at = torch.tensor(rows, device=self.index.device)
-        index, weights, logits = (p if p is None else p[at] for p in (self.index, self.weights, self.logits))
-        return Decision(index, weights, logits, RowGroups(index, known))
+        order = torch.tensor(rows, device=self.index.device)
+        index, weights, logits = (p if p is None else p[order] for p in (self.index, self.weights, self.logits))
+        return RoutingDecision(index, weights, logits, RowsByExpert(index, known))
 
 
 class RoutedExperts:
-    """Experts called with x and either a token's choice or a row's decision; a mix-in for modules that hold them.
+    """A mix-in for modules that hold experts. They are called with x and the choices of tokens or the decisions of rows.
 
-    They are called as modules, and never reached into from outside, so that hooks on them (sharding, offloading) run.
+    They are called as modules, and their weights are not read from outside: hooks on them (sharding, offloading) run.
     """
 
-    def per_expert(self) -> list[tuple[torch.Tensor, ...]]:
-        """Each expert's weights. Unbound all at once: one stacked gradient, where indexing adds up E full ones."""
+    def unbind_experts(self) -> list[tuple[torch.Tensor, ...]]:
+        """The weights of each expert. Unbound at once, they have one stacked gradient; indexing would add up E full ones."""
         raise NotImplementedError
 
-    def expert(self, e: int) -> tuple[torch.Tensor, ...]:
-        """One expert's weights, where no other is at work: its gradient is a copy into zeros, without the stacking."""
+    def select_expert(self, e: int) -> tuple[torch.Tensor, ...]:
+        """The weights of the only active expert: its gradient is copied into zeros, without stacking."""
         raise NotImplementedError
 
-    def one_expert(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """x (..., d) -> (..., out) by one expert's weights."""
+    def expert_forward(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """x (..., d) -> (..., out) by the weights of one expert."""
         raise NotImplementedError
 
-    def by_row(self, x: torch.Tensor, decision: Decision) -> torch.Tensor:
-        """x (B, T, d) -> (B, T, out): each row by its own expert, or by all of them, weighted."""
+    def forward_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
+        """x (B, T, d) -> (B, T, out): each row by its own expert, or by a weighted sum of all."""
         weights = decision.weights
         if weights is not None and weights.dim() == 2:
             y = sum(
-                self.one_expert(x, expert) * weights[:, e, None, None] for e, expert in enumerate(self.per_expert())
+                self.expert_forward(x, expert) * weights[:, e, None, None]
+                for e, expert in enumerate(self.unbind_experts())
             )
             return y.to(x.dtype)
         if torch.compiler.is_compiling():
@@ -127,18 +128,18 @@ class RoutedExperts:
             y = self.grouped_rows(x, decision)
         return y if weights is None else (y * weights.to(y.device)[:, None, None]).to(y.dtype)
 
-    def grouped_rows(self, x: torch.Tensor, decision: Decision) -> torch.Tensor:
-        """One expert a row, and only experts that some row chose."""
+    def grouped_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
+        """One expert per row; computes only experts that some row chose."""
         groups, order, outputs = decision.rows.groups, decision.rows.order, []
-        experts = self.per_expert() if len(groups) > 1 else {groups[0][0]: self.expert(groups[0][0])}
+        experts = self.unbind_experts() if len(groups) > 1 else {groups[0][0]: self.select_expert(groups[0][0])}
         for e, rows in groups:
             rows = rows if isinstance(rows, slice) else rows.to(x.device)
-            outputs.append(self.one_expert(x[rows], experts[e]))
+            outputs.append(self.expert_forward(x[rows], experts[e]))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return y if order is None else y[order.to(x.device)]
 
     def batched_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """x (B, T, d), index (B,) -> (B, T, out): each row by a copy of its expert's weights."""
+        """x (B, T, d), index (B,) -> (B, T, out): each row by a copy of the weights of its expert."""
         raise NotImplementedError
 
     def compiled_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -148,7 +149,7 @@ class RoutedExperts:
 
 def fits_grouped_mm(weight: torch.Tensor) -> bool:
     """Whether torch's grouped product takes these weights (E, out, in): no float64, and rows of a multiple of 16 bytes
-    in both orders. It raises otherwise."""
+    in both orders. torch raises an error otherwise."""
     _, out, d = weight.shape
     numbers = 16 // weight.element_size()
     return weight.dtype != torch.float64 and out % numbers == 0 and d % numbers == 0
@@ -157,32 +158,37 @@ def fits_grouped_mm(weight: torch.Tensor) -> bool:
 class LexiconExperts(RoutedExperts, MixtralExperts):
     """E_i(x) = (act(x W_i,gate) * x W_i,up) W_i,down: E Llama MLPs in Mixtral's two parameters."""
 
-    def per_expert(self):
+    def unbind_experts(self):
+        """See `RoutedExperts`."""
         gate_up, down = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
         return [(*gu.chunk(2), d) for gu, d in zip(gate_up, down, strict=True)]  # (I, d), (I, d), (d, I)
 
-    def expert(self, e):
+    def select_expert(self, e):
+        """See `RoutedExperts`."""
         return *self.gate_up_proj[e].chunk(2), self.down_proj[e]
 
-    def one_expert(self, x, weights):
+    def expert_forward(self, x, weights):
+        """See `RoutedExperts`."""
         gate, up, down = weights
         return F.linear(self.act_fn(F.linear(x, gate)) * F.linear(x, up), down)
 
     def batched_rows(self, x, index):
+        """See `RoutedExperts`."""
         gate, up = (x @ self.gate_up_proj[index].transpose(1, 2)).chunk(2, dim=-1)
         return (self.act_fn(gate) * up) @ self.down_proj[index].transpose(1, 2)
 
     def compiled_rows(self, x, index):
+        """See `RoutedExperts`."""
         if self.config._experts_implementation != "grouped_mm" or not fits_grouped_mm(self.down_proj):
             return self.batched_rows(x, index)
         B, T, d = x.shape
         chosen = index[:, None].expand(B, T).reshape(-1, 1)
         return self.forward(x.reshape(-1, d), chosen, x.new_ones(B * T, 1)).view(B, T, d)
 
-    def forward(self, x: torch.Tensor, choice: torch.Tensor | Decision, weights: torch.Tensor | None = None):
-        """x (N, d), index (N, k), weights (N, k) -> (N, d); or x (B, T, d) and a `Decision` -> (B, T, d)."""
-        if isinstance(choice, Decision):
-            return self.by_row(x, choice)
+    def forward(self, x: torch.Tensor, choice: torch.Tensor | RoutingDecision, weights: torch.Tensor | None = None):
+        """x (N, d), index (N, k), weights (N, k) -> (N, d); or x (B, T, d) and a `RoutingDecision` -> (B, T, d)."""
+        if isinstance(choice, RoutingDecision):
+            return self.forward_rows(x, choice)
         if self.config._experts_implementation == "grouped_mm" and not fits_grouped_mm(self.down_proj):
             return MixtralExperts.forward.__wrapped__(self, x, choice, weights)  # the plain loop
         return super().forward(x, choice, weights)
@@ -197,53 +203,57 @@ class LinearExperts(RoutedExperts, nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 
-    def per_expert(self):
+    def unbind_experts(self):
+        """See `RoutedExperts`."""
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind(0)
         return list(zip(self.weight.unbind(0), biases, strict=True))
 
-    def expert(self, e):
+    def select_expert(self, e):
+        """See `RoutedExperts`."""
         return self.weight[e], None if self.bias is None else self.bias[e]
 
-    def one_expert(self, x, weights):
+    def expert_forward(self, x, weights):
+        """See `RoutedExperts`."""
         return F.linear(x, *weights)
 
     def batched_rows(self, x, index):
+        """See `RoutedExperts`."""
         y = x @ self.weight[index].transpose(1, 2)
         return y if self.bias is None else y + self.bias[index][:, None]
 
-    def forward(self, x: torch.Tensor, choice: torch.Tensor | Decision, weights: torch.Tensor | None = None):
-        """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `Decision` -> (B, T, out).
+    def forward(self, x: torch.Tensor, choice: torch.Tensor | RoutingDecision, weights: torch.Tensor | None = None):
+        """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `RoutingDecision` -> (B, T, out).
 
         Raises:
-            ValueError: for an `experts_implementation` that transformers has for whole MLPs alone.
+            ValueError: for an `experts_implementation` that supports whole MLPs only.
         """
-        if isinstance(choice, Decision):
-            return self.by_row(x, choice)
+        if isinstance(choice, RoutingDecision):
+            return self.forward_rows(x, choice)
         implementation = self.config._experts_implementation
         if implementation not in LINEAR_IMPLEMENTATIONS:
             raise ValueError(
-                f"experts_implementation={implementation!r} is for whole MLPs, and this model routes single linear "
-                f"layers. Use one of {', '.join(map(repr, LINEAR_IMPLEMENTATIONS))}."
+                f"experts_implementation={implementation!r} supports whole MLPs only, and this model routes single "
+                f"linear layers. Use one of {', '.join(map(repr, LINEAR_IMPLEMENTATIONS))}."
             )
         if implementation == "eager" or (implementation == "grouped_mm" and not fits_grouped_mm(self.weight)):
-            return reference_experts(self, x, choice, weights).to(x.dtype)
+            return loop_over_experts(self, x, choice, weights).to(x.dtype)
         k, flat = choice.shape[1], choice.flatten()  # (N k,)
         if implementation == "batched_mm":
             y = _batched_linear(x.repeat_interleave(k, dim=0), self.weight[flat], self._biases(flat))
         else:
             y = self._grouped(x, flat, k)
-        # added up in the order of the tokens: no order of addition that could vary
+        # summed in the order of the tokens, so that the result is deterministic
         return (y.view(-1, k, y.shape[-1]) * weights[..., None]).sum(1).to(x.dtype)
 
     def _grouped(self, x: torch.Tensor, flat: torch.Tensor, k: int) -> torch.Tensor:
         """x (N, d), the tokens' experts (N k,) -> (N k, out), not yet weighted."""
         experts, order = flat.sort(stable=True)
-        # where each expert's tokens end, without reading anything from the device
-        every = torch.arange(len(self.weight), device=experts.device)
-        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
-        weight, kind = self.weight, x.device.type
-        if torch.is_autocast_enabled(kind):  # the grouped product does not look
-            weight = weight.to(torch.get_autocast_dtype(kind))
+        # the end of each expert's tokens, without reading from the device
+        expert_ids = torch.arange(len(self.weight), device=experts.device)
+        ends = torch.searchsorted(experts, expert_ids, right=True, out_int32=True)
+        weight, device_type = self.weight, x.device.type
+        if torch.is_autocast_enabled(device_type):  # the grouped product ignores autocast
+            weight = weight.to(torch.get_autocast_dtype(device_type))
         y = _grouped_linear(x[order // k], weight, ends, self._biases(experts))
         return y[order.argsort()]
 
@@ -251,16 +261,16 @@ class LinearExperts(RoutedExperts, nn.Module):
         return None if self.bias is None else self.bias[experts]
 
 
-def reference_experts(
+def loop_over_experts(
     experts: RoutedExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: what every faster formulation must equal, with gradients;
-    and what `"eager"` is for linear layers.
+    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: `"eager"` for linear layers. Every faster formulation must have
+    the same values and gradients.
 
     x (N, d), index (N, k), weights (N, k) -> (N, out).
     """
     y = 0
-    for e, expert in enumerate(experts.per_expert()):
+    for e, expert in enumerate(experts.unbind_experts()):
         share = ((index == e) * weights).sum(1, keepdim=True)  # (N, 1)
-        y = y + share * experts.one_expert(x, expert)
+        y = y + share * experts.expert_forward(x, expert)
     return y

@@ -1,11 +1,11 @@
-"""Routed modules, and the Llama layers around them (LM-Lexicon, paper's Sect. 3).
+"""Routed modules, and the Llama layers around them (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, d a module's input size, E experts, k experts per token; x a routed module's
 input, g = x W_gate.
 
-What a forward pass knows reaches a routed module as an argument, a `LayerRouting`, and is kept on no module: passes of
-several threads, passes that fail halfway and layers that are run again in the backward pass do not mix. Llama's MLP and
-attention call their linear layers with x alone; `LexiconMlp` and `LexiconAttention` hand the argument on.
+The routing state of a forward pass is an argument, a `LayerRouting`, and is never stored on a module: passes of several
+threads, passes that fail halfway and layers that run again in the backward pass do not mix. Llama's MLP and attention call
+their linear layers with x alone; `LexiconMlp` and `LexiconAttention` pass the argument on.
 """
 
 import torch
@@ -20,18 +20,18 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from .configuration_lexicon import ATTENTION_LINEARS, MLP_LINEARS, LexiconConfig
-from .experts_lexicon import Decision, LexiconExperts, LinearExperts, RoutedExperts
+from .experts_lexicon import LexiconExperts, LinearExperts, RoutedExperts, RoutingDecision
 from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_routing
 
 
 class RoutedModule(nn.Module):
-    """y = sum_i G(x)_i E_i(x), with G as the routing policy says   (LM-Lexicon, paper's Sect. 3)
+    """y = sum_i G(x)_i E_i(x), where G depends on the routing policy   (LM-Lexicon, Sect. 3)
 
     Args:
         config: the model's.
-        number: its place among the model's routed modules, in the order in which they run.
+        number: its position among the model's routed modules, in the order in which they run.
         in_features: d.
-        experts: what it routes to.
+        experts: the experts that it routes to.
     """
 
     def __init__(self, config, number: int, in_features: int, experts: RoutedExperts):
@@ -44,22 +44,22 @@ class RoutedModule(nn.Module):
     def prompt_logits(self, x: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
         """x (B, T, d), prompt (B, T) -> the mean of g over each row's prompt (B, E), in float32 (float64 for float64).
 
-        The gate is linear: it reads the mean of x, once a row.
+        The gate is linear, so that it is applied to the mean of x, once per row.
         """
         prompt = prompt.to(x.device)
         total = at_least_float32(x).masked_fill(~prompt[..., None], 0).sum(1)  # (B, d)
         return at_least_float32(self.gate((total / prompt.sum(1, keepdim=True)).to(x.dtype)))
 
-    def decide(self, x: torch.Tensor, prompt: torch.Tensor) -> Decision:
-        """x (B, T, d), prompt (B, T) -> a decision a row."""
+    def decide(self, x: torch.Tensor, prompt: torch.Tensor) -> RoutingDecision:
+        """x (B, T, d), prompt (B, T) -> one decision per row."""
         logits = self.prompt_logits(x, prompt)  # (B, E)
         probabilities = logits.softmax(-1)
         p, index = probabilities.max(-1)  # (B,)
         if self.policy == "sequence_soft":
-            return Decision(index, probabilities, logits)
-        # Not by whether gradients are on: the first pass of a re-entrant checkpoint has them off.
-        learns = self.training or torch.is_grad_enabled()
-        return Decision(index, 1 + (p - p.detach()) if learns else None, logits)
+            return RoutingDecision(index, probabilities, logits)
+        # Gradients alone do not tell: the first pass of a re-entrant checkpoint has them off.
+        needs_grad = self.training or torch.is_grad_enabled()
+        return RoutingDecision(index, 1 + (p - p.detach()) if needs_grad else None, logits)
 
     def forward(self, x: torch.Tensor, routing: LayerRouting | None = None) -> torch.Tensor:
         """x (B, T, d) -> (B, T, out).
@@ -69,7 +69,7 @@ class RoutedModule(nn.Module):
         """
         if routing is None:
             raise RuntimeError(
-                f"{type(self).__name__} was called outside of its decoder layer, without routing. Call the model, or "
+                f"{type(self).__name__} was called without routing, which its decoder layer passes. Call the model, or "
                 "the layer with routing=."
             )
         if self.policy != "token":
@@ -82,14 +82,14 @@ class RoutedModule(nn.Module):
 
 
 class RoutedMlp(RoutedModule):
-    """E Llama MLPs behind one gate: Mixtral's block, for all policies."""
+    """E Llama MLPs with one gate: Mixtral's block, for all policies."""
 
     def __init__(self, config, number: int):
         super().__init__(config, number, config.hidden_size, LexiconExperts(config))
 
 
 class RoutedLinear(RoutedModule):
-    """E linear layers behind a gate of their own, in the place of one linear layer."""
+    """E linear layers with their own gate, in place of one linear layer."""
 
     def __init__(self, config, number: int, linear: nn.Linear):
         experts = LinearExperts(config, linear.in_features, linear.out_features, linear.bias is not None)
@@ -101,7 +101,7 @@ class RoutedLinears(nn.Module):
 
     Args:
         config, args: for the block.
-        numbers: the routed ones by name, with their number among the model's routed modules.
+        numbers: for each routed linear layer its position among the model's routed modules.
     """
 
     def __init__(self, config: LexiconConfig, *args, numbers: dict[str, int]):
@@ -111,13 +111,13 @@ class RoutedLinears(nn.Module):
             setattr(self, name, RoutedLinear(config, number, getattr(self, name)))
 
     def project(self, name: str, x: torch.Tensor, routing: LayerRouting | None) -> torch.Tensor:
-        """The linear layer of this name, with `routing` where it is routed."""
+        """Applies the linear layer of this name, with `routing` if it is routed."""
         linear = getattr(self, name)
         return linear(x, routing) if name in self.routed_names else linear(x)
 
 
 class LexiconMlp(RoutedLinears, LlamaMLP):
-    """Llama's MLP, for routed `gate_proj`, `up_proj` or `down_proj`."""
+    """Llama's MLP with routed `gate_proj`, `up_proj` or `down_proj`."""
 
     def forward(self, x: torch.Tensor, routing: LayerRouting | None = None) -> torch.Tensor:
         """x (B, T, d) -> (B, T, d)."""
@@ -126,7 +126,7 @@ class LexiconMlp(RoutedLinears, LlamaMLP):
 
 
 class LexiconAttention(RoutedLinears, LlamaAttention):
-    """Llama's attention, for routed `q_proj`, `k_proj`, `v_proj` or `o_proj`."""
+    """Llama's attention with routed `q_proj`, `k_proj`, `v_proj` or `o_proj`."""
 
     def forward(
         self,
@@ -137,9 +137,9 @@ class LexiconAttention(RoutedLinears, LlamaAttention):
         routing: LayerRouting | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states (B, T, d) -> (B, T, d), and the attention weights where the implementation has them.
+        """hidden_states (B, T, d) -> (B, T, d), and the attention weights if the implementation returns them.
 
-        As `LlamaAttention.forward`, but for `routing`.
+        Like `LlamaAttention.forward`, with `routing`.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
@@ -150,22 +150,14 @@ class LexiconAttention(RoutedLinears, LlamaAttention):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        attended, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
-        )
+        options = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        attended, weights = attend(self, query, key, value, attention_mask, **options)
         attended = attended.reshape(*hidden_states.shape[:-1], -1).contiguous()
         return self.project("o_proj", attended, routing), weights
 
 
 class LexiconDecoderLayer(LlamaDecoderLayer):
-    """A Llama layer whose MLP or linear layers are routed modules where the configuration says so."""
+    """A Llama layer whose MLP or linear layers are routed modules, as configured."""
 
     def __init__(self, config: LexiconConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -186,20 +178,22 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         return self if name == "mlp" else self.self_attn if name in ATTENTION_LINEARS else self.mlp
 
     def routed_modules(self) -> list[RoutedModule]:
-        """They are looked up each time: an adapter may have put copies of them, or itself, in their place."""
-        places = [getattr(self._parent(name), name) for name in self.routed_names]
-        return [module for place in places for module in place.modules() if isinstance(module, RoutedModule)]
+        """The routed modules in order. They are looked up each time, because adapters replace or wrap modules."""
+        submodules = [getattr(self._parent(name), name) for name in self.routed_names]
+        return [
+            module for submodule in submodules for module in submodule.modules() if isinstance(module, RoutedModule)
+        ]
 
     def __call__(self, hidden_states: torch.Tensor, routing: Routing | None = None, **kwargs) -> torch.Tensor:
         """hidden_states (B, T, d) -> (B, T, d).
 
-        What the routed modules found comes out of `forward` as outputs, and not only by way of `routing`: whatever runs
-        between here and there (checkpoints, sharding) carries gradients through outputs alone.
+        The decisions of routed modules are outputs of `forward`, not only side effects on `routing`: gradient checkpointing
+        and sharding pass gradients through outputs only.
         """
         if not self.routed_names or routing is None:
             return super().__call__(hidden_states, **kwargs)
-        hidden_states, *found = super().__call__(hidden_states, routing.domain_weights, routing=routing, **kwargs)
-        routing.collect(found)
+        hidden_states, *decisions = super().__call__(hidden_states, routing.domain_weights, routing=routing, **kwargs)
+        routing.collect(decisions)
         return hidden_states
 
     def forward(
@@ -209,7 +203,7 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         routing: Routing | None = None,
         **kwargs,
     ):
-        """(B, T, d) -> (B, T, d), and index, weights and logits of each routed module."""
+        """hidden_states (B, T, d) -> (B, T, d), and index, weights and logits of each routed module."""
         if not self.routed_names or routing is None:
             return super().forward(hidden_states, **kwargs)
         layer_routing = LayerRouting(routing, domain_weights)
@@ -218,14 +212,86 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         hidden_states = hidden_states + attended
         x = self.post_attention_layernorm(hidden_states)
         hidden_states = hidden_states + (self.mlp(x, layer_routing) if self.mlp_is_routed else self.mlp(x))
-        return hidden_states, *layer_routing.found
+        return hidden_states, *layer_routing.outputs
 
 
-__all__ = [
-    "LexiconAttention",
-    "LexiconDecoderLayer",
-    "LexiconMlp",
-    "RoutedLinear",
-    "RoutedMlp",
-    "RoutedModule",
-]
+class RoutedModelMixin:
+    """Methods of all models that concern their routed modules: finding, freezing, adapting them."""
+
+    def routed_modules(self) -> list[RoutedModule]:
+        """The M routed modules, in the order in which they run."""
+        return [m for layer in self.modules() if isinstance(layer, LexiconDecoderLayer) for m in layer.routed_modules()]
+
+    def freeze_all_but(self, *parts: str) -> int:
+        """Freezes everything except these parts, `"gates"` and `"experts"`: the last of LM-Lexicon's four steps.
+
+        Returns: the number of trainable parameters.
+
+        Raises:
+            ValueError: for an unknown part, or one that the model does not have.
+        """
+        for part in parts or ("nothing",):
+            if part not in ("gates", "experts"):
+                raise ValueError(f"freeze_all_but({part!r}): unknown part. Use 'gates', 'experts' or both.")
+        trained = []
+        for module in self.routed_modules():
+            gate = [] if module.gate is None else list(module.gate.parameters())
+            trained += gate * ("gates" in parts) + list(module.experts.parameters()) * ("experts" in parts)
+        if "gates" in parts and all(module.gate is None for module in self.routed_modules()):
+            raise ValueError(
+                "freeze_all_but('gates'): the model has no gates, because routing_policy='domain' routes by domain_ids. "
+                "Use domain_gate=True, or freeze_all_but('experts')."
+            )
+        self.requires_grad_(False)
+        for p in trained:
+            p.requires_grad_(True)
+        return sum(p.numel() for p in trained)
+
+    def lora_config(self, **overrides):
+        """A peft `LoraConfig`: LoRA (r = 16, alpha = 32) on the attention's linear layers that are not routed, and gates (and a
+        classifier's head) trained and saved in full.
+
+        Args:
+            overrides: fields of `LoraConfig`, which replace these.
+
+        Raises:
+            ImportError: without peft.
+            ValueError: if all linear layers of the attention are routed; then pass `target_parameters`.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
+        linears = {name: module for name, module in self.named_modules() if isinstance(module, nn.Linear)}
+        targets = [name for name in linears if name.rpartition(".")[2] in ATTENTION_LINEARS]
+        if not targets and not {"target_modules", "target_parameters"} & set(overrides):
+            raise ValueError(
+                f"router_layers={self.config.router_layers} leaves no linear layers for LoRA. Pass target_parameters."
+            )
+        heads = [name for name in ("gate", "score") if any(key.rpartition(".")[2] == name for key in linears)]
+        task = {"LexiconForCausalLM": "CAUSAL_LM", "LexiconForSequenceClassification": "SEQ_CLS"}.get(
+            type(self).__name__
+        )
+        options = {"r": 16, "lora_alpha": 32, "task_type": task, "target_modules": targets, "modules_to_save": heads}
+        return LoraConfig(**{**options, **overrides})
+
+
+def last_token_positions(input_ids, attention_mask, inputs_embeds, pad_token_id: int | None) -> torch.Tensor:
+    """(B,): each row's last real token, by the mask, or without one by the padding token.
+
+    Raises:
+        ValueError: for a batch without both.
+    """
+    B, T = (input_ids if input_ids is not None else inputs_embeds[..., 0]).shape
+    if attention_mask is not None and attention_mask.dim() == 2:
+        real = attention_mask[:, -T:] != 0
+    elif input_ids is not None and pad_token_id is not None:
+        real = input_ids != pad_token_id
+    elif B == 1:
+        return torch.tensor([T - 1])
+    else:
+        raise ValueError(
+            f"A batch of {B} rows without attention_mask and without config.pad_token_id has unknown row ends. Pass "
+            "attention_mask (batch, length), or set pad_token_id and pass input_ids."
+        )
+    return (real * torch.arange(T, device=real.device)).argmax(1)

@@ -1,9 +1,9 @@
-"""The routing state of one forward pass, how it is kept on the cache, and the balance loss (LM-Lexicon, Sect. 3).
+"""The routing state of one forward pass, its decisions on the cache, and the router losses (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, N tokens in all, d a module's input size, E experts, k experts per token; x a
 routed module's input, g = x W_gate.
 
-A `Routing` belongs to one forward pass, a `LayerRouting` to one run of one decoder layer. Both travel as arguments.
+A `Routing` belongs to one forward pass, a `LayerRouting` to one run of one decoder layer. Both are passed as arguments.
 """
 
 from dataclasses import replace
@@ -13,53 +13,54 @@ import torch
 import torch.nn.functional as F
 
 from .configuration_lexicon import LexiconConfig
-from .experts_lexicon import Decision
+from .experts_lexicon import RoutingDecision
 
-# Where the decisions of an earlier call are kept: on the cache of keys and values, beside what they have shaped.
-KEPT = "lexicon_decisions"
+# Decisions of earlier calls are an attribute of the key-value cache.
+CACHE_ATTR = "lexicon_decisions"
 
 
 class Routing:
-    """What one forward pass knows, and what its routed modules have found so far.
+    """The routing inputs of one forward pass, and the decisions of its routed modules so far.
 
     Args:
         policy: the configuration's `routing_policy`.
-        prompt (`(B, T)`, bool): the tokens that a sequence's decision reads; `None` where nothing is to be decided.
-        given: the domain policy's decision, where it is known beforehand.
-        kept: decisions of an earlier call by the number of the routed module, from the cache.
-        learn_gate: whether the domain gate reads the prompt although the decision is given, to learn it.
+        prompt (`(B, T)`, bool): the tokens that a decision per row reads; `None` if all decisions are known.
+        fixed_domain: the decision of the domain policy, if it is known before the pass.
+        cached: decisions of an earlier call by the number of the routed module, from the cache.
+        train_domain_gate: whether the domain gate reads the prompt although the decision is known, to learn it.
 
     Attributes:
-        decisions: one for each routed module that has run, in their order; for the token policy its index (B, T, k)
-            and logits (B, T, E).
+        decisions: one per routed module that has run, in order; for the token policy its index (B, T, k) and logits
+            (B, T, E).
     """
 
-    def __init__(self, policy, prompt=None, given=None, kept=None, learn_gate=False):
-        self.policy, self.prompt, self.given, self.learn_gate = policy, prompt, given, learn_gate
-        self.kept = kept or {}
-        self.domain = given
+    def __init__(self, policy, prompt=None, fixed_domain=None, cached=None, train_domain_gate=False):
+        self.policy, self.prompt, self.train_domain_gate = policy, prompt, train_domain_gate
+        self.fixed_domain = self.domain = fixed_domain
+        self.cached = cached or {}
         self.decisions = []
 
     @property
     def domain_weights(self) -> torch.Tensor | None:
+        """Weights (B,) of the domain policy's decision."""
         return None if self.domain is None else self.domain.weights
 
-    def collect(self, found: list[torch.Tensor | None]):
-        """Takes what a decoder layer returned: index, weights and logits of each of its routed modules."""
-        for index, weights, logits in zip(found[::3], found[1::3], found[2::3], strict=True):
-            decision = Decision(index, weights, logits)
+    def collect(self, outputs: list[torch.Tensor | None]):
+        """Adds the outputs of a decoder layer: index, weights and logits of each of its routed modules."""
+        for index, weights, logits in zip(outputs[::3], outputs[1::3], outputs[2::3], strict=True):
+            decision = RoutingDecision(index, weights, logits)
             if self.policy == "domain":
                 self.domain = self.domain or decision
                 decision.rows = self.domain.rows
             self.decisions.append(decision)
 
-    def to_keep(self) -> dict[int, Decision]:
-        """The decisions that hold for the tokens to come, without their gradients."""
+    def cacheable(self) -> dict[int, RoutingDecision]:
+        """The decisions that hold for later tokens, without gradients."""
         if self.policy == "token":
             return {}
         if self.policy == "domain":
             index, logits = self.domain.index, self.domain.logits
-            return {0: Decision(index, None, None if logits is None else logits.detach(), self.domain.rows)}
+            return {0: RoutingDecision(index, None, None if logits is None else logits.detach(), self.domain.rows)}
         soft = self.policy == "sequence_soft"
         return {
             number: replace(d, weights=d.weights.detach() if soft else None, logits=d.logits.detach())
@@ -68,27 +69,28 @@ class Routing:
 
 
 class LayerRouting:
-    """One decoder layer's share of a `Routing`, made anew each time the layer runs: also when gradient checkpointing
-    runs it again in the backward pass, which must decide again and not find its own earlier decisions.
+    """The part of a `Routing` that belongs to one run of one decoder layer. When gradient checkpointing runs a layer again
+    in the backward pass, it gets a new one: it must decide again, without its own earlier decisions.
 
     Args:
         routing: the forward pass's.
-        domain_weights (`(B,)`): the weights of the domain gate's decision, where an earlier layer took it. They are an
-            input and an output of layers because a re-entrant checkpoint lets gradients pass in no other way.
+        domain_weights (`(B,)`): the weights of the domain gate's decision, if an earlier layer made it. They are an input
+            and an output of layers, because a re-entrant checkpoint passes gradients in no other way.
     """
 
     def __init__(self, routing: Routing, domain_weights: torch.Tensor | None):
         self.routing = routing
         self.domain = routing.domain and replace(routing.domain, weights=domain_weights)
-        self.found = []
+        self.outputs = []
 
     def record(self, index: torch.Tensor, weights: torch.Tensor | None, logits: torch.Tensor | None):
-        self.found += [index, weights, logits]
+        """Adds a decision to the layer's outputs."""
+        self.outputs += [index, weights, logits]
 
-    def decide(self, module, x: torch.Tensor) -> Decision:
-        """The decision for each row of x (B, T, d): kept, given, or taken now by the `RoutedModule`'s gate on the prompt."""
+    def decide(self, module, x: torch.Tensor) -> RoutingDecision:
+        """The decision for each row of x (B, T, d): cached, fixed, or made now by the gate of the `RoutedModule`."""
         routing = self.routing
-        decision = routing.kept.get(module.number)
+        decision = routing.cached.get(module.number)
         if routing.policy == "domain":
             decision = self._domain(module, x)
         elif decision is None:
@@ -97,13 +99,13 @@ class LayerRouting:
         return decision
 
     def _domain(self, module, x):
-        given = self.routing.given
-        if given is not None:
+        fixed = self.routing.fixed_domain
+        if fixed is not None:
             if module.gate is None:
-                return replace(given, logits=None)
-            if self.routing.learn_gate:
-                return replace(given, logits=module.prompt_logits(x.detach(), self.routing.prompt))
-            return given
+                return replace(fixed, logits=None)
+            if self.routing.train_domain_gate:
+                return replace(fixed, logits=module.prompt_logits(x.detach(), self.routing.prompt))
+            return fixed
         if module.gate is not None:
             self.domain = module.decide(x, self.routing.prompt)
             return self.domain
@@ -111,22 +113,22 @@ class LayerRouting:
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """x in float32, or in float64 where it is that: a softmax over logits loses too much in less."""
+    """x in float32, or in float64 if it is float64: a softmax over logits needs that precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def top_k_routing(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(KeepTopK(g, k)) in float32, or float64 for float64   (LM-Lexicon, Sect. 3; Shazeer et al. 2017, Eq. 3)
 
-    logits (..., E) -> weights (..., k) that sum to 1, index (..., k), heaviest first. With k = 1 the weight is 1 and
-    carries the gradient of the full softmax's probability (straight through), or the gate would never learn.
+    logits (..., E) -> weights (..., k) that sum to 1, index (..., k), largest weight first. With k = 1 the weight is 1 and
+    has the gradient of the full softmax's probability (straight-through estimator); otherwise the gate would not learn.
     """
     logits = at_least_float32(logits)
     if k == 1:
         p, index = logits.softmax(-1).max(-1, keepdim=True)
         return 1 + (p - p.detach()), index
-    kept, index = logits.topk(k, dim=-1)
-    return kept.softmax(-1), index
+    top, index = logits.topk(k, dim=-1)
+    return top.softmax(-1), index
 
 
 def is_empty(cache) -> bool:
@@ -134,46 +136,52 @@ def is_empty(cache) -> bool:
     if cache is None:
         return True
     length = cache.get_seq_length()
-    if torch.is_tensor(length) and torch.compiler.is_compiling():  # a static cache: its length is not read in a graph
-        return getattr(cache, KEPT, None) is None
+    if torch.is_tensor(length) and torch.compiler.is_compiling():  # a static cache
+        return getattr(cache, CACHE_ATTR, None) is None
     return bool(length == 0)
 
 
-def keep_on_cache(cache, decisions: dict[int, Decision]):
-    """Keeps decisions on a cache; where its rows are moved, chosen or repeated, they go along."""
-    setattr(cache, KEPT, decisions)
+def attach_to_cache(cache, decisions: dict[int, RoutingDecision]):
+    """Stores decisions on a cache, whose methods then also reorder, select or repeat them."""
+    setattr(cache, CACHE_ATTR, decisions)
     if not torch.compiler.is_compiling():
         for move in (reorder_cache, batch_select_indices, batch_repeat_interleave):
-            # Bound methods, which a deep copy of the cache binds anew.
+            # Bound methods, which a deep copy of the cache binds to itself.
             setattr(cache, move.__name__, MethodType(move, cache))
 
 
 def reorder_cache(cache, beam_idx):
+    """The cache's own method, which also moves the decisions."""
     type(cache).reorder_cache(cache, beam_idx)
     move_decisions(cache, beam_idx.tolist())
 
 
 def batch_select_indices(cache, indices):
+    """The cache's own method, which also selects the decisions."""
     type(cache).batch_select_indices(cache, indices)
     move_decisions(cache, indices.tolist())
 
 
 def batch_repeat_interleave(cache, repeats):
+    """The cache's own method, which also repeats the decisions."""
     type(cache).batch_repeat_interleave(cache, repeats)
-    batch = len(getattr(cache, KEPT)[0].index)
+    batch = len(getattr(cache, CACHE_ATTR)[0].index)
     move_decisions(cache, [row for row in range(batch) for _ in range(repeats)])
 
 
 def move_decisions(cache, rows: list[int]):
-    setattr(cache, KEPT, {number: decision.select(rows) for number, decision in getattr(cache, KEPT).items()})
+    """Replaces the cache's decisions with those of these rows, which may repeat."""
+    setattr(
+        cache, CACHE_ATTR, {number: decision.select(rows) for number, decision in getattr(cache, CACHE_ATTR).items()}
+    )
 
 
-def find_prompt(
+def resolve_prompt_mask(
     shape: tuple[int, int], attention_mask: torch.Tensor | None, prompt_mask: torch.Tensor | None, device
 ) -> torch.Tensor:
-    """The tokens that a sequence's decision reads: `prompt_mask`'s real tokens, or all real ones.
+    """The tokens that a decision per row reads: the real tokens of `prompt_mask`, or all real tokens.
 
-    A row without any reads its first real token: the least, and nothing of what follows.
+    For a row without any it is the first real token.
 
     Returns: (B, T), bool, at least one in each row.
 
@@ -188,23 +196,23 @@ def find_prompt(
         elif prompt_mask is None:
             form = tuple(attention_mask.shape) if torch.is_tensor(attention_mask) else type(attention_mask).__name__
             raise ValueError(
-                f"attention_mask={form}: a sequence's or domain's decision reads the real tokens of its prompt, which "
-                f"only a mask of the shape (batch, length) tells. Pass prompt_mask {shape} beside it, non-zero at these "
-                "tokens, or with routing_policy='domain' pass domain_ids (batch,)."
+                f"attention_mask={form}: a routing decision per row reads the real tokens of its prompt, which only a "
+                f"mask of the shape (batch, length) marks. Also pass prompt_mask {shape}, non-zero at these tokens, or, "
+                "with routing_policy='domain', domain_ids (batch,)."
             )
     prompt = real
     if prompt_mask is not None:
         if tuple(prompt_mask.shape) != (B, T):
             raise ValueError(
-                f"prompt_mask has the shape {tuple(prompt_mask.shape)}, and this call's tokens {(B, T)}: a sequence is "
-                "routed by its whole prompt at once. Pass prompt and mask whole (in generate: prefill_chunk_size=None)."
+                f"prompt_mask has the shape {tuple(prompt_mask.shape)}, but the tokens of this call {(B, T)}. A sequence is "
+                "routed by its whole prompt at once: pass the whole prompt and mask (in generate: prefill_chunk_size=None)."
             )
         prompt = prompt_mask.to(device).bool() & real
     first = F.one_hot(real.int().argmax(1), T).bool()  # (B, T)
     return prompt | (first & ~prompt.any(1, keepdim=True))
 
 
-def plan_routing(
+def make_routing(
     config: LexiconConfig,
     shape: tuple[int, int],
     device,
@@ -212,55 +220,60 @@ def plan_routing(
     domain_ids: torch.Tensor | None = None,
     prompt_mask: torch.Tensor | None = None,
     past_key_values=None,
-    learn_domain_gate: bool = False,
+    train_domain_gate: bool = False,
 ) -> Routing:
-    """What a forward pass over tokens of this shape (B, T) routes by; arguments as in `LexiconModel.forward`.
+    """The routing state for a forward pass over tokens of this shape (B, T); arguments as in `LexiconModel.forward`.
 
     Raises:
-        ValueError: when there is nothing to decide by (the message says what is missing), or for ids out of range.
+        ValueError: if an input that the decision needs is missing, or for ids out of range.
     """
-    policy, given, prompt = config.routing_policy, None, None
+    policy, fixed_domain, prompt = config.routing_policy, None, None
     if policy == "token":
         return Routing(policy)
-    cached = not is_empty(past_key_values)
-    kept = getattr(past_key_values, KEPT, None) if cached else None
-    if kept is not None and policy != "domain" and len(kept) != len(config.routed_modules()):
-        kept = None  # another model's
-    if kept is not None and len(kept[0].index) != shape[0]:
+    has_cache = not is_empty(past_key_values)
+    cached = getattr(past_key_values, CACHE_ATTR, None) if has_cache else None
+    if cached is not None and policy != "domain" and len(cached) != len(config.routed_modules()):
+        cached = None  # another model's
+    if cached is not None and len(cached[0].index) != shape[0]:
         raise ValueError(
-            f"The cache holds routing decisions for {len(kept[0].index)} rows, and this call has {shape[0]}. "
+            f"The cache holds routing decisions for {len(cached[0].index)} rows, and this call has {shape[0]}. "
             "Move rows by the cache's own methods (batch_repeat_interleave, batch_select_indices, reorder_cache)."
         )
     if policy == "domain":
         if domain_ids is not None:
-            given = check_domains(domain_ids.to(device), shape[0], config.num_local_experts)
-        elif kept is not None:
-            given = kept[0]
+            fixed_domain = check_domains(domain_ids.to(device), shape[0], config.num_local_experts)
+        elif cached is not None:
+            fixed_domain = cached[0]
         elif not config.domain_gate:
             raise ValueError(
-                "routing_policy='domain' needs domain_ids, one expert a row, and the model has no domain gate to find "
-                "them. Pass domain_ids (batch,); model.assign_domains(texts, embedder) finds them by saved centroids."
+                "routing_policy='domain' needs domain_ids, one expert per row, because the model has no domain gate. "
+                "Pass domain_ids (batch,); model.assign_domains(texts, embedder) computes them from saved centroids."
             )
-        learn_domain_gate = learn_domain_gate and config.domain_gate and domain_ids is not None and not cached
-    if kept is None and (given is None or learn_domain_gate):
-        if cached:
+        train_domain_gate = train_domain_gate and config.domain_gate and domain_ids is not None and not has_cache
+    if cached is None and (fixed_domain is None or train_domain_gate):
+        if has_cache:
             raise ValueError(
-                "past_key_values holds tokens but no routing decision, so that these tokens' experts are not known. "
-                "Pass a cache that this model filled from the prompt on, with the same routing_policy."
+                "past_key_values contains tokens but no routing decisions. Pass a cache that this model has filled from the "
+                "start of the prompt, with the same routing_policy."
             )
-        prompt = find_prompt(shape, attention_mask, prompt_mask, device)
-    return Routing(policy, prompt, given, kept, learn_domain_gate)
+        prompt = resolve_prompt_mask(shape, attention_mask, prompt_mask, device)
+    return Routing(policy, prompt, fixed_domain, cached, train_domain_gate)
 
 
-def check_domains(domain_ids: torch.Tensor, batch: int, num_experts: int) -> Decision:
+def check_domains(domain_ids: torch.Tensor, batch: int, num_experts: int) -> RoutingDecision:
+    """The decision of given domain ids (B,).
+
+    Raises:
+        ValueError: for another shape, or an id out of range.
+    """
     if tuple(domain_ids.shape) != (batch,):
-        raise ValueError(f"domain_ids has the shape {tuple(domain_ids.shape)}: pass one id a row, ({batch},).")
-    decision = Decision(domain_ids.long())
+        raise ValueError(f"domain_ids has the shape {tuple(domain_ids.shape)}: pass one id per row, ({batch},).")
+    decision = RoutingDecision(domain_ids.long())
     if not torch.compiler.is_compiling():
-        wrong = [expert for expert, _ in decision.rows.groups if not 0 <= expert < num_experts]
-        if wrong:
+        invalid = [expert for expert, _ in decision.rows.groups if not 0 <= expert < num_experts]
+        if invalid:
             raise ValueError(
-                f"domain_ids has {wrong[0]}, but there are {num_experts} experts: ids go from 0 to {num_experts - 1}."
+                f"domain_ids has {invalid[0]}, but with {num_experts} experts ids are 0 to {num_experts - 1}."
             )
     return decision
 
@@ -273,12 +286,12 @@ def load_balancing_loss(
     """mean over modules of E * sum_i f_i P_i, f_i the share of tokens (or rows) that chose expert i, P_i its mean
     probability   (Fedus et al. 2022, Eq. 4-6, a module at a time)
 
-    A module at a time, and then the mean: over all at once, two that have collapsed on different experts would pass
-    for balanced.
+    The loss is computed per module, then averaged: pooled over modules, two that have collapsed on different experts would
+    look balanced.
 
     Args:
         router_logits (tuple of `(B, T, E)` or `(B, E)`), expert_index (tuple of `(B, T, k)` or `(B,)`): the outputs'.
-        attention_mask (`(B, T)`): zero at tokens that do not count.
+        attention_mask (`(B, T)`): zero at padding.
 
     Returns: a scalar: k when routing is uniform, up to E when it has collapsed.
     """
@@ -296,12 +309,23 @@ def load_balancing_loss(
     return torch.stack(losses).mean()
 
 
-__all__ = [
-    "LayerRouting",
-    "Routing",
-    "at_least_float32",
-    "keep_on_cache",
-    "load_balancing_loss",
-    "plan_routing",
-    "top_k_routing",
-]
+def compute_aux_loss(config, outputs, attention_mask, domain_ids) -> torch.Tensor | None:
+    """The load-balancing loss of the gates that made decisions; `None` if none did."""
+    is_fixed = config.routing_policy == "domain" and domain_ids is not None
+    if is_fixed or not outputs.router_logits:
+        return None
+    if attention_mask is not None and attention_mask.dim() != 2:
+        attention_mask = None
+    return load_balancing_loss(outputs.router_logits, outputs.expert_index, attention_mask)
+
+
+def router_loss(config, outputs, aux_loss, domain_ids, share: torch.Tensor) -> torch.Tensor | float:
+    """Router losses, weighted by `share` (B,), each row's part of the step's labels (exact under gradient accumulation)."""
+    loss = 0.0
+    if aux_loss is not None and config.router_aux_loss_coef:
+        loss = config.router_aux_loss_coef * share.sum() * aux_loss
+    if config.routing_policy == "domain" and domain_ids is not None and outputs.router_logits:
+        # the domain gate learns these ids
+        gate_loss = F.cross_entropy(outputs.router_logits[0], domain_ids.to(share.device), reduction="none")  # (B,)
+        loss = loss + (gate_loss * share).sum()
+    return loss

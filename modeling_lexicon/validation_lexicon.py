@@ -1,4 +1,4 @@
-"""What all configurations share: overrides are checked, and no configuration fetches or runs code.
+"""Shared by all configurations: overrides are validated, and no configuration downloads or runs code.
 
 The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
 """
@@ -6,22 +6,20 @@ The same file in every modeling package, which travels alone: edit modeling_seke
 import difflib
 from collections.abc import Iterable
 
-# Keys by which transformers looks up an implementation, which may be a kernel in a repository on the Hub.
-IMPLEMENTATION_KEYS = tuple(
-    f"{prefix}{kind}_implementation{suffix}"
-    for kind in ("attn", "experts")
-    for prefix in ("", "_")
-    for suffix in ("", "_internal")
-)
+# Keys by which transformers looks up an implementation. Its value may name a kernel in a Hub repository.
+KINDS = ("attn", "_attn", "experts", "_experts")
+IMPLEMENTATION_KEYS = tuple(f"{kind}_implementation{suffix}" for kind in KINDS for suffix in ("", "_internal"))
+CODE_REFERENCES = ("auto_map", "custom_pipelines")
 
 
 class ValidatedConfigMixin:
-    """Put before `PreTrainedConfig` in the bases of a configuration with a method `check`, which raises a `ValueError` for
-    a value out of range. The configuration calls it at the end of its `__post_init__`; this class calls it again after
-    `from_pretrained(..., field=value)`, which sets fields of a configuration that has been checked.
+    """Validates a configuration after every kind of construction. Put it before `PreTrainedConfig` in the bases.
+
+    The configuration has a method `check`, which raises a `ValueError` for a value out of range, and calls it at the end of
+    its `__post_init__`. This class calls it again after `from_pretrained(..., field=value)`, which sets fields later.
 
     Attributes:
-        readable_model_types: the values of `model_type` in files that this configuration reads; its own by default.
+        readable_model_types: the values of `model_type` that this configuration accepts in files; its own by default.
         how_to_start: the end of the error message for a configuration of another model.
     """
 
@@ -30,28 +28,30 @@ class ValidatedConfigMixin:
 
     def __post_init__(self, **kwargs):
         if not type(self).__module__.startswith("transformers_modules"):
-            # Where a checkpoint lists its own pipeline, transformers asks for trust_remote_code even if this package is
+            # If a checkpoint lists its own pipeline, transformers asks for trust_remote_code even if this package is
             # imported and has registered the pipeline. Code that was loaded from the checkpoint keeps the list.
             kwargs.pop("custom_pipelines", None)
             # Saving adds the model's own class; a class in a file of another name would not be saved.
-            own = f"_{self.model_type}"
+            suffix = f"_{self.model_type}"
             auto_map = kwargs.pop("auto_map", None) or {}
-            kept = {name: path for name, path in auto_map.items() if str(path).partition(".")[0].endswith(own)}
+            kept = {name: path for name, path in auto_map.items() if str(path).partition(".")[0].endswith(suffix)}
             kwargs |= {"auto_map": kept} if kept else {}
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As in transformers; checked again with what `kwargs` have replaced.
+        """As in transformers; validated again after `kwargs` have replaced fields.
 
         Raises:
-            ValueError: for the configuration of another model, a value out of range, and a Hub kernel that the
-                dictionary names (a caller may ask for one: `attn_implementation=...` in `kwargs`).
+            ValueError: for the configuration of another model, a value out of range, and a Hub kernel named in
+                `config_dict`. A kernel passed in `kwargs` (`attn_implementation=...`) is accepted.
         """
-        found, readable = config_dict.get("model_type", cls.model_type), cls.readable_model_types or (cls.model_type,)
-        if found not in readable:
+        model_type = config_dict.get("model_type", cls.model_type)
+        readable = cls.readable_model_types or (cls.model_type,)
+        if model_type not in readable:
             raise ValueError(
-                f"model_type={found!r}: {cls.__name__} reads {' and '.join(map(repr, readable))}. {cls.how_to_start}"
+                f"model_type={model_type!r} is not supported by {cls.__name__}, which reads "
+                f"{' and '.join(map(repr, readable))}. {cls.how_to_start}"
             )
         refuse_remote_kernels(config_dict)
         config_dict = {name: without_code_references(value) for name, value in config_dict.items()}
@@ -62,14 +62,14 @@ class ValidatedConfigMixin:
 
 
 def refuse_remote_kernels(config: dict, path: str = ""):
-    """Raises a `ValueError` where a configuration, or one nested in it, names an implementation in a repository."""
+    """Raises a `ValueError` if a configuration, or one nested in it, names an implementation in a Hub repository."""
     for name, value in config.items():
         if name in IMPLEMENTATION_KEYS:
             for implementation in value.values() if isinstance(value, dict) else [value]:
                 if "/" in str(implementation):
                     raise ValueError(
-                        f"{path}{name}={implementation!r} in the configuration names a kernel in a repository, whose code "
-                        "would run here. Remove it from config.json; if you trust the repository, pass "
+                        f"{path}{name}={implementation!r} in the configuration names a kernel in a Hub repository, whose code "
+                        "would be run. Remove it from config.json; if you trust the repository, pass "
                         f"attn_implementation={implementation!r} yourself."
                     )
         elif isinstance(value, dict):
@@ -77,25 +77,21 @@ def refuse_remote_kernels(config: dict, path: str = ""):
 
 
 def without_code_references(value):
-    """A value of a configuration, without references to code where it is itself a configuration, as a backbone's is."""
+    """A value of a configuration. If it is itself a configuration, such as a backbone's, its references to code are removed."""
     if not isinstance(value, dict) or "model_type" not in value:
         return value
-    return {
-        name: without_code_references(item)
-        for name, item in value.items()
-        if name not in ("auto_map", "custom_pipelines")
-    }
+    return {name: without_code_references(item) for name, item in value.items() if name not in CODE_REFERENCES}
 
 
 def did_you_mean(name, known: Iterable) -> str:
-    """What a misspelt name may have meant, as a sentence."""
+    """A sentence that suggests the nearest known name, or lists all."""
     known = list(known)
     close = difflib.get_close_matches(str(name), map(str, known), n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Use one of {', '.join(map(repr, known))}."
 
 
 def require_one_of(config, choices: dict[str, Iterable]):
-    """Raises a `ValueError` for a field that has none of its choices; `choices` are by field."""
+    """Raises a `ValueError` for a field whose value is not among its choices; `choices` maps fields to values."""
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
@@ -103,7 +99,7 @@ def require_one_of(config, choices: dict[str, Iterable]):
 
 
 def require_at_least(config, minimum: float, names: Iterable[str]):
-    """Raises a `ValueError` for a field below a minimum; `None` is left alone."""
+    """Raises a `ValueError` for a field below a minimum; `None` is accepted."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not minimum <= value < float("inf"):

@@ -1,22 +1,25 @@
 """MoeSumm: one summariser for many domains, with a main expert and dataset-aware deputies (Chen et al. 2024)."""
 
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .configuration_moesumm import MoeSummConfig
-from .data_moesumm import MixedDatasetSampler, MixedSampling, MoeSummCollator
-from .modeling_moesumm import MoeSummForConditionalGeneration, MoeSummPreTrainedModel
-from .outputs_moesumm import MoeSummOutput
-from .pipeline_moesumm import MoeSummarizationPipeline, enable_summarization_task, register
+from .data_moesumm import DataCollatorForMoeSumm, TemperatureSampler
+from .modeling_moesumm import (
+    MoeSummForConditionalGeneration,
+    MoeSummModel,
+    MoeSummPreTrainedModel,
+    MoeSummSeq2SeqLMOutput,
+    MoeSummSeq2SeqModelOutput,
+)
+from .pipeline_moe_summarization import MoeSummarizationPipeline, register_pipeline
 
 AutoConfig.register(MoeSummConfig.model_type, MoeSummConfig)
+AutoModel.register(MoeSummConfig, MoeSummModel)
 AutoModelForSeq2SeqLM.register(MoeSummConfig, MoeSummForConditionalGeneration)
-register("moe-summarization", MoeSummarizationPipeline)
+register_pipeline()
 
 __all__ = [
-    "MixedDatasetSampler",
-    "MixedSampling",
-    "MoeSummCollator",
-    "MoeSummConfig",
-    "MoeSummForConditionalGeneration",
-]
-__all__ += ["MoeSummOutput", "MoeSummPreTrainedModel", "MoeSummarizationPipeline", "enable_summarization_task"]
+    "DataCollatorForMoeSumm", "MoeSummConfig", "MoeSummForConditionalGeneration", "MoeSummModel",
+    "MoeSummPreTrainedModel", "MoeSummSeq2SeqLMOutput", "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline",
+    "TemperatureSampler",
+]  # fmt: skip

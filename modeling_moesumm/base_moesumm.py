@@ -1,31 +1,153 @@
-"""What every MoeSumm model has: initialisation, saving and loading, and the datasets it knows (MoeSumm, Sect. 4).
+"""Base class of the MoeSumm models: backbone, initialisation, saving and loading, datasets (MoeSumm, Sect. 4).
 
-Letters: N deputies, E datasets, d hidden size.
+Letters: B texts, S source tokens, T target tokens, d hidden size, N deputies, E datasets.
 """
+
+import copy
+from dataclasses import fields
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, initialization
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
-from .backbone_moesumm import BackboneMixin
-from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets, nearest
-from .experts_moesumm import DatasetSelectors, Deputies, DeputyExperts
-from .layers_moesumm import LAYER_CLASSES
+from .backbone_moesumm import HUB_OPTIONS, BackboneMixin, find_lora_targets, split_options
+from .card import warn_if_unsaved
+from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
+from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
+from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers
+from .routing_moesumm import RoutingContext, make_routing_context, past_length, validate_source, validate_target
 from .saving_moesumm import CompleteCheckpointMixin
+from .validation_moesumm import did_you_mean
+
+# Arguments of from_backbone() for the configuration.
+CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
+
+
+class MoeSummEncoder(nn.Module):
+    """The backbone's encoder with the arguments for datasets: what `get_encoder` returns. It shares the model's weights.
+
+    The arguments are those of `MoeSummForConditionalGeneration.forward`; `generate` passes on the ones in this signature.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
+        super().__init__()
+        self.config, self.encoder = config, encoder
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        deputy_id: int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ):
+        """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
+        tokens = validate_source(self.config, input_ids, inputs_embeds)
+        options = dataset, dataset_ids, main_expert_only, deputy_id
+        return self.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
+            routing=make_routing_context(self.config, len(tokens), tokens.device, *options),
+        )  # fmt: skip
 
 
 class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
-    """Initialisation, saving and loading of MoeSumm models."""
+    """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters."""
 
+    card_family = "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)"
     config_class = MoeSummConfig
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
+    lora_task_type = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+
+    def __init__(self, config: MoeSummConfig):
+        super().__init__(config)
+        config.check()
+        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config, trust_remote_code=False)
+        attach_deputies(self.backbone.base_model, config)
+        self.post_init()
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path: str,
+        datasets: list[str] | None = None,
+        num_deputies: int = 3,
+        deputy_intermediate_size: int | None = None,
+        *,
+        dtype: torch.dtype | str = torch.float32,
+        attention_dropout: float | None = None,
+        **options,
+    ):
+        """Builds a model whose main expert is a pretrained model, with new deputies and selectors.
+
+        Args:
+            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
+            datasets, num_deputies, deputy_intermediate_size: as in `MoeSummConfig`.
+            dtype: of all weights, "auto" for the checkpoint's. The default is float32, because new experts do not train
+                well in half precision.
+            attention_dropout (`float`, *optional*): replaces the backbone's.
+            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...), and arguments of
+                `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`,
+                `experts_implementation`, ...).
+
+        Raises:
+            OSError: if the model cannot be loaded.
+            ValueError: for a backbone that is not supported, an unknown option, or a value out of range.
+        """
+        options = {"datasets": datasets, "num_deputies": num_deputies, **options}
+        options["deputy_intermediate_size"] = deputy_intermediate_size
+        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+
+        def make_config(backbone):
+            return cls.config_class(text_config=backbone, **options)
+
+        loaded = cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if not model.config.main_expert:
+            hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
+            model._copy_backbone_weights(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
+        return loaded
+
+    @classmethod
+    def backbone_skeleton(cls, config: MoeSummConfig) -> PreTrainedModel:
+        """The backbone without memory for its weights, for the names of its parameters."""
+        with torch.device("meta"):
+            skeleton = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config.text_config), trust_remote_code=False)
+        get_layers(skeleton.base_model)
+        return skeleton
+
+    @classmethod
+    def check_backbone(cls, config):
+        """Raises a `ValueError` for a configuration that is not an encoder-decoder model's."""
+        if not config.is_encoder_decoder:
+            raise ValueError(f"model_type={config.model_type!r} is not an encoder-decoder model.")
+
+    @torch.no_grad()
+    def _copy_backbone_weights(self, backbone: PreTrainedModel):
+        """FlatMoE: every expert is initialised as a copy of the backbone's feed-forward layer."""
+        base = self.backbone.base_model
+        layers = (*base.encoder.layers, *base.decoder.layers)
+        for layer, source in zip(layers, get_layers(backbone.base_model), strict=True):
+            experts = layer.deputies.experts
+            experts.up_proj.copy_(source.fc1.weight)
+            experts.up_bias.copy_(source.fc1.bias)
+            experts.down_proj.copy_(source.fc2.weight.T)
+            layer.fc2.bias.copy_(source.fc2.bias)
 
     def _init_weights(self, module):
         std = getattr(self.config.text_config, "init_std", 0.02)
@@ -36,94 +158,165 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         elif isinstance(module, DeputyExperts):
             initialization.normal_(module.up_proj, mean=0.0, std=std)
             initialization.zeros_(module.up_bias)
-            # FlatMoE has nothing else that could speak
-            out = self.config.deputy_output_std if self.config.main_expert else std
-            initialization.normal_(module.down_proj, mean=0.0, std=out)
+            # FlatMoE has no main expert; zero weights would make its output zero
+            down_std = self.config.deputy_init_std if self.config.main_expert else std
+            initialization.normal_(module.down_proj, mean=0.0, std=down_std)
         else:
             super()._init_weights(module)
 
     def initialize_weights(self):
-        # transformers hands what lies inside the backbone to the backbone's initialiser, which passes the deputies by.
-        kinds = (DatasetSelectors, DeputyExperts)
-        new = [m for m in self.modules() if isinstance(m, kinds) and not getattr(m, "_is_hf_initialized", False)]
+        """Initialises new modules. transformers calls the backbone's initialiser for all modules inside the backbone, which
+        skips the deputies."""
+        classes = (DatasetSelectors, DeputyExperts)
+        new = [m for m in self.modules() if isinstance(m, classes) and not getattr(m, "_is_hf_initialized", False)]
         super().initialize_weights()
         with torch.no_grad():
             for module in new:
                 self._init_weights(module)
         for module in self.modules():
             if "Sinusoidal" in type(module).__name__:
-                module.weight.requires_grad_(False)  # a table that gets no gradient, and that PEGASUS leaves open
+                module.weight.requires_grad_(False)  # a constant table, which PEGASUS does not freeze
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         return True
 
     def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
-        """A name that `DeputyExperts` has an implementation for, `"auto"` unless one is requested."""
+        """The name of an implementation of `DeputyExperts`, by default `"auto"`."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
             raise ValueError(
-                f"experts_implementation={requested!r} is not known. {nearest(requested, EXPERTS_IMPLEMENTATIONS)}"
+                f"experts_implementation={requested!r} is not known. {did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)}"
             )
         return requested
 
-    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, which accepts `dataset_ids` and the other routing arguments."""
+        return MoeSummEncoder(self.config, self.backbone.get_encoder())
 
-    @classmethod
-    def check_backbone(cls, config):
-        if not config.is_encoder_decoder:
-            raise ValueError(f"{config.model_type!r} has no encoder with a decoder.")
+    def get_decoder(self) -> nn.Module:
+        """The backbone's decoder."""
+        return self.backbone.get_decoder()
 
-    def deputies(self) -> list[Deputies]:
-        """Each layer's deputies with their selectors, the encoder's first; copies that an adapter keeps among them."""
-        return [module for module in self.modules() if isinstance(module, Deputies)]
+    def get_input_embeddings(self) -> nn.Module:
+        """The backbone's token embeddings."""
+        return self.backbone.get_input_embeddings()
 
-    def add_dataset(self, name: str, init: str = "mean") -> int:
-        """Makes a dataset known: a new selector in every layer. What the model says for the others stays as it is.
+    def set_input_embeddings(self, value: nn.Module):
+        """Replaces the backbone's token embeddings."""
+        self.backbone.set_input_embeddings(value)
 
-        An optimizer must be made after this, as the selectors are new parameters.
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
+        """As in transformers."""
+        embeddings = self.backbone.resize_token_embeddings(*args, **kwargs)
+        self.vocab_size = self.config.vocab_size
+        return embeddings
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of encoder and decoder together."""
+        return len(self.backbone.base_model.encoder.layers) + len(self.backbone.base_model.decoder.layers)
+
+    def _make_routing(
+        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, **options
+    ) -> tuple[int, RoutingContext]:
+        """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
+        if encoder_outputs is None:
+            tokens = validate_source(self.config, input_ids, inputs_embeds)
+        else:
+            tokens = encoder_outputs[0]
+        past, B = past_length(past_key_values), len(tokens)
+        validate_target(self.config, decoder_tokens, past)
+        options["validated"] = encoder_outputs is not None and past > 0
+        return B, make_routing_context(self.config, B, tokens.device, **options)
+
+    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool) -> dict[str, tuple]:
+        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
+        if not routing.recording:
+            return {}
+        states, depth = outputs.last_hidden_state, len(self.backbone.base_model.encoder.layers)
+        parts = [("decoder", range(depth, self.num_layers), states.shape[1])]
+        if encoder_ran:
+            parts.append(("encoder", range(depth), outputs.encoder_last_hidden_state.shape[1]))
+        router_outputs = {}
+        for part, layers, length in parts:
+            indices, weights = routing.experts_of(layers, (B, length), states.device)
+            router_outputs |= {f"{part}_expert_indices": indices, f"{part}_expert_weights": weights}
+        return router_outputs
+
+    def deputies(self) -> list[DeputyFeedForward]:
+        """The deputies of each layer with their selectors, including copies that an adapter keeps; the encoder's first."""
+        return [module for module in self.modules() if isinstance(module, DeputyFeedForward)]
+
+    def lora_config(self, **overrides):
+        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
+        and decoder; deputies and selectors are trained and saved in full.
 
         Args:
-            name: of the new dataset; not known yet.
-            init: `"mean"` starts its selectors as the mean of those there are, a known dataset's name as that one's.
+            overrides: fields of `LoraConfig` that replace these.
+
+        Warns:
+            UserWarning: for a model that has not been saved, because its adapter could not be loaded again.
+
+        Raises:
+            ImportError: without peft.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
+        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": self.lora_task_type}
+        options |= {"target_modules": find_lora_targets(self.backbone), "modules_to_save": ["deputies"]}
+        warn_if_unsaved(self)
+        return LoraConfig(**{**options, **overrides})
+
+    def add_dataset(self, name: str, init: str = "mean") -> int:
+        """Adds a dataset: a new selector in every layer. Outputs for existing datasets do not change.
+
+        Create the optimizer afterwards, since the selectors are new parameters.
+
+        Args:
+            name: of the new dataset.
+            init: `"mean"` initialises its selectors as the mean of the existing ones, the name of a dataset as a copy of
+                that one's.
 
         Returns: its id.
 
         Raises:
-            ValueError: for a name that is known already, or an `init` that is not known.
+            ValueError: for a name that exists, or an unknown `init`.
         """
-        known = self.config.datasets
-        if init != "mean" and init not in known:
-            raise ValueError(f"init={init!r} is not known: {nearest(init, ['mean', *known])}")
-        check_datasets([*known, name])
+        datasets = self.config.datasets
+        if init != "mean" and init not in datasets:
+            raise ValueError(f"init={init!r} is not known. {did_you_mean(init, ['mean', *datasets])}")
+        check_datasets([*datasets, name])
         if self.config.dataset_aware:
 
             def with_new(weight):
-                new = weight.mean(0) if init == "mean" else weight[known.index(init)]
+                new = weight.mean(0) if init == "mean" else weight[datasets.index(init)]
                 return torch.cat([weight, new[None]])
 
             self._change_selectors(with_new)
-        self.config.datasets = [*known, name]
-        return len(known)
+        self.config.datasets = [*datasets, name]
+        return len(datasets)
 
     def remove_dataset(self, name: str):
-        """Forgets a dataset and its selectors. The datasets behind it move up, each id by one; the rest stays.
+        """Removes a dataset and its selectors. The ids of the datasets after it decrease by one; their outputs stay the same.
 
         Raises:
-            ValueError: for a name that is not known, and for the last one.
+            ValueError: for an unknown name, and for the last dataset.
         """
-        known = self.config.datasets
-        if name not in known:
-            raise ValueError(f"dataset {name!r} is not known, so it cannot be removed. {nearest(name, known)}")
-        if len(known) == 1:
+        datasets = self.config.datasets
+        if name not in datasets:
+            raise ValueError(f"dataset={name!r} cannot be removed: it is not known. {did_you_mean(name, datasets)}")
+        if len(datasets) == 1:
             raise ValueError(
-                f"{name!r} is the only dataset: without one no deputy could be chosen. Add another one first, or pass "
-                "dataset=None (or main_expert_only=True) to have the main expert alone."
+                f"dataset={name!r} is the only dataset and cannot be removed. Add another one first, or pass dataset=None "
+                "to use only the main expert."
             )
-        gone = known.index(name)
+        index = datasets.index(name)
         if self.config.dataset_aware:
-            self._change_selectors(lambda weight: torch.cat([weight[:gone], weight[gone + 1 :]]))
-        self.config.datasets = [other for other in known if other != name]
+            self._change_selectors(lambda weight: torch.cat([weight[:index], weight[index + 1 :]]))
+        self.config.datasets = [other for other in datasets if other != name]
 
     @torch.no_grad()
     def _change_selectors(self, change):
@@ -131,13 +324,13 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
             for name, old in list(deputies.selectors.named_parameters()):
                 setattr(deputies.selectors, name, nn.Parameter(change(old), requires_grad=old.requires_grad))
 
-    def train_deputies_only(self) -> int:
-        """Freezes everything but deputies and selectors: MoeSumm's way to a new dataset of few examples (Sect. 4).
+    def freeze_all_but_deputies(self) -> int:
+        """Freezes everything except deputies and selectors, to adapt to a new dataset with few examples (MoeSumm, Sect. 4).
 
-        Returns: the number of parameters that are left to train.
+        Returns: the number of trainable parameters.
         """
         self.requires_grad_(False)
-        left = [p for deputies in self.deputies() for p in deputies.parameters()]
-        for p in left:
+        trainable = [p for deputies in self.deputies() for p in deputies.parameters()]
+        for p in trainable:
             p.requires_grad_(True)
-        return sum(p.numel() for p in left)
+        return sum(p.numel() for p in trainable)

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint without one: what the model is, its base model, how to open it.
+"""A model card for a checkpoint without one: what the model is, its base model, how to load it.
 
 The same file in all modeling packages of lexperts: edit modeling_seke/card.py, then run `make fix-copies`.
 """
@@ -11,17 +11,11 @@ from typing import NamedTuple
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 
-FAMILIES = {  # config.model_type -> how the model works, and its paper
-    "seke": "SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder (Martinc et al. 2025)",
-    "hypernet": "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)",
-    "exhird": "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)",
-    "moesumm": "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)",
-    "lexicon": "LM-Lexicon: a Llama decoder with routed experts (submitted to ACL)",
-}
-
 
 class Use(NamedTuple):
-    """What a model class is for. `tag` is the Hub's name of the task, `task` that of our pipeline, if there is one."""
+    """The purpose of a model class, its attribute `card_use`. `tag` is the Hub's name of the task, `task` the name of our
+    pipeline, if any. The attribute `card_family` is how models of the package work, and their paper.
+    """
 
     what: str
     tag: str
@@ -29,37 +23,6 @@ class Use(NamedTuple):
     task: str | None = None
     call: str = ""
 
-
-USES = {
-    "SekeForTokenClassification": Use(
-        "Extracts keyphrases from texts", "token-classification", "keyphrase_tools", "keyphrase-extraction",
-        'run("Graph cuts solve energy minimisation problems.")',
-    ),
-    "HypernetForTokenClassification": Use(
-        "Extracts keyphrases from texts with titles", "token-classification", "keyphrase_tools", "keyphrase-extraction",
-        'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
-    ),
-    "HypernetForSequenceClassification": Use(
-        "Classifies texts with titles", "text-classification", "modeling_hypernet"
-    ),
-    "HypernetForQuestionAnswering": Use(
-        "Finds the answers to questions in texts", "question-answering", "modeling_hypernet", "extractive-qa",
-        'run(question="What holds the water back?", context="A barrage holds the water back.")',
-    ),
-    "ExHirdForKeyphraseGeneration": Use(
-        "Generates keyphrases, including those that the text does not contain", "text-generation", "modeling_exhird",
-        "keyphrase-generation", 'run({"title": "Graph cuts", "text": "They segment images."})',
-    ),
-    "MoeSummForConditionalGeneration": Use(
-        "Summarises texts of several domains", "summarization", "modeling_moesumm", "moe-summarization",
-        'run("The council met on Monday. ...")',
-    ),
-    "LexiconForCausalLM": Use(
-        "Writes definitions of terms in context", "text-generation", "modeling_lexicon", "definition-modeling",
-        'run({"term": "barrage", "context": "A barrage holds the water back."})',
-    ),
-    "LexiconForSequenceClassification": Use("Scores definitions", "text-classification", "modeling_lexicon"),
-}  # fmt: skip
 
 CARD = """---
 {metadata}
@@ -85,16 +48,17 @@ None are recorded: this card was written when the model was saved. Evaluate the 
 
 
 def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = None, **metadata) -> Path | None:
-    """Writes `folder/README.md`, unless there is one. An existing card is never replaced, except transformers' blank one.
+    """Writes `folder/README.md`. An existing card is never replaced, except transformers' blank one.
 
     Args:
-        model: of a class of this package.
-        folder: a checkpoint of it.
-        repo_id: given when the folder is about to be pushed. The card of the folder that the model was loaded from is
-            then taken if its weights are the same, and the base model's licence and language are looked up on the Hub.
+        model: a model of this package.
+        folder: its checkpoint.
+        repo_id: pass it when the folder is about to be pushed. Then the card of the folder that the model was loaded from
+            is copied if the weights are the same, and the base model's licence and language are looked up on the Hub.
         metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
 
-    Returns: the path, or `None` if an existing card was kept.
+    Returns:
+        The path, or `None` if an existing card was kept.
     """
     path = Path(folder) / "README.md"
     old = read_card(path)
@@ -102,17 +66,17 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
         return None
     card = card_of_source(model, Path(folder), repo_id) if repo_id else None
     card = card or build_model_card(model, repo_id=repo_id, **metadata)
-    if old is not None and old.data.tags:  # those that were given to push_to_hub
+    if old is not None and old.data.tags:  # passed to push_to_hub
         card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *old.data.tags]))
     path.write_text(str(card), encoding="utf-8", newline="\n")
     return path
 
 
 def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelCard:
-    """A card with what the model's class and configuration say, and no scores. Arguments as in `write_model_card`."""
+    """A card from the model's class and configuration, without scores. Arguments as in `write_model_card`."""
     config, name = model.config, type(model).__name__
     bare = Use("Computes hidden states", "feature-extraction", f"modeling_{config.model_type}")
-    use = next((USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES), bare)
+    use = getattr(model, "card_use", bare)
     base = base_model_of(model, repo_id)
     known = {"base_model": base, **(hub_metadata(base) if base and repo_id else {})}
     data = ModelCardData(
@@ -124,46 +88,38 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelC
     lacking = [key for key in ("license", "language") if not getattr(data, key, None)]
     missing = f"\nBefore you publish it, add to the metadata above: {', '.join(lacking)}.\n" if lacking else ""
     text = CARD.format(
-        metadata=data.to_yaml(),
-        title=repo_id.split("/")[-1] if repo_id else name,
-        what=use.what,
-        how=FAMILIES.get(config.model_type, name),
-        parameters=model.num_parameters(),
-        base=f", made from `{base}`" if base else "",
-        code=opening_code(use, name, repo_id or "PATH"),
+        metadata=data.to_yaml(), title=repo_id.split("/")[-1] if repo_id else name, what=use.what,
+        how=getattr(model, "card_family", name), parameters=model.num_parameters(),
+        base=f", made from `{base}`" if base else "", code=opening_code(type(model), use, repo_id or "PATH"),
         missing=missing,
-    )
+    )  # fmt: skip
     return ModelCard(text)
 
 
-def opening_code(use: Use, name: str, place: str) -> str:
+def opening_code(model_class: type, use: Use, path: str) -> str:
     """The lines that open the model with lexperts installed."""
     lines = [f"import {use.package}  # pip install lexperts"]
     if use.task:
-        lines += ["from transformers import pipeline", "", f'run = pipeline("{use.task}", model="{place}")', use.call]
-    elif use.package == "keyphrase_tools" or name in USES:
-        lines += [f"from {use.package} import {name}", "", f'model = {name}.from_pretrained("{place}")']
+        lines += ["from transformers import pipeline", "", f'run = pipeline("{use.task}", model="{path}")', use.call]
     else:
-        lines += ["from transformers import AutoModel", "", f'model = AutoModel.from_pretrained("{place}")']
+        own = "card_use" in vars(model_class)
+        package, cls = (use.package, model_class.__name__) if own else ("transformers", "AutoModel")
+        lines += [f"from {package} import {cls}", "", f'model = {cls}.from_pretrained("{path}")']
     return "\n".join(lines)
 
 
 def base_model_of(model, repo_id: str | None = None) -> str | None:
-    """The Hub id of the model that this one was fine-tuned from, else of its backbone; `None` for folders."""
+    """The Hub id of the model that this one was fine-tuned from, or else of its backbone; `None` for folders."""
     for config in (model.config, model.config.get_text_config()):
         name = str(getattr(config, "name_or_path", None) or "")
-        if (
-            name != repo_id
-            and name.count("/") == 1
-            and not name.startswith((".", "/", "~"))
-            and not Path(name).exists()
-        ):
+        local = name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).exists()
+        if not local and name != repo_id:
             return name
     return None
 
 
 def hub_metadata(base: str) -> dict:
-    """Licence and language of a model on the Hub; nothing without a network."""
+    """Licence and language of a model on the Hub; empty without a network."""
     try:
         data = HfApi().model_info(base, timeout=5).card_data
     except Exception:  # no network, no rights, no such model: the card is written without
@@ -172,7 +128,7 @@ def hub_metadata(base: str) -> dict:
 
 
 def card_of_source(model, folder: Path, repo_id: str) -> ModelCard | None:
-    """The card of the folder that the model was loaded from, if the weights in the new folder are still the same."""
+    """The card of the folder that the model was loaded from, if the weights in the new folder are the same."""
     source = Path(model.name_or_path or "no folder")
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
     if not (source / "README.md").is_file() or not weights:
@@ -207,7 +163,7 @@ def is_blank(card: ModelCard) -> bool:
 
 
 def warn_if_unsaved(model):
-    """For `lora_config`: an adapter records its base model by name, and a model that was never saved has no name."""
+    """For `lora_config`: an adapter records its base model by name, but a model that was never saved has no name."""
     if model.name_or_path in ("", None, getattr(model.config.get_text_config(), "name_or_path", "")):
         name = type(model).__name__
         warnings.warn(

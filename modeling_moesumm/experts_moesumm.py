@@ -1,4 +1,4 @@
-"""Deputy experts and the selectors that choose them, in implementations with the same values (MoeSumm, Sect. 4).
+"""Deputy experts, and the selectors that choose among them (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, n tokens in all, d hidden size, N deputies, h a deputy's inner size (the
 paper's d_h), E datasets, g_p the weight of a token's chosen deputy p.
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import _grouped_mm
 
-# On a GPU, up to so many columns of all deputies are computed for all tokens: sorting tokens would cost more.
+# On a GPU, all deputies are computed for all tokens up to this number of columns; sorting tokens would cost more.
 BATCHED_COLUMNS = 2**21
 
 
@@ -17,13 +17,13 @@ class DatasetSelectors(nn.Module):
     """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4)
 
     With one selector for all datasets this is the plain gate of MoeSumm, Eq. 3, softmax(a W), which Eq. 4-5 replace;
-    the softmax is in `Deputies.choose`.
+    the softmax is in `DeputyFeedForward.route`.
 
     Args:
-        num_selectors: E, or 1 for a selector that knows no datasets (Eq. 3).
+        num_selectors: E, or 1 for one selector for all datasets (Eq. 3).
         num_deputies: N.
         hidden_size: d.
-        bias: whether each selector has one, as in the authors' code; the paper's have none.
+        bias: whether each selector has a bias, as in the authors' code; the paper's selectors have none.
     """
 
     def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int, bias: bool = False):
@@ -32,7 +32,14 @@ class DatasetSelectors(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(num_selectors, num_deputies)) if bias else None)
 
     def forward(self, x: torch.Tensor, dataset_ids: torch.Tensor | None) -> torch.Tensor:
-        """x (B, T, d), ids (B,) -> logits (B, T, N); those of the first selector for a row without a dataset (-1)."""
+        """Computes the logits of all deputies.
+
+        Args:
+            x (`(B, T, d)`): token states.
+            dataset_ids (`(B,)`): each row's dataset; a row without one (-1) uses the first selector.
+
+        Returns: `(B, T, N)`.
+        """
         if len(self.weight) == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
         ids = dataset_ids.clamp(min=0)
@@ -41,15 +48,15 @@ class DatasetSelectors(nn.Module):
 
 
 class DeputyExperts(nn.Module):
-    """W2_p act(g_p (A W1_p + b1_p)), p each token's deputy: what Eq. 6-7 add to the main expert   (MoeSumm, Sect. 4)
+    """W2_p act(g_p (A W1_p + b1_p)), p each token's deputy: the term that Eq. 6-7 add to the main expert   (MoeSumm, Sect. 4)
 
-    As act(0) = 0, a deputy that was not chosen adds exactly nothing, so that these give the same:
+    Since act(0) = 0, an unselected deputy contributes exactly nothing, so these implementations agree:
 
-    - `eager`: the formula as a loop over deputies; what the others must equal, in values and in all gradients.
-    - `batched_mm`: all deputies as N*h columns, masked before the activation. Two plain products, and no sorting.
-    - `grouped_mm`: tokens sorted by deputy, and transformers' grouped product, each deputy on its own run of them.
+    - `eager`: the formula as a loop over deputies. The others must equal it in values and in all gradients.
+    - `batched_mm`: all deputies as N*h columns, masked before the activation. Two matrix products, and no sorting.
+    - `grouped_mm`: tokens sorted by deputy, and transformers' grouped matrix product.
 
-    The weights of all deputies are 3-D parameters: one that no token chose gets a gradient of zeros instead of none.
+    The weights of all deputies are 3-D parameters: a deputy that no token uses gets a gradient of zeros, not `None`.
 
     Args:
         num_deputies: N.
@@ -68,24 +75,33 @@ class DeputyExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(N, h, d))
 
     def forward(self, x, index, gate, implementation: str = "auto") -> torch.Tensor:
-        """x (n, d), index (n,), gate (n,) -> (n, d)."""
+        """Computes each token's deputy.
+
+        Args:
+            x (`(n, d)`): token states.
+            index (`(n,)`): each token's deputy.
+            gate (`(n,)`): its weight g_p.
+
+        Returns: `(n, d)`.
+        """
         if implementation == "auto":
-            implementation = self.fastest(len(x), x.device.type)
+            implementation = self.choose_implementation(len(x), x.device.type)
         return getattr(self, implementation)(x, index, gate)
 
-    def fastest(self, n: int, device: str) -> str:
-        """The implementation to take for n tokens (benchmarks/moesumm_speed.py)."""
+    def choose_implementation(self, n: int, device: str) -> str:
+        """The fastest implementation for n tokens (benchmarks/moesumm_speed.py)."""
         if torch.compiler.is_compiling():
             return "batched_mm"
         return "grouped_mm" if device == "cpu" or n * self.up_bias.numel() > BATCHED_COLUMNS else "batched_mm"
 
     def inner(self, pre: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """act(g_p (A W1_p + b1_p)): the gate stands before the activation, as printed in Eq. 6."""
+        """act(g_p (A W1_p + b1_p)), with the gate inside the activation as printed in Eq. 6."""
         return F.dropout(self.act(pre * gate.to(pre.dtype)), self.dropout, self.training)
 
     def eager(self, x, index, gate):
+        """A loop over deputies."""
         y = torch.zeros_like(x)
-        # unbind: one stacked gradient for each parameter, where indexing would add up N gradients of full size
+        # unbind gives one stacked gradient per parameter; indexing would add up N gradients of full size
         deputies = zip(self.up_proj.unbind(0), self.up_bias.unbind(0), self.down_proj.unbind(0), strict=True)
         for i, (U, b, D) in enumerate(deputies):
             token = (index == i).nonzero().squeeze(1)
@@ -93,6 +109,7 @@ class DeputyExperts(nn.Module):
         return y
 
     def batched_mm(self, x, index, gate):
+        """All deputies for all tokens, masked."""
         N, h = self.up_bias.shape
         gates = gate.new_zeros(len(x), N).scatter(1, index[:, None], gate[:, None])  # (n, N)
         pre = F.linear(x, self.up_proj.flatten(0, 1), self.up_bias.flatten())  # (n, N*h)
@@ -100,8 +117,11 @@ class DeputyExperts(nn.Module):
         return inner.flatten(1) @ self.down_proj.flatten(0, 1)
 
     def grouped_mm(self, x, index, gate):
+        """Each deputy for its own tokens, which are sorted by deputy."""
         order = index.argsort(stable=True)
-        ends = F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)  # (N,), of each deputy's run
+        ends = (
+            F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)
+        )  # (N,), the end of each deputy's tokens
         pre = grouped_product(x[order], self.up_proj.mT, ends)  # (n, h)
         inner = self.inner(pre + self.up_bias[index[order]].to(pre.dtype), gate[order, None])
         y = grouped_product(inner, self.down_proj, ends)
@@ -109,19 +129,19 @@ class DeputyExperts(nn.Module):
 
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """x (n, d) in N runs that end at `ends` (N,), each times its matrix of weight (N, d, h) -> (n, h)."""
+    """The product of x `(n, d)`, sorted into N groups that end at `ends` `(N,)`, with each group's weight `(N, d, h)`."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
-    # torch's kernel takes rows of 16 bytes and no float64; transformers' own loop takes all
+    # torch's kernel needs rows of 16 bytes and does not support float64; transformers' fallback has no such limits
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     if len(x) and aligned and weight.dtype != torch.float64:
         return _grouped_mm(x, weight, ends)
     return torch.ops.transformers.grouped_mm_fallback(x.to(weight.dtype), weight, ends)
 
 
-class Deputies(nn.Module):
-    """What stands beside the main expert of one layer: its selectors and its deputies   (MoeSumm, Eq. 4-7)
+class DeputyFeedForward(nn.Module):
+    """The selectors and deputies of one layer, beside its main expert   (MoeSumm, Eq. 4-7)
 
     Without a main expert it is the mixture of MoeSumm, Eq. 2-3, x = sum_{i in T} G_i(a) E_i(a), with one expert in T.
 
@@ -138,16 +158,20 @@ class Deputies(nn.Module):
         self.selectors = DatasetSelectors(config.num_selectors, config.num_deputies, hidden_size, config.selector_bias)
         self.experts = DeputyExperts(config.num_deputies, hidden_size, inner_size, act, dropout)
 
-    def choose(
-        self, x: torch.Tensor, dataset_ids: torch.Tensor | None, forced: int | None
+    def route(
+        self, x: torch.Tensor, dataset_ids: torch.Tensor | None, deputy_id: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """G = softmax(c);  p = argmax_i G_i;  g_p = G_p   (MoeSumm, Eq. 5; of the plain gate Eq. 3)
 
-        x (B, T, d), ids (B,) -> gate (B, T), which is 0 in rows without a dataset, and index (B, T). With one deputy
-        forced, the softmax is over that one, and the gate 1.
+        Args:
+            x (`(B, T, d)`): token states.
+            dataset_ids (`(B,)` or `None`): each row's dataset.
+            deputy_id: the deputy that all tokens use, with the gate 1.
+
+        Returns: gate `(B, T)`, which is 0 in rows without a dataset, and index `(B, T)`.
         """
-        if forced is not None:
-            index = torch.full(x.shape[:2], forced, dtype=torch.long, device=x.device)
+        if deputy_id is not None:
+            index = torch.full(x.shape[:2], deputy_id, dtype=torch.long, device=x.device)
             return x.new_ones(x.shape[:2]), index
         logits = self.selectors(x, dataset_ids)  # (B, T, N)
         gate, index = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).max(-1)
@@ -157,56 +181,61 @@ class Deputies(nn.Module):
             gate = gate * (dataset_ids >= 0)[:, None]
         return gate.to(x.dtype), index
 
-    def forward(self, A: torch.Tensor, X: torch.Tensor, routing, number: int):
-        """Adds the deputies' part to the main expert's answer   (MoeSumm, Eq. 6-7)
+    def forward(self, A: torch.Tensor, X: torch.Tensor, routing, layer_idx: int):
+        """Adds the deputies' output to the main expert's   (MoeSumm, Eq. 6-7)
 
         Args:
             A (`(B, T, d)`): the attention's output.
-            X (`(B, T, d)`): the main expert's answer to it.
-            routing: the pass's.
-            number: the layer's.
+            X (`(B, T, d)`): the main expert's output.
+            routing (`RoutingContext`): of the forward pass.
+            layer_idx: the layer's index.
 
-        Returns:
-            X `(B, T, d)`, and `None` or, with `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
+        Returns: X `(B, T, d)`, and `None` or, with `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
         """
         rows, ids = routing.rows, routing.dataset_ids
         x = A if rows is None else A[rows]
         if ids is not None and rows is not None:
             ids = ids[rows]
-        gate, index = self.choose(x, ids, routing.forced)
-        routing.record(number, gate, index, A.shape[:2])
-        inside, outside = self.place_gate(gate, ids)
-        part = self.experts(x.flatten(0, 1), index.flatten(), inside.flatten(), self.config._experts_implementation)
-        X = add_to_rows(X, part.view_as(x).to(X.dtype), rows)
-        if outside is None:
+        gate, index = self.route(x, ids, routing.deputy_id)
+        routing.record(layer_idx, gate, index, A.shape[:2])
+        inner_gate, outer_gate = self.split_gate(gate, ids)
+        output = self.experts(
+            x.flatten(0, 1), index.flatten(), inner_gate.flatten(), self.config._experts_implementation
+        )
+        X = add_to_rows(X, output.view_as(x).to(X.dtype), rows)
+        if outer_gate is None:
             return X, None
-        factor = set_rows(X.new_ones(*X.shape[:2], 1), outside[..., None].to(X.dtype), rows)
+        factor = set_rows(X.new_ones(*X.shape[:2], 1), outer_gate[..., None].to(X.dtype), rows)
         return (X * factor, None) if self.config.gate_position == "ffn_output" else (X, factor)
 
-    def place_gate(self, gate: torch.Tensor, dataset_ids: torch.Tensor | None):
-        """g_p (b, T) -> what multiplies the deputy's pre-activation (Eq. 6), and what multiplies the whole, or `None`.
+    def split_gate(self, gate: torch.Tensor, dataset_ids: torch.Tensor | None):
+        """Places g_p as `gate_position` says. Rows without a dataset, whose gate is 0, use the main expert only.
 
-        Rows without a dataset, whose gate is 0, have the main expert alone: 0 inside, 1 outside.
+        Args:
+            gate (`(b, T)`): g_p.
+            dataset_ids (`(b,)` or `None`): each row's dataset.
+
+        Returns: the factor of the deputy's pre-activation (Eq. 6) `(b, T)`, and that of the whole output, or `None`.
         """
         if self.config.gate_position == "deputy":
             return gate, None
         if dataset_ids is None:
             return torch.ones_like(gate), gate
-        known = (dataset_ids >= 0)[:, None]
-        return known.to(gate.dtype).expand_as(gate), torch.where(known, gate, 1)
+        has_dataset = (dataset_ids >= 0)[:, None]
+        return has_dataset.to(gate.dtype).expand_as(gate), torch.where(has_dataset, gate, 1)
 
 
-def add_to_rows(X: torch.Tensor, part: torch.Tensor, rows) -> torch.Tensor:
-    """X (B, ...) with `part` (b, ...) added in those rows, all for `None`."""
+def add_to_rows(X: torch.Tensor, values: torch.Tensor, rows) -> torch.Tensor:
+    """X `(B, ...)` with `values` `(b, ...)` added to these rows, to all for `None`."""
     if rows is None:
-        return X + part
+        return X + values
     if isinstance(rows, slice):  # from 0
-        return torch.cat([X[rows] + part, X[rows.stop :]])
-    return X.index_add(0, rows, part)
+        return torch.cat([X[rows] + values, X[rows.stop :]])
+    return X.index_add(0, rows, values)
 
 
-def set_rows(X: torch.Tensor, part: torch.Tensor, rows) -> torch.Tensor:
-    """X (B, ...) with `part` (b, ...) in the place of those rows, all for `None`."""
+def set_rows(X: torch.Tensor, values: torch.Tensor, rows) -> torch.Tensor:
+    """X `(B, ...)` with these rows replaced by `values` `(b, ...)`, all for `None`."""
     if rows is None:
-        return part
-    return torch.cat([part, X[rows.stop :]]) if isinstance(rows, slice) else X.index_copy(0, rows, part)
+        return values
+    return torch.cat([values, X[rows.stop :]]) if isinstance(rows, slice) else X.index_copy(0, rows, values)

@@ -1,167 +1,226 @@
-"""Which rows of a batch have deputies, and by which dataset's selector (MoeSumm, Sect. 4).
+"""Routing of a forward pass, and the checks of its inputs (MoeSumm, Sect. 4).
 
-Letters: B rows, T tokens in each, b rows that have deputies.
+Letters: B rows, T tokens in each, b rows that use deputies, S source tokens, d hidden size.
 """
 
 import warnings
 
 import torch
 
-from .configuration_moesumm import nearest
+from .validation_moesumm import did_you_mean
 
 
-class Routing:
-    """What one pass through the model knows: which rows have deputies, and by which dataset's selector.
+class RoutingContext:
+    """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them.
 
     Args:
-        active: `False` for the main expert alone.
+        active: `False` to use the main expert only.
         dataset_ids (`(B,)` or `None`): each row's dataset, -1 for none.
-        rows (`None`, a `slice` from 0, or `(b,)`): the rows that have deputies, where that is known; `None` for all.
-        forced: the one deputy that all tokens take.
-        recording: whether `found` is wanted.
-        main_only_layer: the number of the layer that reads its rows twice, with deputies and without, where the margin
-            compares with that layer's main expert alone.
+        rows (`None`, a `slice` from 0, or `(b,)`): the rows that use deputies, if known; `None` for all.
+        deputy_id: the deputy that all tokens use.
+        recording: whether to collect `recorded`.
+        main_only_layer: index of the layer that computes its rows with and without deputies, if the margin compares with
+            the main expert of that layer.
 
     Attributes:
-        found: index and gate, both (B, T), by the number of the layer.
+        recorded: expert indices and weights, both `(B, T)`, by layer index.
     """
 
-    def __init__(self, active: bool, dataset_ids=None, rows=None, forced=None, recording=False, main_only_layer=None):
-        self.active, self.dataset_ids, self.rows, self.forced = active, dataset_ids, rows, forced
-        self.recording, self.main_only_layer, self.found = recording, main_only_layer, {}
+    def __init__(
+        self, active: bool, dataset_ids=None, rows=None, deputy_id=None, recording=False, main_only_layer=None
+    ):
+        self.active, self.dataset_ids, self.rows, self.deputy_id = active, dataset_ids, rows, deputy_id
+        self.recording, self.main_only_layer, self.recorded = recording, main_only_layer, {}
 
-    def record(self, number: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
-        """gate, index (b, T) of the rows that have deputies; shape (B, T)."""
+    def record(self, layer_idx: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
+        """Stores gate and index `(b, T)` of the rows that use deputies; `shape` is (B, T)."""
         if not self.recording:
             return
         if self.dataset_ids is not None:
             ids = self.dataset_ids if self.rows is None else self.dataset_ids[self.rows]
             index = index.masked_fill((ids < 0)[:, None], -1)
         rows = slice(None) if self.rows is None else self.rows
-        indices, gates = index.new_full(shape, -1), torch.zeros(shape, device=gate.device)
-        indices[rows], gates[rows] = index, gate.detach().float()
-        self.found[number] = (indices, gates)
+        indices, weights = index.new_full(shape, -1), torch.zeros(shape, device=gate.device)
+        indices[rows], weights[rows] = index, gate.detach().float()
+        self.recorded[layer_idx] = (indices, weights)
 
-    def choices(self, numbers, shape: tuple[int, int], device) -> tuple[tuple, tuple]:
-        """Of these layers and the first B rows: index (B, T), -1 where no deputy was, and gate (B, T), 0 there."""
-        nobody = torch.full(shape, -1, device=device), torch.zeros(shape, device=device)
-        found = [self.found.get(number, nobody) for number in numbers]
-        return tuple(index[: shape[0]] for index, _ in found), tuple(gate[: shape[0]] for _, gate in found)
+    def experts_of(self, layers, shape: tuple[int, int], device) -> tuple[tuple, tuple]:
+        """Expert indices and weights of some layers for the first B rows, each `(B, T)`; -1 and 0 without a deputy."""
+        empty = torch.full(shape, -1, device=device), torch.zeros(shape, device=device)
+        recorded = [self.recorded.get(layer_idx, empty) for layer_idx in layers]
+        return tuple(index[: shape[0]] for index, _ in recorded), tuple(weight[: shape[0]] for _, weight in recorded)
 
-    def with_main_only_rows(self, batch: int) -> "Routing":
-        """For 2B rows: these B, and the same again by the main expert alone."""
+    def with_main_only_rows(self, batch: int) -> "RoutingContext":
+        """The routing of 2B rows: these B, then the same rows with the main expert only."""
         ids = self.dataset_ids
         if ids is not None:
             ids = torch.cat([ids, torch.full_like(ids, -1)])
         rows = slice(0, batch) if self.rows is None else self.rows
-        doubled = Routing(True, ids, rows, self.forced, self.recording)
-        doubled.found = self.found
+        doubled = RoutingContext(True, ids, rows, self.deputy_id, self.recording)
+        doubled.recorded = self.recorded
         return doubled
 
 
-def dataset_ids_of(config, dataset, batch: int) -> list[int]:
-    """Names, one for all rows or one a row, `None` for no dataset -> B ids.
-
-    Raises:
-        ValueError: for an unknown name, or another number of names than rows.
-    """
-    names = [dataset] * batch if dataset is None or isinstance(dataset, str) else list(dataset)
-    if len(names) != batch:
-        raise ValueError(
-            f"dataset has {len(names)} names for a batch of {batch} rows: {names}. Pass one name a row, or one for all."
-        )
-    for name in names:
-        if name is not None and name not in config.datasets:
-            raise ValueError(
-                f"dataset={name!r} is not known to this model, which knows {', '.join(map(repr, config.datasets))}. "
-                f"{nearest(name, config.datasets)} For a text of no known dataset pass dataset=None: the main expert "
-                "alone reads it. A new one is added by model.add_dataset()."
-            )
-    return [-1 if name is None else config.datasets.index(name) for name in names]
-
-
-def check_dataset_ids(ids: torch.Tensor, batch: int) -> torch.Tensor:
-    if tuple(ids.shape) != (batch,) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(
-            f"dataset_ids has the shape {tuple(ids.shape)} and the type {ids.dtype}: pass one whole number a "
-            f"row, ({batch},)."
-        )
-    return ids.long()
-
-
-def plan_routing(
+def make_routing_context(
     config,
     batch: int,
     device,
     dataset=None,
     dataset_ids=None,
     main_expert_only: bool | None = None,
-    force_deputy: int | None = None,
+    deputy_id: int | None = None,
     training: bool = False,
-    checked: bool = False,
+    validated: bool = False,
     recording: bool = False,
-) -> Routing:
-    """What a pass over a batch of B rows routes by; arguments as in `MoeSummForConditionalGeneration.forward`.
+) -> RoutingContext:
+    """The routing of a batch of B rows; arguments as in `MoeSummForConditionalGeneration.forward`.
 
     Args:
-        training: whether every parameter has to be part of the graph.
-        checked: whether the ids were looked at in an earlier call and are not to be read from the device again.
+        training: whether every parameter must be part of the graph.
+        validated: whether an earlier call has validated the ids; they are then not copied from the device again.
 
     Raises:
-        ValueError: for names, ids or a deputy that there are not, and for arguments that exclude each other.
+        ValueError: for unknown names, ids or deputies, and for arguments that exclude each other.
     """
-    check_one_of(dataset, dataset_ids)
-    if force_deputy is not None:
-        check_forced(config, force_deputy, main_expert_only)
+    check_exclusive(dataset, dataset_ids)
+    if deputy_id is not None:
+        check_deputy_id(config, deputy_id, main_expert_only)
     if main_expert_only:
         if not config.main_expert:
             raise ValueError("main_expert_only=True, but this model has no main expert. Leave it out.")
-        return Routing(False, recording=recording)
+        return RoutingContext(False, recording=recording)
     ids = None
     if dataset is not None:
-        ids = torch.tensor(dataset_ids_of(config, dataset, batch))
+        ids = torch.tensor(dataset_names_to_ids(config.datasets, dataset, batch))
     elif dataset_ids is not None:
-        ids = check_dataset_ids(torch.as_tensor(dataset_ids), batch)
+        ids = validate_dataset_ids(torch.as_tensor(dataset_ids), batch)
     rows = None
-    if ids is not None and not torch.compiler.is_compiling() and not (checked and ids.device.type != "cpu"):
+    if ids is not None and not torch.compiler.is_compiling() and not (validated and ids.device.type != "cpu"):
         rows = rows_with_dataset(config, ids.tolist())
-    if force_deputy is not None or not config.main_expert:
-        return Routing(True, None, None, force_deputy, recording)
+    if deputy_id is not None or not config.main_expert:
+        return RoutingContext(True, None, None, deputy_id, recording)
     if ids is None:
         if training and not torch.compiler.is_compiling():
             warnings.warn(
-                "No dataset was given in training: the main expert alone is trained. Pass dataset_ids or dataset, a "
-                "column of the batch, or main_expert_only=True where this is meant.",
+                "No dataset was given in training, so only the main expert is trained. Pass dataset_ids or dataset, or "
+                "main_expert_only=True if this is intended.",
                 stacklevel=3,
             )
-        return Routing(False, recording=recording)
+        return RoutingContext(False, recording=recording)
     if rows is not None:
         if not rows and not training:
-            return Routing(False, recording=recording)
+            return RoutingContext(False, recording=recording)
         rows = None if len(rows) == batch else torch.tensor(rows, dtype=torch.long, device=device)
-    return Routing(True, ids.to(device), rows, None, recording)
+    return RoutingContext(True, ids.to(device), rows, None, recording)
 
 
-def check_one_of(dataset, dataset_ids):
+def dataset_names_to_ids(datasets: list[str], dataset, batch: int) -> list[int]:
+    """The ids of dataset names; -1 for `None`.
+
+    Args:
+        datasets: the model's datasets, in the order of their ids.
+        dataset: one name for all rows, or one per row.
+        batch: B.
+
+    Raises:
+        ValueError: for an unknown name, or if the number of names is not B.
+    """
+    names = [dataset] * batch if dataset is None or isinstance(dataset, str) else list(dataset)
+    if len(names) != batch:
+        raise ValueError(
+            f"dataset has {len(names)} names for a batch of {batch} rows: {names}. Pass one name per row, or one for all."
+        )
+    for name in names:
+        if name is not None and name not in datasets:
+            raise ValueError(
+                f"dataset={name!r} is not one of the model's datasets {', '.join(map(repr, datasets))}. "
+                f"{did_you_mean(name, datasets)} To use only the main expert, pass dataset=None. To add a dataset, call "
+                "model.add_dataset()."
+            )
+    return [-1 if name is None else datasets.index(name) for name in names]
+
+
+def validate_dataset_ids(ids: torch.Tensor, batch: int) -> torch.Tensor:
+    """Ids as integers `(B,)`; raises a `ValueError` for another shape or type."""
+    if tuple(ids.shape) != (batch,) or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(
+            f"dataset_ids has shape {tuple(ids.shape)} and dtype {ids.dtype}. Pass one integer per row, shape ({batch},)."
+        )
+    return ids.long()
+
+
+def check_exclusive(dataset, dataset_ids):
+    """Raises a `ValueError` if both are given."""
     if dataset is not None and dataset_ids is not None:
         raise ValueError("Both dataset and dataset_ids were given. Pass names or ids, not both.")
 
 
-def check_forced(config, deputy: int, main_expert_only: bool | None):
+def check_deputy_id(config, deputy_id: int, main_expert_only: bool | None):
+    """Raises a `ValueError` for a deputy that does not exist."""
     if main_expert_only:
-        raise ValueError(f"force_deputy={deputy} and main_expert_only=True exclude each other. Pass one of them.")
-    if not 0 <= deputy < config.num_deputies:
-        raise ValueError(
-            f"force_deputy={deputy}, but there are {config.num_deputies} deputies, counted from 0 to "
-            f"{config.num_deputies - 1}."
-        )
+        raise ValueError(f"deputy_id={deputy_id} and main_expert_only=True exclude each other. Pass one of them.")
+    if not 0 <= deputy_id < config.num_deputies:
+        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
 
 
 def rows_with_dataset(config, ids: list[int]) -> list[int]:
+    """Indices of the rows that have a dataset; raises a `ValueError` for an id out of range."""
     wrong = [i for i in ids if not -1 <= i < len(config.datasets)]
     if wrong:
         raise ValueError(
-            f"dataset_ids has {wrong[0]}, but the model knows {len(config.datasets)} datasets: "
-            f"{', '.join(f'{i} is {name!r}' for i, name in enumerate(config.datasets))}, and -1 none of them."
+            f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or "
+            f"{', '.join(f'{i} for {name!r}' for i, name in enumerate(config.datasets))}."
         )
     return [row for row, i in enumerate(ids) if i >= 0]
+
+
+def validate_source(config, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """The texts, `(B, S)` or `(B, S, d)`; raises a `ValueError` if they are empty or too long for the encoder."""
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    if tokens is None:
+        raise ValueError("None of input_ids, inputs_embeds and encoder_outputs was given. Pass one of them.")
+    length, limit = tokens.shape[1], config.max_position_embeddings
+    if not length:
+        raise ValueError("The texts have no tokens. Leave out empty texts, or keep the tokenizer's special tokens.")
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"The texts have {length} tokens, and the encoder has {limit} positions. Truncate them (in the tokenizer: "
+            f"truncation=True, max_length={limit}), or use pipeline('moe-summarization'), which splits long texts."
+        )
+    return tokens
+
+
+def validate_target(config, tokens: torch.Tensor | None, past: int):
+    """Raises a `ValueError` if the summaries, after `past` cached tokens, are too long for the decoder."""
+    limit = config.max_position_embeddings
+    if tokens is not None and limit is not None and past + tokens.shape[1] > limit:
+        raise ValueError(
+            f"The summaries have {past + tokens.shape[1]} tokens, and the decoder has {limit} positions. Truncate them "
+            f"(in the tokenizer: truncation=True, max_length={limit})."
+        )
+
+
+def check_has_source(encoder_outputs, past_key_values):
+    """Raises a `ValueError` if the margin loss cannot run the encoder without deputies."""
+    for name, value in (("encoder_outputs", encoder_outputs), ("past_key_values", past_key_values)):
+        if value is not None:
+            raise ValueError(
+                f"labels with {name}: the margin loss also needs the encoder's states without deputies. Pass input_ids, or "
+                "set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
+            )
+
+
+def check_has_labels(config, decoder_input_ids):
+    """Raises a `ValueError` for a training step whose labels the Trainer has removed, if they are needed."""
+    if config.margin_loss_coef or decoder_input_ids is None:
+        raise ValueError(
+            f"labels=None in a training step with margin_loss_coef={config.margin_loss_coef}. With "
+            "label_smoothing_factor or compute_loss_func the Trainer does not pass labels to the model, so the margin loss "
+            "cannot be computed. Set label_smoothing_factor=0 and model.config.label_smoothing=0.1; for your own loss set "
+            "model.config.margin_loss_coef=0 and pass decoder_input_ids."
+        )
+
+
+def past_length(cache) -> int:
+    """Tokens in the decoder's cache; 0 in compiled graphs, which reading it would break."""
+    return 0 if cache is None or torch.compiler.is_compiling() else int(cache.get_seq_length())

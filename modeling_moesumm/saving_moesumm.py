@@ -20,18 +20,18 @@ logger = logging.get_logger(__name__)
 
 
 class CompleteCheckpointMixin:
-    """Put before `PreTrainedModel` in the bases. What `save_pretrained`, `push_to_hub` and the Trainer save is then enough for
-    a user who has only transformers: the model's code, its pipelines and `handler.py`; on the Hub also a model card.
+    """Saves everything that a user with only transformers needs: the model's code, its pipelines and `handler.py`; on the Hub
+    also a model card. Holds for `save_pretrained`, `push_to_hub` and the Trainer. Put it before `PreTrainedModel` in the bases.
 
     Attributes:
-        pipeline_requirements: what the pipelines import beside transformers, as lines of `requirements.txt`.
+        pipeline_requirements: packages that the pipelines import besides transformers, as lines of `requirements.txt`.
     """
 
     pipeline_requirements: tuple[str, ...] = ()
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """For each task that a pipeline of ours serves: its class, or "module.Class" of an optional package."""
+        """The package's pipelines by task: a class, or "module.Class" of an optional package."""
         return {}
 
     @classmethod
@@ -47,19 +47,19 @@ class CompleteCheckpointMixin:
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
         """As in transformers, with the pipelines and `handler.py`; a `requirements.txt` in the folder is kept."""
-        before = self.config.__dict__.get("custom_pipelines")
+        previous = self.config.__dict__.get("custom_pipelines")
         self.config.custom_pipelines = self._custom_pipelines(Path(save_directory))
         try:
             if is_main_process and not os.path.isfile(save_directory):
                 self._save_companions(Path(save_directory))
             return super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
         finally:
-            self.config.custom_pipelines = before
-            if before is None:
+            self.config.custom_pipelines = previous
+            if previous is None:
                 del self.config.custom_pipelines
 
     def _custom_pipelines(self, folder: Path) -> dict[str, dict]:
-        """What config.json says of the pipelines: of the one that has just put its code there, or of this class's."""
+        """The pipelines for config.json: those whose code is in the folder already, or else those of this class."""
         saved = self.config.__dict__.get("custom_pipelines") or {}
         if saved and all((folder / f"{info['impl'].partition('.')[0]}.py").exists() for info in saved.values()):
             return saved
@@ -69,32 +69,29 @@ class CompleteCheckpointMixin:
         }
 
     def _pipeline_files(self) -> dict[str, tuple[str, str]]:
-        """For each task: file and name of its pipeline, from its package or else from this model's checkpoint. None for a
-        class that no auto class opens.
+        """File and class name of each task's pipeline, from its package or else from the model's checkpoint. Empty for a model
+        class without an auto class.
         """
-        found = {}
+        files = {}
         for task, pipeline in self.pipelines().items() if self._auto_class else ():
-            module, _, name = (
-                pipeline.rpartition(".") if isinstance(pipeline, str) else (pipeline.__module__, "", pipeline.__name__)
-            )
-            file = installed_file(module) or checkpoint_file(
-                self.config.name_or_path, f"{module.rpartition('.')[2]}.py"
-            )
+            path = pipeline if isinstance(pipeline, str) else f"{pipeline.__module__}.{pipeline.__name__}"
+            module, _, name = path.rpartition(".")
+            local = f"{module.rpartition('.')[2]}.py"
+            file = installed_file(module) or checkpoint_file(self.config.name_or_path, local)
             if file is not None:
-                found[task] = file, name
+                files[task] = file, name
             else:
-                logger.warning(
-                    f"pipeline({task!r}) is not saved with the model, since {module} cannot be imported. Install lexperts."
-                )
-        return found
+                logger.warning(f"pipeline({task!r}) is not saved: {module} cannot be imported. Install lexperts.")
+        return files
 
     def _save_companions(self, folder: Path):
-        """Writes the pipelines with what they import, `handler.py`, and `requirements.txt` unless it exists."""
+        """Writes the pipelines with their relative imports, `handler.py`, and `requirements.txt` unless it exists."""
         from .handler import EndpointHandler
 
         folder.mkdir(parents=True, exist_ok=True)
         files = [file for file, _ in self._pipeline_files().values()]
-        for file in {*files, *(needed for own in files for needed in get_relative_import_files(own))}:
+        imported = {other for file in files for other in get_relative_import_files(file)}
+        for file in {*files, *imported}:
             shutil.copyfile(file, folder / Path(file).name)
         if files:
             custom_object_save(EndpointHandler, folder)
@@ -107,18 +104,19 @@ class CompleteCheckpointMixin:
         return write_model_card(self, folder, **options)
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
-        # save_pretrained(push_to_hub=True) uploads what is newer than this; our files were written just before.
-        found = super()._get_files_timestamps(working_dir)
-        return {name: time for name, time in found.items() if not name.endswith((".py", "requirements.txt"))}
+        # save_pretrained(push_to_hub=True) uploads files that are newer than this; ours were written just before.
+        timestamps = super()._get_files_timestamps(working_dir)
+        return {name: time for name, time in timestamps.items() if not name.endswith((".py", "requirements.txt"))}
 
     def _upload_modified_files(self, working_dir, repo_id: str, *args, **kwargs):
-        # A card on the Hub stays. push_to_hub has put it here, or transformers' blank one, which is replaced.
+        # A card on the Hub is kept. push_to_hub has put it here, or transformers' blank one, which is replaced.
         if (Path(working_dir) / "README.md").exists() or not has_card(repo_id, kwargs.get("token")):
             self.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 def has_card(repo_id: str, token=None) -> bool:
+    """Whether a Hub repository has a model card."""
     try:
         ModelCard.load(repo_id, token=token)
     except (EntryNotFoundError, HfHubHTTPError):
@@ -127,7 +125,7 @@ def has_card(repo_id: str, token=None) -> bool:
 
 
 def installed_file(module: str) -> str | None:
-    """A module's file, or `None` where it cannot be imported."""
+    """A module's file, or `None` if it cannot be imported."""
     try:
         return importlib.import_module(module).__file__
     except ImportError:
@@ -135,10 +133,8 @@ def installed_file(module: str) -> str | None:
 
 
 def checkpoint_file(name_or_path: str, file: str) -> str | None:
-    """A code file of the checkpoint that a model was opened from, or `None`. Nothing is run."""
-    if not name_or_path:
-        return None
+    """A code file of the checkpoint that a model was loaded from, or `None`. No code is run."""
     try:
-        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, file))
+        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, file)) if name_or_path else None
     except OSError:
         return None

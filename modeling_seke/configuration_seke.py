@@ -21,36 +21,40 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         text_config (`dict` or `PreTrainedConfig`, default a BERT):
             The backbone's configuration; any encoder that `AutoModel` can build.
         use_moe (`bool`, default `True`):
-            Whether a mixture of experts reads the backbone's states.
+            Whether a mixture of experts transforms the backbone's states.
         use_rnn (`bool`, default `True`):
-            Whether a bidirectional recurrent encoder is added to them.
+            Whether a bidirectional recurrent encoder is added after it.
         num_experts (`int`, default 4):
-            Experts E in the mixture.
+            Number of experts E.
         num_experts_per_tok (`int`, default 2):
-            Experts k that each token chooses, 1 to `num_experts`. With 1 the kept weight is always 1, and the router
-            learns by a straight-through estimate only; a warning says so.
+            Number of experts k per token, 1 to `num_experts`. With 1 the weight is always 1 and the router is trained by a
+            straight-through estimate only, which a warning reports.
         expert_intermediate_size (`int`, default 4 times the backbone's hidden size):
-            Width of an expert's hidden layer.
-        expert_init (`"identity"` or `"uniform"`, default `"identity"` where the width is twice the hidden size or more):
-            How new experts start: each as E_i(x) = x and a little more of its own, so that the mixture hands the
-            backbone's states on until it has learnt better; or as PyTorch's linear layers do, as the authors' experts.
-        expert_dropout, rnn_dropout, head_dropout (`float`, defaults 0.1, 0.3, 0.1):
-            Dropout inside each expert; before and between the recurrent layers; on the backbone's states.
+            Size of an expert's first hidden layer.
+        expert_init (`"identity"` or `"uniform"`, default `"identity"` if the width is at least twice the hidden size):
+            Initialisation of the experts. `"identity"`: each expert starts near E_i(x) = x, so initially the experts pass
+            the backbone's states through almost unchanged. `"uniform"`: as PyTorch's linear layers, like the authors' code.
+        expert_dropout (`float`, default 0.1):
+            Dropout inside each expert.
+        rnn_dropout (`float`, default 0.3):
+            Dropout before and between the recurrent layers.
+        classifier_dropout (`float`, default 0.1):
+            Dropout on the backbone's states.
         rnn_type (`"lstm"` or `"gru"`, default `"lstm"`), rnn_num_layers (`int`, default 2):
-            Kind and depth of the recurrent encoder.
+            Type and number of layers of the recurrent encoder.
         router_aux_loss_coef, router_z_loss_coef (`float`, default 0):
             Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
             z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they counteract router collapse.
         label_smoothing (`float`, default 0):
-            Share of the target that is spread over all labels, 0 to below 1.
+            Share of the target that is spread over all labels, in [0, 1).
         keyphrase_threshold (`float`, default `None`):
-            Probability of B or I from which the keyphrase pipeline takes a word into a keyphrase; found on validation
-            documents by `keyphrase_tools.evaluation.ExtractionMetrics`. `None` takes the likeliest label.
+            Minimum probability of B or I for a word to be part of a keyphrase in the keyphrase pipeline. Chosen on
+            validation documents by `keyphrase_tools.evaluation.ExtractionMetrics`. With `None` the most likely label is used.
         keyphrase_temperature (`float`, default `None`):
-            Temperature of the keyphrase pipeline's scores, found on validation documents by
-            `keyphrase_tools.calibration.calibrate`. `None` leaves them as they are.
+            Temperature of the keyphrase pipeline's scores. Chosen on validation documents by
+            `keyphrase_tools.calibration.calibrate`. With `None` scores are not changed.
         id2label, label2id, num_labels:
-            The labels; by default `O`, `B-KEY`, `I-KEY`.
+            The labels; `O`, `B-KEY`, `I-KEY` by default.
 
     Raises:
         ValueError: for a value outside its range; the message states the value and how to fix it.
@@ -79,7 +83,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     rnn_type: str = "lstm"
     rnn_num_layers: int = 2
     rnn_dropout: float | int = 0.3
-    head_dropout: float | int = 0.1
+    classifier_dropout: float | int = 0.1
     router_aux_loss_coef: float | int = 0.0
     router_z_loss_coef: float | int = 0.0
     label_smoothing: float | int = 0.0
@@ -104,11 +108,11 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Hidden size d of the backbone, and so of the head."""
+        """Hidden size d of the backbone and of the head."""
         return self.text_config.hidden_size
 
     def check(self):
-        """Raises a `ValueError` that names the value, the reason and the fix."""
+        """Raises a `ValueError` for a value out of range."""
         E, k = self.num_experts, self.num_experts_per_tok
         if E < 1:
             raise ValueError(f"num_experts={E} must be at least 1. Use num_experts=4, or use_moe=False for no experts.")
@@ -118,14 +122,14 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             raise ValueError(f"num_experts_per_tok={k} must be at least 1. Use 2, or use_moe=False for no experts.")
         if k == 1 and E > 1 and self.use_moe:
             warnings.warn(
-                "num_experts_per_tok=1: the only weight is always 1, so the router learns by a straight-through estimate. "
+                "num_experts_per_tok=1: the only weight is always 1, so the router is trained by a straight-through estimate. "
                 "Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep all experts in use.",
                 stacklevel=2,
             )
         require_one_of(self, {"rnn_type": RNN_TYPES, "expert_init": EXPERT_INITS})
         require_at_least(self, 1, ["rnn_num_layers", "expert_intermediate_size"])
         require_at_least(self, 0, ["router_aux_loss_coef", "router_z_loss_coef"])
-        require_fraction(self, ["expert_dropout", "rnn_dropout", "head_dropout", "label_smoothing"])
+        require_fraction(self, ["expert_dropout", "rnn_dropout", "classifier_dropout", "label_smoothing"])
         if self.expert_init == "identity" and self.expert_intermediate_size < 2 * self.hidden_size:
             raise ValueError(
                 f"expert_init='identity' needs expert_intermediate_size={2 * self.hidden_size} (twice the hidden size) or "

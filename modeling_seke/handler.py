@@ -14,7 +14,7 @@ class EndpointHandler:
     """The pipeline that the checkpoint's configuration names, behind the protocol of hosted inference endpoints.
 
     Args:
-        path: the checkpoint's folder. Its own code is run, as the owner of an endpoint has asked for.
+        path: the checkpoint's folder. The checkpoint's own code is run: whoever deploys the endpoint trusts it.
     """
 
     def __init__(self, path: str = ""):
@@ -24,17 +24,20 @@ class EndpointHandler:
         self.pipeline = pipeline(self.task, model=str(path), trust_remote_code=True, device=device)
 
     def __call__(self, data: dict):
-        """`{"inputs": ..., "parameters": {...}}` -> what the pipeline returns, ready for JSON.
+        """Runs the pipeline on a request.
 
         Args:
-            data: `inputs` is what the pipeline takes, one or a list; or a dictionary of its keyword arguments where it
-                takes several (`{"question": ..., "context": ...}`). `parameters` are its options.
+            data: `{"inputs": ..., "parameters": {...}}`. `inputs` is one input of the pipeline or a list of them; for
+                "extractive-qa" it may be `{"question": ..., "context": ...}`. `parameters` are the pipeline's options.
+
+        Returns:
+            The pipeline's output, which can be converted to JSON.
 
         Raises:
-            ValueError: without `inputs`.
+            ValueError: for a request without `inputs`.
         """
         if "inputs" not in data:
-            raise ValueError(f'The request has no "inputs" for {self.task}, only {sorted(data)}.')
+            raise ValueError(f'The request has no "inputs", only {sorted(data)}: {self.task} needs {{"inputs": ...}}.')
         inputs, parameters = data["inputs"], data.get("parameters") or {}
         if self.task == "extractive-qa" and isinstance(inputs, dict):
             return self.pipeline(**inputs, **parameters)

@@ -1,7 +1,7 @@
-"""Texts as sentences, and as pieces that an encoder can read. By rules, without data or models.
+"""Rule-based sentence splitting, and splitting of long texts into parts that fit an encoder.
 
-A cut is a place between two characters. Pieces go from one cut to the next, so that together they are the whole text:
-`"".join(pieces) == text`.
+A cut is a position between two characters. Parts are the texts between cuts, so nothing is lost:
+`"".join(parts) == text`.
 """
 
 import re
@@ -14,7 +14,7 @@ WIDE_STOPS = "。！？｡"  # after these no space follows
 CLOSERS = "\"'”’»)\\]›」』"
 OPENERS = "\"'“‘«(["
 LINE_ENDS = "\n\r\v\f\x85\u2028\u2029"
-# Possessive (++), and begun at a run's first sign only: a run of a hundred thousand dots is read once.
+# Possessive (++), and matched from the first character of a run only, so that long runs of dots take linear time.
 BOUNDARY = re.compile(
     rf"(?<![{STOPS}])(?P<stop>[{STOPS}]++)(?P<closed>[{CLOSERS}]*+)(?:\[\d{{1,4}}\])?(?=\s|\Z)"
     rf"|(?P<wide>[{WIDE_STOPS}]++[{CLOSERS}]*+)"
@@ -22,24 +22,25 @@ BOUNDARY = re.compile(
 )
 SPACE = re.compile(r"\s*+")
 CLAUSE = re.compile(r"[,;:–—](?=\s)|[，；：、]|\s[–—-](?=\s)")
-LONGEST_WORD = 40  # characters before a stop that are looked at
+LONGEST_WORD = 40  # characters before and after a stop that are examined
 
 
 def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-# A name or a number follows: no sentence ends here.
+# Followed by a name or a number: never the end of a sentence.
 BEFORE_NAMES = words(
     """adm approx brig ca capt cf cmdr col cpl dr e.g eg esp et fig figs fr gen gov hon i.e ie incl lieut lt maj messrs
     mlle mme mr mrs ms mt mx nr pres prof rep resp rev sen sgt sra st supt v viz vs"""
 )
-# A number follows, or a sentence has ended.
+# Not the end of a sentence if a number follows.
 BEFORE_NUMBERS = words(
     """apr april art aug ch chap dec eq eqs feb jan jul jun mar no nos nov oct p para pp pt ref refs sec sect sep sept tab
     vol vols"""
 )
-# The next sentence begins with a common word, or it is none.
+# The end of a sentence only if a common first word follows.
 OFTEN_INSIDE = words("al bros co corp dept inc jr ltd sr univ")
 STARTERS = words(
     """a after all also although an and as at because before but by during each even every finally first for from he her
@@ -51,21 +52,21 @@ ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")  # U.S, e.g, J
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Where sentences stand: `text[start:end]`, without the spaces around them. Lines break at paragraph ends."""
+    """The sentences as `(start, end)`, without surrounding spaces. Paragraphs end sentences too."""
     spans, start = [], 0
     for cut in sentence_cuts(text):
-        piece = text[start:cut]
-        if body := piece.strip():
-            begin = start + len(piece) - len(piece.lstrip())
+        part = text[start:cut]
+        if body := part.strip():
+            begin = start + len(part) - len(part.lstrip())
             spans.append((begin, begin + len(body)))
         start = cut
     return spans
 
 
 def sentence_cuts(text: str) -> list[int]:
-    """Behind each sentence and the spaces that follow it; the last cut is the end of the text."""
+    """The positions after each sentence and the spaces that follow it; the last one is the end of the text."""
     cuts, refused = [], -1
-    cased = any(sign.isupper() for sign in text)
+    cased = any(character.isupper() for character in text)
     for match in BOUNDARY.finditer(text):
         cut = SPACE.match(text, match.end()).end()
         if match["line"]:
@@ -82,7 +83,14 @@ def sentence_cuts(text: str) -> list[int]:
 
 
 def ends_sentence(text: str, match: re.Match, cut: int, cased: bool) -> bool:
-    """Whether a sentence ends with this stop; `cut` is where the next word begins, or the end of the text."""
+    """Whether a sentence ends with this stop.
+
+    Args:
+        text: the whole text.
+        match: a match of `BOUNDARY`.
+        cut: where the next word begins, or the end of the text.
+        cased: whether the text has uppercase letters.
+    """
     following = text[cut : cut + LONGEST_WORD].split(maxsplit=1)
     word = following[0] if following else ""
     if word and (word[0] in ".,;:!?…" or (cased and word[0].islower())):
@@ -98,15 +106,15 @@ def ends_sentence(text: str, match: re.Match, cut: int, cased: bool) -> bool:
         return not (word[:1].isdigit() or word[:1] in tuple("(#§"))
     if ACRONYM.fullmatch(last) or lower in OFTEN_INSIDE:
         return not word or word.strip(OPENERS + ",").lower() in STARTERS
-    # "1. First" at the beginning of a line or a sentence; at the end of a text "3." may be the beginning of "3.5"
+    # "1. First" at the beginning of a line or a sentence; at the end of a truncated text "3." may be a part of "3.5"
     head = re.split(f"[{LINE_ENDS}]", before)[-1].removesuffix(last).rstrip()
     numbered = last.isdigit() and len(last) <= 3 and (not head or head[-1] in STOPS + CLOSERS + ":")
     return not (numbered or (not word and last[-1:].isdigit()))
 
 
 def last_sentence_end(text: str) -> int:
-    """Behind the last stop that ends a sentence, 0 if there is none."""
-    end, cased = 0, any(sign.isupper() for sign in text)
+    """The position after the last stop that ends a sentence, 0 if there is none."""
+    end, cased = 0, any(character.isupper() for character in text)
     for match in BOUNDARY.finditer(text):
         cut = SPACE.match(text, match.end()).end()
         if match["line"] is None and (match["wide"] or ends_sentence(text, match, cut, cased)):
@@ -115,10 +123,9 @@ def last_sentence_end(text: str) -> int:
 
 
 def trim_to_sentence(text: str) -> str:
-    """What was written until a length limit, up to its last sentence end.
+    """Cuts a text that reached its length limit at its last sentence end.
 
-    Where not one sentence is complete, an ellipsis stands in the place of the last word, which may be half a word (the
-    only word stays).
+    If no sentence is complete, an ellipsis replaces the last word, which may be incomplete; a single word is kept.
     """
     text = text.strip()
     if end := last_sentence_end(text):
@@ -128,105 +135,105 @@ def trim_to_sentence(text: str) -> str:
 
 
 def split_to_fit(text: str, limit: int, count: Count) -> list[str]:
-    """Neighbouring sentences together, in as few pieces of at most `limit` tokens as they need, and these alike in size.
+    """Splits a text into as few parts of at most `limit` tokens as possible, of similar sizes, at sentence ends.
 
-    A sentence that is too long is divided at its clauses, a clause between words, and a word alone inside.
+    A sentence that is too long is split at its clauses, a clause between words, and a word inside.
 
     Args:
         text: of any length.
-        limit: tokens a piece may have.
-        count: texts -> the number of tokens of each, without special ones.
+        limit: tokens per part.
+        count: returns the number of tokens of each text, without special tokens.
 
     Raises:
-        ValueError: for a limit into which not one character fits.
+        ValueError: for a limit that is too small for a single character.
     """
     if not text:
         return []
     size = count([text.strip()])[0]
-    return [text] if size <= limit else [piece for piece, _ in _fit(text, size, limit, count, level=0)]
+    return [text] if size <= limit else [part for part, _ in _split(text, size, limit, count, level=0)]
 
 
-def _fit(text: str, size: int, limit: int, count: Count, level: int) -> list[tuple[str, int]]:
-    """A text of `size` tokens, more than the limit -> pieces and their tokens; each level divides it more finely."""
-    parts = LEVELS[level](text) if level < len(LEVELS) else _chunks(text, size, limit)
+def _split(text: str, size: int, limit: int, count: Count, level: int) -> list[tuple[str, int]]:
+    """Splits a text of `size` tokens, more than the limit, into parts with their tokens; each level is finer."""
+    parts = SPLITTERS[level](text) if level < len(SPLITTERS) else _split_word(text, size, limit)
     if len(parts) == 1:
-        return _fit(text, size, limit, count, level + 1)
+        return _split(text, size, limit, count, level + 1)
     fitting = []
     for part, tokens in zip(parts, count([part.strip() for part in parts]), strict=True):
-        fitting += [(part, tokens)] if tokens <= limit else _fit(part, tokens, limit, count, level + 1)
+        fitting += [(part, tokens)] if tokens <= limit else _split(part, tokens, limit, count, level + 1)
     return join_evenly(fitting, limit, count)
 
 
-def _sentences(text: str) -> list[str]:
-    return _between(text, sentence_cuts(text))
+def _split_sentences(text: str) -> list[str]:
+    return _split_at(text, sentence_cuts(text))
 
 
-def _clauses(text: str) -> list[str]:
-    return _between(text, [SPACE.match(text, match.end()).end() for match in CLAUSE.finditer(text)])
+def _split_clauses(text: str) -> list[str]:
+    return _split_at(text, [SPACE.match(text, match.end()).end() for match in CLAUSE.finditer(text)])
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return re.findall(r"\s*+\S++\s*+", text)
 
 
-LEVELS = (_sentences, _clauses, _words)
+SPLITTERS = (_split_sentences, _split_clauses, _split_words)
 
 
-def _chunks(text: str, size: int, limit: int) -> list[str]:
+def _split_word(text: str, size: int, limit: int) -> list[str]:
     if len(text) < 2:
         raise ValueError(
-            f"{text!r} alone has {size} tokens, and a piece of the text may have {limit}. Use a tokenizer that needs "
-            "fewer, or an encoder that reads more."
+            f"{text!r} has {size} tokens, more than the limit of {limit}. Use a tokenizer that needs fewer, or an encoder "
+            "with more positions."
         )
     step = -(-len(text) // max(2, -(-size // limit)))
     return [text[start : start + step] for start in range(0, len(text), step)]
 
 
-def _between(text: str, cuts: list[int]) -> list[str]:
-    places = [0, *cuts, len(text)]
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False) if b > a]
+def _split_at(text: str, cuts: list[int]) -> list[str]:
+    positions = [0, *cuts, len(text)]
+    return [text[a:b] for a, b in zip(positions, positions[1:], strict=False) if b > a]
 
 
 def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[tuple[str, int]]:
-    """Neighbours joined into as few runs of at most `limit` tokens as there can be, the longest as short as it can be.
+    """Joins neighbouring parts into as few runs of at most `limit` tokens as possible, the longest as short as possible.
 
-    parts: texts with their tokens; so is what is returned.
+    `parts` and the result are texts with their tokens.
     """
     sizes = [size for _, size in parts]
-    fewest = len(_runs(sizes, limit))
+    fewest = len(_pack(sizes, limit))
     low, high = max(sizes), limit
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(_runs(sizes, middle)) <= fewest else (middle + 1, high)
-    runs = _runs(sizes, low)
+        low, high = (low, middle) if len(_pack(sizes, middle)) <= fewest else (middle + 1, high)
+    runs = _pack(sizes, low)
     joined = ["".join(text for text, _ in parts[a:b]) for a, b in runs]
-    pieces = []
-    # Two parts may have more tokens together than alone: a run that grew over the limit is parted in two.
-    for piece, size, (a, b) in zip(joined, count([piece.strip() for piece in joined]), runs, strict=True):
+    result = []
+    # Joined parts may have more tokens than separate ones: a run that exceeds the limit is halved.
+    for text, size, (a, b) in zip(joined, count([text.strip() for text in joined]), runs, strict=True):
         if size <= limit or b - a == 1:
-            pieces.append((piece, size))
+            result.append((text, size))
             continue
         middle = (a + b) // 2
         for c, d in ((a, middle), (middle, b)):
-            pieces += join_evenly(parts[c:d], limit, count)
-    return pieces
+            result += join_evenly(parts[c:d], limit, count)
+    return result
 
 
-def _runs(sizes: list[int], limit: int) -> list[tuple[int, int]]:
-    """(start, end) of neighbours taken together as long as their sizes allow it."""
+def _pack(sizes: list[int], limit: int) -> list[tuple[int, int]]:
+    """Groups neighbours greedily into runs `(start, end)` of at most `limit`."""
     runs, start, total = [], 0, 0
-    for place, size in enumerate(sizes):
-        if total + size > limit and place > start:
-            runs.append((start, place))
-            start, total = place, 0
+    for index, size in enumerate(sizes):
+        if total + size > limit and index > start:
+            runs.append((start, index))
+            start, total = index, 0
         total += size
     return [*runs, (start, len(sizes))]
 
 
-def readable(text: str) -> str:
-    """The text with lone surrogates replaced one for one: tokenizers refuse to read them."""
+def replace_surrogates(text: str) -> str:
+    """The text with each lone surrogate replaced by U+FFFD; tokenizers do not accept them."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return "".join("\ufffd" if "\ud800" <= sign <= "\udfff" else sign for sign in text)
+        return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
     return text

@@ -1,7 +1,7 @@
-"""One tensor an expert on disk, one for all experts in memory.
+"""Checkpoint layout: one tensor per expert on disk, one for all experts in memory.
 
-On disk an expert is a Mixtral expert or a plain linear layer, so that each can be read, added and taken out by itself,
-and so that what is a Mixtral opens as one.
+On disk an expert is a Mixtral expert or a plain linear layer. Each can be read, added and removed by itself, and a mixture
+of whole MLPs opens as a stock Mixtral.
 """
 
 import re
@@ -12,8 +12,8 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 
 from .configuration_lexicon import LexiconConfig
 
-# For from_pretrained and save_pretrained. Dots are escaped and names complete, because saving reads these backwards:
-# the plain Llama names of layers that are not routed must match nothing here.
+# For from_pretrained and save_pretrained. Dots are escaped and names complete, because saving applies these in reverse:
+# the plain Llama names of layers that are not routed must not match.
 MIXTRAL_EXPERT = r"\.block_sparse_moe\.experts\.*."
 register_checkpoint_conversion_mapping(
     LexiconConfig.model_type,
@@ -35,8 +35,8 @@ MLP_KEY = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight"
 LINEAR_KEY = re.compile(r"(.*_proj\.experts)\.(\d+)\.(weight|bias)")
 
 
-def locate(key: str) -> tuple[str, int, int | None] | None:
-    """The parameter in memory that a key on disk is a part of, its expert, and its half (0 or 1) of two."""
+def parse_expert_key(key: str) -> tuple[str, int, int | None] | None:
+    """A key on disk -> the parameter in memory that it is part of, its expert, and its half (0 or 1) of `gate_up_proj`."""
     if match := MLP_KEY.fullmatch(key):
         layer, expert, part = match.groups()
         name = "down_proj" if part == "w2" else "gate_up_proj"
@@ -46,28 +46,28 @@ def locate(key: str) -> tuple[str, int, int | None] | None:
     return None
 
 
-def as_in_memory(
+def fuse_expert_keys(
     state_dict: dict[str, torch.Tensor], parameters: dict[str, torch.Tensor], strict: bool
 ) -> dict[str, torch.Tensor]:
-    """A state dict in the layout on disk, or in that of memory, in that of memory.
+    """Converts a state dict with the layout on disk, or in memory, to the layout in memory.
 
-    Where only some of the experts are there, as in one file of several, the others keep the values of `parameters`;
-    with `strict` such parts stay as they are, for torch to complain about.
+    If only some experts are present, as in one file of several, the others keep the values of `parameters`; with `strict`
+    such keys are returned unchanged, and torch reports them.
     """
-    found, parts = {}, {}
+    converted, parts = {}, {}
     for key, tensor in state_dict.items():
-        place = locate(key)
-        if place is None or place[0] not in parameters or place[1] >= len(parameters[place[0]]):
-            found[key.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = tensor
+        target = parse_expert_key(key)
+        if target is None or target[0] not in parameters or target[1] >= len(parameters[target[0]]):
+            converted[key.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = tensor
         else:
-            parts.setdefault(place[0], []).append((key, *place[1:], tensor))
+            parts.setdefault(target[0], []).append((key, *target[1:], tensor))
     for name, pieces in parts.items():
-        whole = parameters[name].detach().clone()
-        if strict and len(pieces) < len(whole) * (2 if pieces[0][2] is not None else 1):
-            found.update({key: tensor for key, *_, tensor in pieces})
+        stacked = parameters[name].detach().clone()
+        if strict and len(pieces) < len(stacked) * (2 if pieces[0][2] is not None else 1):
+            converted.update({key: tensor for key, *_, tensor in pieces})
             continue
         for _, expert, half, tensor in pieces:
-            target = whole[expert] if half is None else whole[expert].chunk(2)[half]
-            target.copy_(tensor)
-        found[name] = whole
-    return found
+            part = stacked[expert] if half is None else stacked[expert].chunk(2)[half]
+            part.copy_(tensor)
+        converted[name] = stacked
+    return converted

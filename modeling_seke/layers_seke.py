@@ -3,8 +3,8 @@
 Letters: B documents, S sub-tokens, T real tokens of the batch, d hidden size, I expert width, E experts, k per token,
 N non-empty documents, L the longest of them.
 
-The whole head runs on the T real tokens only, time-major (the order of a `PackedSequence`), so that padding costs
-nothing and, on either side or in holes, changes nothing.
+The head runs only on the T real tokens, time-major (the order of a `PackedSequence`). Padding therefore costs nothing and
+changes nothing, wherever it is in a row.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,17 @@ from torch.nn.utils.rnn import PackedSequence
 from transformers.integrations import moe as _moe  # noqa: F401  (registers torch.ops.transformers.grouped_mm_fallback)
 
 
-class TokenLayout:
-    """Where the real tokens of a padded batch stand, in packed (time-major, longest document first) order.
+class PackedTokens:
+    """Positions of the real tokens of a padded batch, in packed order: time-major, longest document first.
 
     Args:
-        mask (`(B, S)`): non-zero at real tokens; padding may stand left, right or in between.
+        mask (`(B, S)`): non-zero at real tokens; padding may be on the left, on the right or in between.
 
     Attributes:
         index (`(T,)`): each token's position in the flattened (B*S) batch.
-        row, time (`(T,)`): its document, numbered from the longest, and its place among that document's tokens.
-        lengths (`(N,)`): tokens in each of these documents, descending.
+        row (`(T,)`): each token's document, numbered from the longest.
+        time (`(T,)`): each token's position among the real tokens of its document.
+        lengths (`(N,)`): number of tokens of each non-empty document, descending.
     """
 
     def __init__(self, mask: torch.Tensor):
@@ -47,21 +48,21 @@ class TokenLayout:
         return x.flatten(0, 1)[self.index]
 
     def scatter(self, y: torch.Tensor, fill: float = 0) -> torch.Tensor:
-        """(T, ...) -> (B, S, ...), with `fill` where there is no token."""
+        """(T, ...) -> (B, S, ...), with `fill` at padding."""
         full = y.new_full((self.shape[0] * self.shape[1], *y.shape[1:]), fill)
         return full.index_copy(0, self.index, y).unflatten(0, self.shape)
 
 
 def float32_or_more(x: torch.Tensor) -> torch.dtype:
-    """The dtype of sums over x: float64 for float64, float32 for everything else."""
+    """The dtype for sums over x: float64 for float64, float32 for all others."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 class NoisyTopKRouter(nn.Module):
     """H(x) = x W_g + b_g + eps * softplus(x W_noise + b_noise);  G(x) = softmax(KeepTopK(H(x), k))   (SEKE Sect. 3.1; Shazeer et al. 2017, Eq. 3-5)
 
-    eps ~ N(0, 1) in training and 0 in eval, so that two eval passes agree bit for bit. With k = 1 the weight is 1 and
-    carries the gradient of the full softmax's probability (straight through), or the gate would never learn.
+    eps ~ N(0, 1) in training and 0 in eval, so two eval passes agree bit for bit. With k = 1 the weight is 1 and has the
+    gradient of the full softmax's probability (straight-through estimate); otherwise the gate would get no gradient.
     """  # fmt: skip
 
     def __init__(self, hidden_size: int, num_experts: int, num_experts_per_tok: int):
@@ -71,7 +72,14 @@ class NoisyTopKRouter(nn.Module):
         self.noise = nn.Linear(hidden_size, num_experts)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x (T, d) -> clean logits (T, E), weights (T, k) that sum to 1, expert indices (T, k), heaviest first."""
+        """Routes tokens.
+
+        Args:
+            x (`(T, d)`): token states.
+
+        Returns:
+            Logits without noise `(T, E)`, weights `(T, k)` that sum to 1, and expert indices `(T, k)`, highest weight first.
+        """
         logits = self.gate(x)  # (T, E)
         noisy = logits
         if self.training:
@@ -88,13 +96,15 @@ class NoisyTopKRouter(nn.Module):
 class SekeExperts(nn.Module):
     """E_i(x) = Dropout(ReLU(x U_i + a_i) V_i + b_i) W_i + c_i, for all experts; y = sum_i G(x)_i E_i(x)   (SEKE Sect. 3.1)
 
-    The weights of the E experts are stacked in one parameter per layer, so that an expert that no token chose gets a
-    gradient of zeros instead of none (which distributed training needs).
+    The weights of the E experts are stacked in one parameter per layer. An expert that no token chose therefore gets a
+    gradient of zeros instead of none, which distributed training needs.
 
-    `forward` has three implementations, under transformers' names; values and gradients are the same:
-    `"eager"` sorts the tokens by expert and runs each expert once; `"batched_mm"` gathers a copy of the expert's weights for
-    each choice (no synchronisation, but memory of T k d I: for few tokens); `"grouped_mm"` sorts and calls PyTorch's grouped
-    products (no synchronisation on a GPU).
+    `forward` has three implementations, under transformers' names, with the same values and gradients:
+
+    - `"eager"` sorts the tokens by expert and runs each expert once;
+    - `"batched_mm"` gathers a copy of the expert's weights per choice: no synchronisation, but memory of T k d I, so only for
+      few tokens;
+    - `"grouped_mm"` sorts the tokens and calls PyTorch's grouped products: no synchronisation on a GPU.
     """
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, dropout: float):
@@ -108,8 +118,8 @@ class SekeExperts(nn.Module):
         self.out_proj = nn.Parameter(torch.empty(E, d, d))
         self.out_bias = nn.Parameter(torch.empty(E, d))
 
-    def near_identity(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Parameters and values with which E_i(x) = ReLU(x) - ReLU(-x) = x, plus what the other hidden units have of their own."""
+    def identity_init(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Yields parameters and values with which E_i(x) = ReLU(x) - ReLU(-x) = x, plus the output of the other hidden units."""
         d = self.out_proj.shape[-1]
         eye = torch.eye(d, dtype=self.out_proj.dtype, device=self.out_proj.device)
         both = torch.cat([eye, -eye])  # (2d, d)
@@ -120,15 +130,16 @@ class SekeExperts(nn.Module):
         yield from ((p, torch.zeros_like(p)) for p in (self.down_bias, self.out_bias))
 
     def stacked_weights(self) -> tuple[torch.Tensor, ...]:
-        """(U, a, V, b, W, c) of all experts. By name: parametrizations, such as an adapter's, change the parameters' order."""
+        """(U, a, V, b, W, c) of all experts, by name: parametrizations, such as an adapter's, change the parameters' order."""
         return self.up_proj, self.up_bias, self.down_proj, self.down_bias, self.out_proj, self.out_bias
 
-    def weights_by_expert(self) -> list[tuple[torch.Tensor, ...]]:
-        # unbind: one stacked gradient for each parameter, where indexing would add up E gradients of full size
+    def unbind_experts(self) -> list[tuple[torch.Tensor, ...]]:
+        """(U, a, V, b, W, c) of each expert."""
+        # unbind gives one stacked gradient per parameter; indexing would add up E gradients of full size
         return list(zip(*(p.unbind(0) for p in self.stacked_weights()), strict=True))
 
-    def one_expert(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """x (T', d) -> (T', d) by one expert's (U, a, V, b, W, c)."""
+    def expert_forward(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """E_i(x) of one expert: x (T', d), its weights (U, a, V, b, W, c) -> (T', d)."""
         U, a, V, b, W, c = weights
         h = F.linear(F.relu(F.linear(x, U, a)), V, b)
         return F.linear(F.dropout(h, self.dropout, self.training), W, c)
@@ -136,23 +147,33 @@ class SekeExperts(nn.Module):
     def forward(
         self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, implementation: str = "eager"
     ) -> torch.Tensor:
-        """x (T, d), index (T, k), weights (T, k) -> y (T, d)."""
-        return EXPERTS[implementation](self, x, index, weights) if len(x) else torch.zeros_like(x)
+        """Applies the chosen experts.
+
+        Args:
+            x (`(T, d)`): token states.
+            index (`(T, k)`): experts of each token.
+            weights (`(T, k)`): their routing weights.
+            implementation: a name of `EXPERTS_IMPLEMENTATIONS`.
+
+        Returns:
+            y (`(T, d)`).
+        """
+        return EXPERTS_IMPLEMENTATIONS[implementation](self, x, index, weights) if len(x) else torch.zeros_like(x)
 
 
 def eager_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The tokens sorted by expert, in E runs."""
+    """Sorts the tokens by expert and runs each expert once. Shapes as in `SekeExperts.forward`."""
     order = index.flatten().argsort(stable=True)  # (T*k,)
     token = order // index.shape[1]
     counts = torch.bincount(index.flatten(), minlength=experts.num_experts).tolist()
-    runs = zip(x[token].split(counts), experts.weights_by_expert(), strict=True)  # E x (T_e, d)
-    outputs = [experts.one_expert(run, expert_weights) for run, expert_weights in runs if len(run)]
+    runs = zip(x[token].split(counts), experts.unbind_experts(), strict=True)  # E x (T_e, d)
+    outputs = [experts.expert_forward(run, expert_weights) for run, expert_weights in runs if len(run)]
     y = torch.cat(outputs) * weights.flatten()[order].unsqueeze(1)
     return torch.zeros_like(y[: len(x)]).index_add(0, token, y)
 
 
 def batched_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """One batched product per layer, with each choice's own copy of the weights."""
+    """One batched product per layer, with a copy of the expert's weights per choice. Shapes as in `SekeExperts.forward`."""
     U, a, V, b, W, c = (p[index.flatten()] for p in experts.stacked_weights())  # (T*k, ...)
     h = x.repeat_interleave(index.shape[1], 0).unsqueeze(2)  # (T*k, d, 1)
     h = torch.baddbmm(b.unsqueeze(2), V, torch.baddbmm(a.unsqueeze(2), U, h).relu())
@@ -162,7 +183,7 @@ def batched_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, 
 
 
 def grouped_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The tokens sorted by expert, in one grouped product per layer."""
+    """Sorts the tokens by expert and makes one grouped product per layer. Shapes as in `SekeExperts.forward`."""
     expert, order = index.flatten().sort(stable=True)  # (T*k,)
     token = order // index.shape[1]
     every = torch.arange(experts.num_experts, device=x.device)
@@ -175,36 +196,36 @@ def grouped_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, 
 
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """x (n, in) sorted by expert, weight (E, out, in), where each expert's rows end (E,) -> (n, out).
+    """x (n, in) sorted by expert, weight (E, out, in), end of each expert's rows in x (E,) -> (n, out).
 
-    By transformers' loop over experts where PyTorch has no kernel: for float64, for rows that are no multiple of 16 bytes,
-    on GPUs before Ampere, and in compiled code for all but bfloat16.
+    Uses transformers' loop over experts if PyTorch has no kernel: for float64, for rows that are not a multiple of 16 bytes,
+    on GPUs before Ampere, and in compiled code for all dtypes except bfloat16.
     """
-    kinds = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.bfloat16, torch.float16, torch.float32)
-    has_kernel = hasattr(F, "grouped_mm") and weight.dtype in kinds
+    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.bfloat16, torch.float16, torch.float32)
+    has_kernel = hasattr(F, "grouped_mm") and weight.dtype in dtypes
     has_kernel = has_kernel and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     if weight.is_cuda:
         has_kernel = has_kernel and torch.cuda.get_device_capability(weight.device) >= (8, 0)
     product = F.grouped_mm if has_kernel else torch.ops.transformers.grouped_mm_fallback
-    return product(x.to(weight.dtype), weight.mT, offs=ends)  # autocast does not know grouped products
+    return product(x.to(weight.dtype), weight.mT, offs=ends)  # autocast does not support grouped products
 
 
-EXPERTS = {"eager": eager_experts, "batched_mm": batched_experts, "grouped_mm": grouped_experts}
+EXPERTS_IMPLEMENTATIONS = {"eager": eager_experts, "batched_mm": batched_experts, "grouped_mm": grouped_experts}
 
 
 def reference_experts(
     experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The formula as a loop over experts: what all `EXPERTS` must equal, in values and in all gradients."""
+    """The formula as a loop over experts. All `EXPERTS_IMPLEMENTATIONS` must equal it in values and in all gradients."""
     y = torch.zeros_like(x)
-    for e, expert_weights in enumerate(experts.weights_by_expert()):
+    for e, expert_weights in enumerate(experts.unbind_experts()):
         token, slot = (index == e).nonzero(as_tuple=True)
-        y = y.index_add(0, token, experts.one_expert(x[token], expert_weights) * weights[token, slot, None])
+        y = y.index_add(0, token, experts.expert_forward(x[token], expert_weights) * weights[token, slot, None])
     return y
 
 
 class SekeMoe(nn.Module):
-    """y = sum_i G(x)_i E_i(x): the router chooses, the experts read, the weights join them   (SEKE Sect. 3.1)"""
+    """y = sum_i G(x)_i E_i(x): a sparse mixture of experts with a noisy top-k router   (SEKE Sect. 3.1)"""
 
     def __init__(self, config):
         super().__init__()
@@ -223,61 +244,59 @@ class SekeMoe(nn.Module):
 class SekeRnn(nn.Module):
     """y + (h_forward + h_backward), h a stacked bidirectional LSTM or GRU over Dropout(y)   (SEKE Sect. 3.1)
 
-    Each document is read by itself, its real tokens only, so that it has the same states alone and in any batch.
+    Runs over the real tokens of each document, so a document has the same states alone and in any batch.
     """
 
     def __init__(self, config):
         super().__init__()
         self.dropout = nn.Dropout(config.rnn_dropout)
-        kind = nn.LSTM if config.rnn_type == "lstm" else nn.GRU
+        rnn_class = nn.LSTM if config.rnn_type == "lstm" else nn.GRU
         d, depth = config.hidden_size, config.rnn_num_layers
         between = config.rnn_dropout if depth > 1 else 0.0
-        self.recurrent = kind(d, d, depth, dropout=between, bidirectional=True)
+        self.recurrent = rnn_class(d, d, depth, dropout=between, bidirectional=True)
 
-    def forward(self, y: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-        """y (T, d) in the layout's packed order -> (T, d)."""
+    def forward(self, y: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+        """y (T, d) in packed order -> (T, d)."""
         if len(y) == 0:
             return y
         x = self.dropout(y)
-        read = self._read_padded if self._padded_is_faster(x, layout) else self._read_packed
-        forward, backward = read(x, layout).chunk(2, dim=-1)
+        run = self._lstm_padded if self._padded_is_faster(x, tokens) else self._rnn_packed
+        forward, backward = run(x, tokens).chunk(2, dim=-1)
         return y + forward + backward
 
-    def _padded_is_faster(self, x: torch.Tensor, layout: TokenLayout) -> bool:
-        # Measured by benchmarks/seke_head.py: on a CPU the fused LSTM kernel exists for padded input only.
-        N = len(layout.lengths)
+    def _padded_is_faster(self, x: torch.Tensor, tokens: PackedTokens) -> bool:
+        # On a CPU the fused LSTM kernel exists for padded input only (benchmarks/seke_head.py).
+        N = len(tokens.lengths)
         if x.device.type != "cpu" or not isinstance(self.recurrent, nn.LSTM) or N == 1:
             return False
-        return N * int(layout.lengths[0]) < 2.5 * len(x)
+        return N * int(tokens.lengths[0]) < 2.5 * len(x)
 
-    def _read_packed(self, x: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-        """(T, d) -> (T, 2d) by PyTorch's own packed sequences."""
-        batch_sizes = torch.bincount(layout.time).cpu()
+    def _rnn_packed(self, x: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+        """(T, d) -> (T, 2d), by PyTorch's packed sequences."""
+        batch_sizes = torch.bincount(tokens.time).cpu()
         return self.recurrent(PackedSequence(x, batch_sizes))[0].data
 
     @torch.compiler.disable
-    def _read_padded(self, x: torch.Tensor, layout: TokenLayout) -> torch.Tensor:
-        """(T, d) -> (T, 2d), one padded pass a layer and direction, both starting at a document's own first token.
+    def _lstm_padded(self, x: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+        """(T, d) -> (T, 2d), by one padded pass per layer and direction.
 
-        The backward direction reads every document reversed in place, so that in both the padding comes last, where
-        it cannot reach a real token.
+        For the backward direction each document is reversed, so in both directions padding comes last and cannot
+        affect a real token.
         """
-        row, time = layout.row, layout.time
-        reversed_time = layout.lengths[row] - 1 - time
-        N, L = len(layout.lengths), int(layout.lengths[0])
+        row, time = tokens.row, tokens.time
+        reversed_time = tokens.lengths[row] - 1 - time
+        N, L = len(tokens.lengths), int(tokens.lengths[0])
         weights = self.recurrent.all_weights  # depth*2 x [w_ih, w_hh, b_ih, b_hh]
         for layer in range(self.recurrent.num_layers):
             if layer:
                 x = F.dropout(x, self.recurrent.dropout, self.training)
             states = []
-            for direction, place in enumerate((time, reversed_time)):
-                padded = x.new_zeros(L, N, x.shape[1]).index_put((place, row), x)
+            for direction, step in enumerate((time, reversed_time)):
+                padded = x.new_zeros(L, N, x.shape[1]).index_put((step, row), x)
                 start = x.new_zeros(1, N, self.recurrent.hidden_size)
-                layer_weights = weights[2 * layer + direction]
-                out = torch._VF.lstm(padded, (start, start), layer_weights, True, 1, 0.0, self.training, False, False)[
-                    0
-                ]
-                states.append(out[place, row])  # (T, d)
+                kernel = (weights[2 * layer + direction], True, 1, 0.0, self.training, False, False)
+                out = torch._VF.lstm(padded, (start, start), *kernel)[0]
+                states.append(out[step, row])  # (T, d)
             x = torch.cat(states, dim=-1)
         return x
 
@@ -285,12 +304,12 @@ class SekeRnn(nn.Module):
 def load_balancing_loss(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """E * sum_e f_e P_e, with f_e the share of tokens that chose expert e and P_e its mean probability   (Fedus et al. 2022, Eq. 4-6)
 
-    logits (T, E), index (T, k) -> a scalar: k when routing is uniform, up to E when it has collapsed.
+    logits (T, E), index (T, k) -> a scalar: k for uniform routing, up to E for collapsed routing.
     """  # fmt: skip
     T, E = logits.shape
-    kind = float32_or_more(logits)
-    f = torch.bincount(index.flatten(), minlength=E).to(kind) / max(T, 1)  # (E,)
-    P = logits.softmax(-1, dtype=kind).sum(0) / max(T, 1)  # (E,)
+    dtype = float32_or_more(logits)
+    f = torch.bincount(index.flatten(), minlength=E).to(dtype) / max(T, 1)  # (E,)
+    P = logits.softmax(-1, dtype=dtype).sum(0) / max(T, 1)  # (E,)
     return E * (f * P).sum()
 
 

@@ -1,0 +1,329 @@
+"""From documents to keyphrases: `generate` of transformers, phrase-by-phrase generation, and keyphrases with offsets.
+
+Letters: B documents, I phrases, V words of the vocabulary, O out-of-vocabulary words of the batch's documents.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import torch
+from transformers import GenerationConfig, GenerationMixin
+
+from .data_exhird import DataCollatorForKeyphraseGeneration, find_phrase, has_words, stem
+from .decoder_exhird import DecoderState
+from .search_exhird import DecodingConstraints, ExhirdGenerateOutput, PhraseConstraintsLogitsProcessor, search_phrases
+from .tokenization_exhird import DIGIT
+
+SORT_WINDOW = 16  # number of batches whose documents are sorted by length together
+
+# Arguments of `generate` that the hierarchical decoder does not support, with the values that switch them off.
+UNSUPPORTED = {
+    "assistant_model": None, "prompt_lookup_num_tokens": None, "cache_implementation": None, "past_key_values": None,
+    "inputs_embeds": None, "negative_prompt_ids": None, "guidance_scale": 1, "watermarking_config": None,
+    "stop_strings": None, "token_healing": False, "prefill_chunk_size": None, "low_memory": False, "penalty_alpha": 0,
+    "dola_layers": None, "constraints": None, "force_words_ids": None, "num_beam_groups": 1, "diversity_penalty": 0,
+}  # fmt: skip
+
+
+class PhraseGenerationMixin(GenerationMixin):
+    """transformers' `generate` for the hierarchical decoder, and `generate_phrases`."""
+
+    def set_generation_defaults(self):
+        """Sets the configuration's special tokens, and a `max_length` for all phrases unless one is set.
+
+        A generation config with other special tokens belongs to a pretrained encoder, and is replaced. The length must be
+        explicit, because Seq2SeqTrainer writes 20 into a generation config without one.
+        """
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        ids, defaults = {name: getattr(self.config, name) for name in names}, self.generation_config
+        if any(getattr(defaults, name) not in (None, value) for name, value in ids.items()):
+            defaults = self.generation_config = GenerationConfig.from_model_config(self.config)
+        defaults.update(**ids)
+        if defaults.max_length is None:
+            defaults.max_length = DecodingConstraints(self.config).max_tokens
+        defaults._from_model_config = False  # otherwise custom fields are not read from a file
+
+    def adjust_generation_fn(self, *args, **kwargs):
+        """Called by `from_pretrained` to read `generation_config.json`, which may be missing."""
+        super().adjust_generation_fn(*args, **kwargs)
+        self.set_generation_defaults()
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config=None,
+        logits_processor=None,
+        *,
+        max_phrases: int | None = None,
+        max_words_per_phrase: int | None = None,
+        exclusion_window: int | None = None,
+        **kwargs,
+    ):
+        """Flat sequences of extended ids: `<s>`, the start, words and `;` of each phrase, `</s>`, and padding.
+
+        Greedy search, sampling and beam search over whole sequences, as in transformers. Greedy search returns the phrases of
+        `generate_phrases`; a phrase that reaches the limit gets a `;`.
+
+        Args:
+            inputs, generation_config, logits_processor, kwargs: as in `GenerationMixin.generate`: the arguments of `forward`
+                (`input_ids`, `attention_mask`, `copy_ids`, ...) and `max_length`, `max_new_tokens`, `min_length`,
+                `num_beams`, `num_return_sequences`, `do_sample`, `temperature`, `top_k`, `top_p`, `length_penalty`,
+                `early_stopping`, `repetition_penalty`, `no_repeat_ngram_size`, `return_dict_in_generate`, ... The default
+                `max_length` has room for all phrases.
+            max_phrases, max_words_per_phrase, exclusion_window: default to `generation_config`, then to the model's
+                configuration.
+
+        Returns:
+            `(B * num_return_sequences, T)`, or transformers' `ModelOutput` with `sequences`.
+
+        Raises:
+            ValueError: for an argument that is not supported, or out of range.
+        """
+        generation_config = copy.deepcopy(generation_config)
+
+        def setting(name):
+            candidates = (
+                kwargs.get(name),
+                getattr(generation_config, name, None),
+                getattr(self.generation_config, name, None),
+            )
+            return next((value for value in candidates if value is not None), None)
+
+        check_supported(setting)
+        limits = {"max_phrases": max_phrases, "max_words_per_phrase": max_words_per_phrase}
+        limits |= {"exclusion_window": exclusion_window}
+        limits = {name: setting(name) if value is None else value for name, value in limits.items()}
+        constraints = DecodingConstraints(self.config, **limits)
+        length = kwargs.pop("max_length", None) or getattr(generation_config, "max_length", None)
+        new = kwargs.pop("max_new_tokens", None) or getattr(generation_config, "max_new_tokens", None)
+        default_length = DecodingConstraints(self.config).max_tokens
+        if new is not None:
+            length = self.prompt_length(kwargs.get("decoder_input_ids")) + new
+        elif length is None and self.generation_config.max_length in (None, default_length):
+            length = constraints.max_tokens
+        if generation_config is not None:
+            generation_config.max_length, generation_config.max_new_tokens = length, None
+        elif length is not None:
+            kwargs["max_length"] = length
+        if kwargs.get("copy_ids") is None:
+            kwargs["copy_ids"] = kwargs.get("input_ids") if inputs is None else inputs
+        # under a name of its own: arguments with names of generation_config do not reach forward
+        kwargs["max_tokens_per_phrase"] = constraints.max_steps
+        processors = [*(logits_processor or ()), PhraseConstraintsLogitsProcessor(constraints)]
+        return super().generate(inputs, generation_config, processors, **kwargs)
+
+    @torch.no_grad()
+    def generate_phrases(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        copy_ids: torch.Tensor | None = None,
+        subword_ids: torch.Tensor | None = None,
+        subword_mask: torch.Tensor | None = None,
+        subword_word_ids: torch.Tensor | None = None,
+        max_phrases: int | None = None,
+        max_words_per_phrase: int | None = None,
+        exclusion_window: int | None = None,
+        num_beams: int = 1,
+    ) -> ExhirdGenerateOutput:
+        """Generates phrase by phrase, with the log-probability of each phrase. The pipeline returns them as text.
+
+        Args:
+            input_ids, attention_mask, copy_ids, subword_ids, subword_mask, subword_word_ids: as in `forward`.
+            max_phrases, max_words_per_phrase, exclusion_window: default to the configuration.
+            num_beams: 1 is greedy search; more is beam search over each phrase.
+
+        Raises:
+            ValueError: for a number out of range.
+        """
+        constraints = DecodingConstraints(self.config, max_phrases, max_words_per_phrase, exclusion_window, num_beams)
+        subwords = {"subword_ids": subword_ids, "subword_mask": subword_mask, "subword_word_ids": subword_word_ids}
+        memory, start = self.encode(input_ids, attention_mask, copy_ids, **subwords)
+        return search_phrases(self, memory, start, memory.num_oov(self.config.vocab_size), constraints)
+
+    def prompt_length(self, decoder_input_ids: torch.Tensor | None) -> int:
+        """Length of the prompt, including the start token that transformers prepends if it is missing."""
+        if decoder_input_ids is None:
+            return 1
+        no_start = bool((decoder_input_ids[:, 0] != self.config.decoder_start_token_id).all())
+        return decoder_input_ids.shape[1] + no_start
+
+    def _prepare_cache_for_generation(self, *args, **kwargs):
+        """Does nothing: the first step makes a `DecoderState`."""
+
+    @staticmethod
+    def _reorder_cache(past_key_values: DecoderState, beam_idx: torch.Tensor) -> DecoderState:
+        return past_key_values.take(beam_idx)
+
+    def compute_transition_scores(
+        self,
+        sequences: torch.Tensor,
+        scores: tuple[torch.Tensor, ...],
+        beam_indices: torch.Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> torch.Tensor:
+        """As in transformers, which assumes scores of V words; these have V + O."""
+        steps = torch.stack(scores, 1)  # (hypotheses, T, V + O)
+        if normalize_logits:
+            steps = steps.log_softmax(-1)
+        if beam_indices is None:
+            beam_indices = torch.arange(len(steps), device=steps.device)[:, None].expand(-1, steps.shape[1])
+        unused = beam_indices < 0
+        length = int((~unused).sum(1).max())
+        rows, unused = beam_indices[:, :length].clamp(min=0), unused[:, :length]
+        words = sequences[:, sequences.shape[1] - length :]
+        return steps[rows, torch.arange(length, device=steps.device), words].masked_fill(unused, 0)
+
+
+def check_supported(setting):
+    """Raises a `ValueError` for arguments of `generate` that the hierarchical decoder does not support.
+
+    Args:
+        setting: a function from the name of an argument to its value, or `None`.
+    """
+    for name, off in UNSUPPORTED.items():
+        value = setting(name)
+        if value is not None and value != off:
+            raise ValueError(
+                f"generate() of a keyphrase generator does not support {name}={value!r:.60}. Leave it out."
+            )
+    if setting("do_sample") and (setting("num_beams") or 1) > 1:
+        raise ValueError(
+            f"generate() of a keyphrase generator does not support do_sample=True with num_beams={setting('num_beams')}. "
+            "Leave one of them out."
+        )
+
+
+def check_document(document, index: int) -> tuple[str | None, str]:
+    """A text, or {"title", "text"} -> title and text.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(document, str):
+        return None, document
+    if isinstance(document, Mapping) and isinstance(document.get("text"), str):
+        title = document.get("title")
+        if title is None or isinstance(title, str):
+            return title, document["text"]
+    raise TypeError(
+        f"Document {index} is {document!r:.60}. Pass a text, or a dictionary with 'text' and optionally 'title'."
+    )
+
+
+class KeyphraseGenerator:
+    """Generates keyphrases of documents; the engine of the pipeline.
+
+    Args:
+        model, tokenizer: of one checkpoint.
+        num_keyphrases: the n most probable phrases, in the order in which they were generated; by default all.
+        batch_size: number of documents per batch.
+        raw: return each document's phrases as lists of words, unfiltered, for evaluation.
+        generate_kwargs: options of `generate_phrases`.
+
+    Raises:
+        ValueError: for a tokenizer with another vocabulary, and numbers out of range.
+    """
+
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        num_keyphrases: int | None = None,
+        batch_size: int = 8,
+        raw: bool = False,
+        **generate_kwargs,
+    ):
+        for name, value in (("batch_size", batch_size), ("num_keyphrases", num_keyphrases)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        if len(tokenizer) != model.config.vocab_size:
+            raise ValueError(
+                f"The tokenizer has {len(tokenizer):,} words, but the model has {model.config.vocab_size:,}. "
+                "Load both from the same checkpoint."
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.collator = DataCollatorForKeyphraseGeneration(tokenizer)
+        self.num_keyphrases, self.batch_size, self.raw = num_keyphrases, batch_size, raw
+        self.generate_kwargs = generate_kwargs
+
+    def stream(self, documents: Iterable) -> Iterator[list]:
+        """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time."""
+        documents, start = iter(documents), 0
+        while chunk := list(islice(documents, SORT_WINDOW * self.batch_size)):
+            yield from self([check_document(document, start + i) for i, document in enumerate(chunk)])
+            start += len(chunk)
+
+    def __call__(self, documents: Sequence[tuple[str | None, str]]) -> list[list]:
+        """Titles and texts -> their keyphrases. The model is in eval mode meanwhile."""
+        sources = [self.tokenizer.encode_source(text, title) for title, text in documents]
+        results: list[list] = [[] for _ in documents]
+        order = [i for i in range(len(sources)) if sources[i].input_ids]
+        order.sort(key=lambda i: len(sources[i].input_ids), reverse=True)
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            for start in range(0, len(order), self.batch_size):
+                batch = order[start : start + self.batch_size]
+                outputs = self.generate_batch([documents[i] for i in batch], [sources[i] for i in batch])
+                for i, ids, log_probs in zip(batch, outputs.ids.tolist(), outputs.log_probs.tolist(), strict=True):
+                    if self.raw:
+                        results[i] = [words for _, words in self.decode_rows(ids, sources[i])]
+                    else:
+                        results[i] = self.postprocess(ids, log_probs, sources[i], documents[i])
+        finally:
+            for module in training:
+                module.training = True
+        return results
+
+    def generate_batch(self, documents, sources) -> ExhirdGenerateOutput:
+        """Collates documents and calls `generate_phrases`."""
+        rows = [{"input_ids": source.input_ids, "copy_ids": source.copy_ids} for source in sources]
+        if self.tokenizer.subword_tokenizer is not None:
+            rows = [
+                {**row, **self.tokenizer.encode_subwords(text, title, source=source)}
+                for row, source, (title, text) in zip(rows, sources, documents, strict=True)
+            ]
+        batch = {name: x.to(self.model.device) for name, x in self.collator(rows).items()}
+        return self.model.generate_phrases(**batch, **self.generate_kwargs)
+
+    def decode_rows(self, ids: list[list[int]], source) -> list[tuple[int, list[str]]]:
+        """Rows of extended ids -> (row number, words) of each phrase, without marks and without empty phrases."""
+        config = self.model.config
+        marks = {config.present_token_id, config.absent_token_id, config.title_end_token_id, config.bos_token_id}
+        marks |= {config.pad_token_id, config.eos_token_id, config.end_phrase_token_id}
+        rows = [[i for i in row if i not in marks] for row in ids]
+        convert = self.tokenizer.convert_ids_to_words
+        return [(number, convert(row, source.oov_words)) for number, row in enumerate(rows) if row]
+
+    def postprocess(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
+        """Rows of extended ids -> keyphrases, without duplicates by stems.
+
+        Phrases without a letter or digit, phrases with `<unk>`, and absent phrases with `<digit>`, which could be any
+        number, are dropped.
+        """
+        title, text = document
+        stems, seen, phrases = [stem(word) for word in source.words], set(), []
+        for number, words in self.decode_rows(ids, source):
+            key = tuple(map(stem, words))
+            if not has_words(words) or self.tokenizer.unk_token in words or key in seen:
+                continue
+            seen.add(key)
+            position = find_phrase(stems, words)
+            if position is None and DIGIT in words:
+                continue
+            phrase = {"keyphrase": " ".join(words), "present": position is not None}
+            phrase |= {"score": math.exp(log_probs[number]), "start": None, "end": None}
+            if position is not None:
+                field, start, _ = source.offsets[position]
+                end = source.offsets[position + len(words) - 1][2]
+                phrase |= {"keyphrase": (title if field == "title" else text)[start:end], "start": start, "end": end}
+                if title:
+                    phrase["field"] = field
+            phrases.append(phrase)
+        if self.num_keyphrases is not None and len(phrases) > self.num_keyphrases:
+            best = sorted(phrases, key=lambda phrase: -phrase["score"])[: self.num_keyphrases]
+            phrases = [phrase for phrase in phrases if any(phrase is other for other in best)]
+        return phrases

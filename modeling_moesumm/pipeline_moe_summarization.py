@@ -1,0 +1,133 @@
+"""`pipeline("moe-summarization", model=...)`: summaries of texts of any length, by MoeSumm and stock models."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from transformers import AutoModelForSeq2SeqLM, Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from .configuration_moesumm import MoeSummConfig
+from .generation_moesumm import Summarizer
+
+SORT_WINDOW = 16  # batches of texts that are sorted by length together
+
+
+class MoeSummarizationPipeline(Pipeline):
+    """Summarises texts.
+
+    Args:
+        inputs: a text; a list or a `datasets` column of texts; or any other iterable of texts, which is read lazily.
+        dataset: the name of the dataset that the texts come from, or resemble; `None` (the default) for none. One name for
+            all texts, or an iterable with one per text. Stock models do not accept it.
+        max_length, min_length: tokens of a summary as `generate` counts them (60), or a fraction of the text's tokens in
+            (0, 1) (0.2). Defaults: the model's `generation_config`, else 256 and 0.
+        on_long (default `"window"`): what to do with a text that is longer than the encoder's positions. `"window"` splits
+            it into windows of whole sentences, whose summaries are joined, and summarised again if they are together longer
+            than `max_length`. `"error"` raises an error. `"truncate"` (or `truncation=True`) keeps only its beginning.
+        batch_size (`int`, default 8): texts and windows per batch, sorted by length.
+        clean_up_tokenization_spaces: as in `tokenizer.decode`.
+        generate_kwargs: arguments of `generate`, such as `num_beams` (default 4 unless `generation_config` has another),
+            `do_sample` and `main_expert_only`.
+
+    Returns: `[{"summary_text": ...}]` for one text; a list with one such dictionary per text for a list, and an iterator of
+    them for other iterables. A summary that reached its length limit is cut at its last sentence end.
+
+    Raises:
+        ValueError: for an empty text, an unknown dataset, lengths beyond the decoder's positions, and with
+            `on_long="error"` a text that is too long.
+
+    Example:
+
+    ```python
+    >>> summarize = pipeline("moe-summarization", model="my-moesumm")
+    >>> summarize("The council met on Monday. ...", dataset="news", max_length=60)
+    [{'summary_text': 'The council agreed on a new bridge.'}]
+    ```
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, which finds transformers' blank card
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+    def _sanitize_parameters(self, truncation=None, **options):
+        if truncation is not None:
+            if truncation and options.get("on_long", "truncate") != "truncate":
+                raise ValueError(f"truncation={truncation!r} with on_long={options['on_long']!r}. Pass one of them.")
+            if truncation not in (False, "do_not_truncate"):
+                options["on_long"] = "truncate"
+        for name in ("return_tensors", "return_text"):
+            if options.pop(name, None) not in (None, name == "return_text"):
+                raise ValueError(
+                    f"{name} is not supported: moe-summarization returns texts. Call model.generate() for tokens."
+                )
+        return {}, options, {}
+
+    def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
+        """Summarises texts; arguments as for the class."""
+        defaults = dict(self._forward_params)
+        for names in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+            if any(name in kwargs for name in names):  # either name overrides both of the pipeline's
+                defaults = {name: value for name, value in defaults.items() if name not in names}
+        options = {**defaults, **self._sanitize_parameters(**kwargs)[1]}
+        dataset = options.pop("dataset", None)
+        options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
+        if isinstance(inputs, str):
+            return list(self._stream([inputs], dataset, options))
+        if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
+            raise TypeError(
+                f"moe-summarization needs a text or an iterable of texts, got {type(inputs).__name__}: {inputs!r:.60}."
+            )
+        if isinstance(inputs, Sequence) and not (dataset is None or isinstance(dataset, str)):
+            dataset = list(dataset)
+            if len(dataset) != len(inputs):
+                raise ValueError(
+                    f"dataset has {len(dataset)} names for {len(inputs)} texts. Pass one name per text, or one for all."
+                )
+        results = self._stream(inputs, dataset, options)
+        return list(results) if isinstance(inputs, Sequence) else results
+
+    def _stream(self, texts: Iterable, dataset, options: dict) -> Iterator[dict]:
+        """The results in order, computed a few batches at a time."""
+        texts, first = iter(texts), 0
+        one_name = dataset is None or isinstance(dataset, str)
+        names = None if one_name else iter(dataset)
+        while chunk := list(islice(texts, SORT_WINDOW * max(options["batch_size"], 1))):
+            chunk_names = dataset if one_name else list(islice(names, len(chunk)))
+            model_inputs = self.preprocess(chunk, dataset=chunk_names, first=first)
+            with self.device_placement():
+                summaries = self._forward(model_inputs, **options)
+            yield from self.postprocess(summaries)
+            first += len(chunk)
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers; a stock model is saved without this pipeline, so that it does not need this code."""
+        if self.model.config.model_type == MoeSummConfig.model_type:
+            return super().save_pretrained(save_directory, **kwargs)
+        self.model.save_pretrained(save_directory, **kwargs)
+        self.tokenizer.save_pretrained(save_directory, **kwargs)
+
+    def preprocess(self, texts: list, dataset=None, first: int = 0) -> dict:
+        """Arguments of `Summarizer.__call__`."""
+        return {"texts": texts, "dataset": dataset, "first": first}
+
+    def _forward(self, model_inputs: dict, **options) -> list[str]:
+        return Summarizer(self.model, self.tokenizer, **options)(**model_inputs)
+
+    def postprocess(self, summaries: list[str]) -> list[dict[str, str]]:
+        """One dictionary per summary."""
+        return [{"summary_text": summary} for summary in summaries]
+
+
+def register_pipeline():
+    """Registers `moe-summarization` with `pipeline()`, once."""
+    task, cls = "moe-summarization", MoeSummarizationPipeline
+    registered = PIPELINE_REGISTRY.supported_tasks.get(task)
+    if registered is None or registered["impl"] is not cls:
+        PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=cls, pt_model=AutoModelForSeq2SeqLM, type="text")
