@@ -1,4 +1,7 @@
-"""Keyphrases: words, labels, decoding, the extraction pipeline and the metrics. Importing it registers its models as well."""
+"""Keyphrase extraction: words, labels, decoding, the pipeline, metrics. Importing it registers its models and its pipeline.
+
+Other submodules are imported on first use: `keyphrase_tools.metrics.keyphrase_f1(...)`.
+"""
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -26,11 +29,14 @@ except PackageNotFoundError:  # a plain copy of the files
 
 __all__ = ["KeyphraseExtractionPipeline"]
 
-MODULES = frozenset(module.name for module in iter_modules(__path__))
+SUBMODULES = frozenset(module.name for module in iter_modules(__path__))
 
 
 def __getattr__(name: str):
-    """Modules are imported when they are first used: `keyphrase_tools.metrics.keyphrase_f1`."""
-    if name in MODULES:
+    if name in SUBMODULES:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *SUBMODULES})

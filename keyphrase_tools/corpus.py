@@ -1,7 +1,7 @@
-"""A corpus of any size in, its keyphrases out, a JSON line a document.
+"""Extracts the keyphrases of a corpus of any size into a JSON Lines file, resumably and in one or more processes.
 
-While it runs, what is read is in OUT.parts, batch by batch; the same call resumes where it stopped, with as many processes as
-there are then. At the end OUT has all documents in their order, and the folder is gone.
+During the run, results are appended to the folder OUT.parts after every batch. The same call resumes from there, also with
+another number of processes. At the end all documents are written to OUT in their order, and the folder is deleted.
 """
 
 import json
@@ -18,15 +18,15 @@ from tqdm import tqdm
 from .clean_text import clean
 from .corpus_parts import PartWriter, Windows, merge_parts, open_parts, read_done, read_windows
 from .fingerprints import hash_config, hash_files, hash_lines, hash_tokenizer, hash_weights
-from .input_documents import blocks
+from .input_documents import split_into_blocks
 from .words import join_title
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", "")  # of an output, which is JSON Lines
-BATCHES = 16  # of documents that are sorted by length together, about
+SUFFIXES = (".jsonl", ".ndjson", ".json", "")  # accepted for the output, which is JSON Lines
+BATCHES = 16  # batches of documents that are sorted by length together, approximately
 
 
-class Document(NamedTuple):
-    """`content` is what the pipeline reads, or `None` where `error` says why it cannot be read."""
+class CorpusRow(NamedTuple):
+    """One document of a corpus. `content` is the input of the pipeline, or `None` if it cannot be read; `error` says why."""
 
     number: int
     id: str | int
@@ -36,17 +36,17 @@ class Document(NamedTuple):
 
 @dataclass
 class Corpus:
-    """Documents of a folder of .txt files, a JSON Lines file or a data set, read as they are asked for.
+    """The documents of a folder of .txt files, a JSON Lines file or a data set, read lazily.
 
     Args:
-        source: a folder of .txt files, whose relative names are the ids; a .jsonl file; or the Hub id or folder of a data set.
-        split: of a data set.
-        text_column, title_column, id_column: of files of rows; a text may be a list of words. Without an id a document
-            has its number.
+        source: a folder of .txt files, whose relative paths are the ids; a .jsonl file; or the Hub id or folder of a data set.
+        split: the split of a data set.
+        text_column, title_column, id_column: column names. A text may be a list of words. Without an id, the document's
+            index is used.
 
     Raises:
-        FileNotFoundError: for a source that is neither a folder nor a file nor a data set.
-        ValueError: for an empty one.
+        FileNotFoundError: if the source is neither a folder, a file nor a data set.
+        ValueError: if the source is empty.
     """
 
     source: str | Path
@@ -73,13 +73,13 @@ class Corpus:
         return self._length
 
     def fingerprint(self) -> str:
-        """Of its documents: a file's content, a folder's names, sizes and times of change, or that of the data set."""
+        """Hash of a file's content, of a folder's names, sizes and modification times, or the data set's own fingerprint."""
         if self._files:
             return hash_files(Path(self.source), self._files)
         return self._digest if self._rows == self._of_lines else self._dataset._fingerprint
 
     def sizes(self) -> array:
-        """About how long each document is, to estimate how long it takes to read: in bytes, or characters of a data set."""
+        """The approximate size of each document, for the progress bar: bytes, or characters for a data set."""
         if self._files:
             return array("Q", (path.stat().st_size for path in self._files))
         if self._rows == self._of_lines:
@@ -90,55 +90,61 @@ class Corpus:
         )
         return array("Q", (len(text) if isinstance(text, str) else sum(map(len, text or [])) for text in texts))
 
-    def read(self, wanted: Callable[[int], bool] = lambda number: True) -> Iterator[Document]:
-        """The documents whose numbers are wanted, in order."""
-        return self._rows(wanted)
+    def read(self, selected: Callable[[int], bool] = lambda number: True) -> Iterator[CorpusRow]:
+        """The documents for whose index `selected` is true, in order."""
+        return self._rows(selected)
 
-    def _of_files(self, wanted) -> Iterator[Document]:
+    def _of_files(self, selected) -> Iterator[CorpusRow]:
         for number, path in enumerate(self._files):
-            if wanted(number):
+            if selected(number):
                 name = path.relative_to(self.source).as_posix()
                 try:
-                    yield Document(number, name, {"text": path.read_text(encoding="utf-8")})
+                    yield CorpusRow(number, name, {"text": path.read_text(encoding="utf-8")})
                 except (OSError, UnicodeDecodeError) as error:
-                    yield Document(number, name, None, f"{type(error).__name__}: {error}")
+                    yield CorpusRow(number, name, None, f"{type(error).__name__}: {error}")
 
-    def _of_lines(self, wanted) -> Iterator[Document]:
+    def _of_lines(self, selected) -> Iterator[CorpusRow]:
         with open(self.source, "rb") as lines:
             for number, line in enumerate(line for line in lines if line.strip()):
-                if not wanted(number):
+                if not selected(number):
                     continue
                 try:
                     row = json.loads(line)
                 except ValueError as error:  # not JSON, or not UTF-8
-                    yield Document(number, number, None, f"{type(error).__name__}: {error}")
+                    yield CorpusRow(number, number, None, f"{type(error).__name__}: {error}")
                 else:
                     yield self._of_row(number, row)
 
-    def _of_dataset(self, wanted) -> Iterator[Document]:
-        numbers = [number for number in range(self._length) if wanted(number)]
+    def _of_dataset(self, selected) -> Iterator[CorpusRow]:
+        numbers = [number for number in range(self._length) if selected(number)]
         for number, row in zip(numbers, self._dataset.select(numbers), strict=True):
             yield self._of_row(number, row)
 
-    def _of_row(self, number: int, row) -> Document:
+    def _of_row(self, number: int, row) -> CorpusRow:
         if not isinstance(row, Mapping):
-            return Document(number, number, None, f"a JSON object is wanted, not a {type(row).__name__}")
+            return CorpusRow(number, number, None, f"expected a JSON object, got a {type(row).__name__}")
         name, text = row.get(self.id_column), row.get(self.text_column)
         name = number if name is None else name
         if isinstance(text, list) and all(isinstance(word, str) for word in text):
             text = " ".join(text)
         title = row.get(self.title_column) if self.title_column else None
         if not isinstance(text, str) or not isinstance(title, str | None):
-            wrong = self.title_column if isinstance(text, str) else self.text_column
-            known = ", ".join(map(repr, row))
-            return Document(number, name, None, f"{wrong!r} is {row.get(wrong)!r:.60} and no text; columns: {known}")
-        return Document(number, name, {"title": title, "text": text})
+            column = self.title_column if isinstance(text, str) else self.text_column
+            columns = ", ".join(map(repr, row))
+            return CorpusRow(
+                number, name, None, f"{column!r} is {row.get(column)!r:.60}, not a text; columns: {columns}"
+            )
+        return CorpusRow(number, name, {"title": title, "text": text})
 
 
-def read_texts(corpus: Corpus, most: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
-    """The first documents as the pipeline reads them, title and text as one -> texts, and what is wrong with others, by number."""
+def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
+    """Reads the first documents, each with its title and text joined.
+
+    Returns:
+        The texts by document index, and the error messages of the documents that cannot be read or are empty.
+    """
     texts, errors = {}, {}
-    for document in corpus.read(lambda number: most is None or number < most):
+    for document in corpus.read(lambda number: max_documents is None or number < max_documents):
         content = document.content
         text = clean(join_title(content.get("title"), content["text"])) if content else ""
         if text.strip():
@@ -149,42 +155,45 @@ def read_texts(corpus: Corpus, most: int | None = None) -> tuple[dict[int, str],
 
 
 def open_dataset(name: str, split: str):
-    """A split of a data set on the Hub or in a folder of its own.
+    """Opens a split of a data set on the Hub or in a local folder.
 
     Raises:
-        FileNotFoundError: where there is none.
+        FileNotFoundError: if it does not exist.
     """
     if name.endswith((".jsonl", ".json", ".txt")):
-        raise FileNotFoundError(f"There is no file {name}.")
+        raise FileNotFoundError(f"The file {name} does not exist.")
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ImportError("A data set of the Hub needs datasets: pip install lexperts[train]") from error
+        raise ImportError(
+            "Data sets on the Hub need the package datasets. Install it with: pip install lexperts[train]"
+        ) from error
     try:
         return load_dataset(name, split=split)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{name!r} is no folder of .txt files and no .jsonl file, and could not be opened as a data set with split={split!r}: "
+            f"{name!r} is neither a folder of .txt files nor a .jsonl file, and cannot be opened as a data set with split={split!r}: "
             f"{error}"
         ) from error
 
 
-class Finished(NamedTuple):
-    """What a call of `extract_corpus` has done: documents in the output, and those that could not be read."""
+class ExtractionSummary(NamedTuple):
+    """Result of `extract_corpus`: the number of documents in the output, and of those that could not be read."""
 
     documents: int
     errors: int
 
 
 def check_output(output: str | Path) -> None:
-    """
+    """Checks the path of an output before the model is loaded.
+
     Raises:
-        FileExistsError: for an output that is there.
-        ValueError: for one whose name promises something else than JSON Lines.
+        FileExistsError: if the output exists.
+        ValueError: if its suffix is that of another format than JSON Lines.
     """
     output = Path(output)
     if output.exists():
-        raise FileExistsError(f"{output} is there already, and finished. Choose another name, or delete it.")
+        raise FileExistsError(f"{output} already exists and is complete. Choose another name, or delete it.")
     if output.suffix not in SUFFIXES:
         name = output.with_suffix(".jsonl").name
         raise ValueError(f"{output} ends in {output.suffix!r}, but the output is JSON Lines. Name it {name!r}.")
@@ -201,117 +210,121 @@ def extract_corpus(
     wait: Callable[[], None] = lambda: None,
     mentions: bool = False,
     **options,
-) -> Finished:
+) -> ExtractionSummary:
     """Extracts the keyphrases of a corpus into a JSON Lines file, `{"id", "keyphrases": [{"keyphrase", "score", ...}]}`.
 
-    A document that cannot be read has `{"id", "error"}`, and the others are read. Places are those of the pipeline: offsets in
-    the text, or if the document has a title in that of the two which `field` names; in a list of words, in those words with
-    blanks between. Start the same call again after an interruption: no batch is read twice, and with as many processes as
-    before the output is the same, byte for byte, as that of a run without interruption.
+    A document that cannot be read is written as `{"id", "error"}` and does not stop the run. Offsets are those of the
+    pipeline: they refer to the text, or if the document has a title, to the column named by `field`; for a list of words, to
+    the words joined by blanks. Repeat the same call after an interruption: no batch is computed twice, and with the same
+    number of processes the output is the same, byte for byte, as without the interruption.
 
     Args:
         extract: a keyphrase-extraction pipeline.
-        output: the file, which must not be there yet.
-        batch_size: windows that the model reads at once.
-        rank, processes, wait: which process this is, of how many, and how it waits for all; of `accelerate.PartialState()`
-            `process_index`, `num_processes` and `wait_for_everyone`.
-        mentions: whether all places of a keyphrase are written.
-        options: of the pipeline, such as `top_k` and `threshold`.
+        corpus: the documents.
+        output: the file to write, which must not exist yet.
+        batch_size: windows per batch.
+        rank, processes, wait: the index of this process, the number of processes, and a function that waits for all of
+            them: `process_index`, `num_processes` and `wait_for_everyone` of `accelerate.PartialState()`.
+        mentions: write all mentions of a keyphrase.
+        options: arguments of the pipeline, such as `top_k` and `threshold`.
+
+    Returns:
+        The numbers of documents and of errors.
 
     Raises:
-        FileExistsError: for an output that is there.
-        ValueError: for an output with the suffix of another format, and for an unfinished run with another model, other
-            documents or other options; what differs is named.
+        FileExistsError: if the output exists.
+        ValueError: if the output has the suffix of another format, or if an unfinished run used another model, other
+            documents or other options; the message names what differs.
     """
     output, parts = Path(output), Path(f"{output}.parts")
     if rank == 0:
         check_output(output)
-        open_parts(parts, describe(extract, corpus, options | {"mentions": mentions}))
+        open_parts(parts, describe_run(extract, corpus, options | {"mentions": mentions}))
     wait()
     done = read_done(parts, len(corpus))
-    known = read_windows(parts, done)
-    wait()  # before any part grows
-    share = Share(len(corpus), batch_size, rank, processes)
-    with PartWriter(parts, rank) as writer, Progress(corpus, share, done) as progress:
-        for documents in share.read(corpus, done):
+    cached = read_windows(parts, done)
+    wait()  # before any process appends to a part
+    shard = ProcessShard(len(corpus), batch_size, rank, processes)
+    with PartWriter(parts, rank) as writer, Progress(corpus, shard, done) as progress:
+        for documents in shard.read(corpus, done):
             unreadable = [d for d in documents if d.content is None and not done[d.number]]
             writer.write((d.number, {"id": d.id, "error": d.error}) for d in unreadable)
             progress.update(finished=[d.number for d in unreadable])
-            for block in cut_blocks([d for d in documents if d.content is not None], share.block):
+            for block in cut_blocks([d for d in documents if d.content is not None], shard.block):
                 if all(done[d.number] for d in block):
                     continue
-                for rows, windows, shares in read_block(extract, block, done, known, mentions, batch_size, options):
+                for rows, windows, shares in read_block(extract, block, done, cached, mentions, batch_size, options):
                     writer.write(rows, windows)
                     progress.update(shares, [number for number, _ in rows])
-                writer.forget_windows()
+                writer.clear_windows()
     wait()
     errors = merge_parts(parts, output, len(corpus)) if rank == 0 else 0
     wait()
-    return Finished(len(corpus), errors)
+    return ExtractionSummary(len(corpus), errors)
 
 
-class Share:
-    """The documents that one of several processes reads: every so-many-th block of `block` documents with consecutive numbers.
+class ProcessShard:
+    """The documents of one process: every n-th block of `block` consecutive documents, for n processes.
 
-    Blocks do not depend on what is done already, and so neither does what is read in one batch.
+    Blocks do not depend on which documents are done, and so neither do the batches.
     """
 
     def __init__(self, documents: int, batch_size: int, rank: int, processes: int):
-        most = BATCHES * batch_size
-        fair = -(-documents // (4 * processes))  # that each process may have some
-        self.block = most if processes == 1 else min(most, fair)
+        largest = BATCHES * batch_size
+        fair = -(-documents // (4 * processes))  # at least four blocks per process
+        self.block = largest if processes == 1 else min(largest, fair)
         self.rank, self.processes = rank, processes
 
     def __contains__(self, number: int) -> bool:
         return number // self.block % self.processes == self.rank
 
-    def read(self, corpus: Corpus, done: bytearray) -> Iterator[list[Document]]:
-        """Its blocks, those of which all documents are done left out."""
+    def read(self, corpus: Corpus, done: bytearray) -> Iterator[list[CorpusRow]]:
+        """The blocks of this process, except those whose documents are all done."""
 
-        def wanted(number: int) -> bool:
+        def selected(number: int) -> bool:
             start = number - number % self.block
             return number in self and not all(done[start : start + self.block])
 
-        for _, documents in groupby(corpus.read(wanted), key=lambda document: document.number // self.block):
+        for _, documents in groupby(corpus.read(selected), key=lambda document: document.number // self.block):
             yield list(documents)
 
 
-def cut_blocks(documents: list[Document], most: int) -> Iterator[list[Document]]:
-    """`input_documents.blocks` of documents, as the pipeline itself makes them."""
-    place = 0
-    for contents in blocks((document.content for document in documents), most):
-        yield documents[place : place + len(contents)]
-        place += len(contents)
+def cut_blocks(documents: list[CorpusRow], max_documents: int) -> Iterator[list[CorpusRow]]:
+    """Splits documents into the same blocks as the pipeline; see `input_documents.split_into_blocks`."""
+    start = 0
+    for contents in split_into_blocks((document.content for document in documents), max_documents):
+        yield documents[start : start + len(contents)]
+        start += len(contents)
 
 
-def read_block(extract, block: list[Document], done: bytearray, known: Windows, mentions: bool, batch_size, options):
-    """Batch by batch: rows with their documents' numbers, windows of documents that are not finished, shares read."""
+def read_block(extract, block: list[CorpusRow], done: bytearray, cached: Windows, mentions: bool, batch_size, options):
+    """Yields, for each batch, the rows of finished documents, the windows of unfinished ones, and the shares that were read."""
     numbers = [document.number for document in block]
-    place_of = {number: place for place, number in enumerate(numbers)}
+    index_of = {number: index for index, number in enumerate(numbers)}
     reads = extract.read_block(
         [document.content for document in block],
         batch_size=batch_size,
         first=numbers[0],
-        done={place for place, number in enumerate(numbers) if done[number]},
-        known={(place_of[n], window): values for (n, window), values in known.items() if n in place_of},
+        done={index for index, number in enumerate(numbers) if done[number]},
+        cached={(index_of[n], window): values for (n, window), values in cached.items() if n in index_of},
         **options,
     )
     for read in reads:
         rows = []
-        for place, phrases in read.finished.items():
+        for index, phrases in read.finished.items():
             kept = phrases if mentions else [{k: v for k, v in p.items() if k != "mentions"} for p in phrases]
-            rows.append((numbers[place], {"id": block[place].id, "keyphrases": kept}))
-        windows = {(numbers[place], window): values for (place, window), values in read.windows.items()}
-        yield rows, windows, {numbers[place]: share for place, share in read.shares.items()}
+            rows.append((numbers[index], {"id": block[index].id, "keyphrases": kept}))
+        windows = {(numbers[index], window): values for (index, window), values in read.windows.items()}
+        yield rows, windows, {numbers[index]: share for index, share in read.shares.items()}
 
 
 class Progress:
-    """The bar of the first process, which follows what is read: of a long document each batch of its windows."""
+    """The progress bar of the first process. It advances with every batch, also within a long document."""
 
-    def __init__(self, corpus: Corpus, share: Share, done: bytearray):
-        self._shown = share.rank == 0
+    def __init__(self, corpus: Corpus, shard: ProcessShard, done: bytearray):
+        self._shown = shard.rank == 0
         self._sizes = [max(1, size) for size in corpus.sizes()] if self._shown else []
-        mine = [number for number in range(len(self._sizes)) if number in share]
+        mine = [number for number in range(len(self._sizes)) if number in shard]
         self._documents, self._finished = len(mine), sum(done[number] for number in mine)
         self._read, self._begun = float(sum(self._sizes[n] for n in mine if done[n])), {}
         self._bar = tqdm(
@@ -331,7 +344,7 @@ class Progress:
         self._bar.close()
 
     def update(self, shares: Mapping[int, float] = MappingProxyType({}), finished: Sequence[int] = ()) -> None:
-        """The shares of documents that were read, and the documents that are finished now."""
+        """Adds the shares of documents that were read, and the documents that are finished."""
         if not self._shown:
             return
         for number, share in shares.items():
@@ -344,8 +357,8 @@ class Progress:
         self._bar.update(round(self._read) - self._bar.n)
 
 
-def describe(extract, corpus: Corpus, options: dict) -> dict:
-    """What the results of a run depend on."""
+def describe_run(extract, corpus: Corpus, options: dict) -> dict:
+    """Everything on which the results of a run depend: source, model, tokenizer and options."""
     columns = {name: getattr(corpus, name) for name in ("split", "text_column", "title_column", "id_column")}
     source = {"source": str(corpus.source), **columns, "documents": len(corpus), "content": corpus.fingerprint()}
     name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)

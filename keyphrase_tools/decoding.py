@@ -1,6 +1,6 @@
-"""From labels to keyphrases: B opens a phrase, I continues it, an I with no phrase before it opens one.
+"""Decodes labels into keyphrases: B begins a phrase, I continues it, and an I without a phrase before it begins one.
 
-Phrases with punctuation are dropped, and so are repeats, compared by their Porter stems: the first form stays.
+Phrases with punctuation are dropped. Repeated phrases, compared by their Porter stems, are dropped except for the first.
 """
 
 import unicodedata
@@ -16,10 +16,18 @@ SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
 
 
 def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.ndarray:
-    """probabilities (W, 3) of O, B and I for each word -> labels (W,).
+    """Chooses a label for each word.
 
-    Without a threshold the likeliest label; with one, B or I (the likelier) where the two together reach it. A model that
-    is unsure where phrases begin splits its belief between B and I, and O wins words that most likely belong to one.
+    Without a threshold this is the most likely label. With one, a word is B or I, whichever is more likely, if the sum of
+    their probabilities reaches the threshold: a model that is unsure where a phrase begins splits the probability between
+    B and I, and O would win.
+
+    Args:
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        threshold: between 0 and 1.
+
+    Returns:
+        Labels `(W,)`: 0 (O), 1 (B) or 2 (I).
     """
     if threshold is None:
         return probabilities.argmax(-1)
@@ -28,7 +36,7 @@ def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.n
 
 
 def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
-    """One label a word (0 O, 1 B, 2 I) -> the phrases as spans of words `(start, end)`, in text order.
+    """The phrases as spans of words `(start, end)`, in text order, from one label per word (0 O, 1 B, 2 I).
 
     >>> tag_spans([1, 2, 0, 2, 1])
     [(0, 2), (3, 4), (4, 5)]
@@ -44,7 +52,7 @@ def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def is_phrase(words: Sequence[str]) -> bool:
-    """Whether words make a keyphrase: no punctuation or symbol but an apostrophe inside a word or a point between digits."""
+    """Whether words can form a keyphrase: no punctuation or symbols except apostrophes inside words and points between digits."""
     return bool(words) and not any(_is_mark(word) for word in words)
 
 
@@ -70,16 +78,16 @@ def pieces_to_phrases(
     rules: str = "lexperts",
     max_phrases: int | None = 10,
 ) -> list[str]:
-    """Labels of sub-tokens -> keyphrases, in text order.
+    """Decodes labels of sub-tokens into keyphrases, in text order.
 
     Args:
-        tags (S): a label for each sub-token, 0 (O), 1 (B) or 2 (I).
-        word_ids (S): the word of each sub-token, None for special ones, as `encoding.word_ids()` gives them.
+        tags (`(S,)`): a label for each sub-token, 0 (O), 1 (B) or 2 (I).
+        word_ids (`(S,)`): the word of each sub-token, `None` for special tokens, as `encoding.word_ids()` returns them.
         words: the document's words.
-        rules: `"lexperts"` reads the label of each word's first sub-token. `"seke"` follows the reference's walk over
-            the sub-tokens: a B inside a word ends the phrase before it, and apostrophes count as punctuation. The
-            reference's own order is that of a Python set; here it is the text's.
-        max_phrases: how many to keep, None for all.
+        rules: `"lexperts"` uses the label of each word's first sub-token. `"seke"` reproduces the reference
+            implementation's loop over sub-tokens: a B inside a word ends the previous phrase, and apostrophes count as
+            punctuation. (The reference returns the phrases in the order of a Python set; here they are in text order.)
+        max_phrases: the number of phrases to keep, `None` for all.
     """
     if rules == "seke":
         return _unique(_seke_phrases(tags, word_ids, words), _seke_keeps)[:max_phrases]
@@ -93,17 +101,22 @@ def pieces_to_phrases(
 
 
 def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """How sure the model is of each span: its words' mean probability of being labelled B, then I, as they are.
+    """The score of each span: the mean probability of its labels, B for the first word and I for the others.
 
-    probabilities (W, 3) of O, B, I for each word, spans (M) of `(start, end)` -> (M,).
+    Args:
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        spans: `(start, end)` of M spans.
+
+    Returns:
+        Scores `(M,)`.
     """
     begins = np.array([probabilities[start, B] for start, _ in spans])
     inside = np.array([probabilities[start + 1 : end, I].sum() for start, end in spans])
     return (begins + inside) / np.array([end - start for start, end in spans])
 
 
-def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
-    """Probabilities with their log-odds divided by a temperature: above 1 less sure, below 1 surer, in the same order."""
+def apply_temperature(p: np.ndarray, temperature: float) -> np.ndarray:
+    """Divides the log-odds of probabilities by a temperature. Above 1 it lowers the confidence; the order never changes."""
     p = np.clip(p, 1e-7, 1 - 1e-7)
     return 1 / (1 + np.exp(-np.log(p / (1 - p)) / temperature))
 
@@ -116,29 +129,29 @@ def rank_phrases(
     tags: Sequence[int] | None = None,
     temperature: float | None = None,
 ) -> list[dict]:
-    """A document's word probabilities -> its keyphrases, best first.
+    """Ranks the keyphrases of a document by its word probabilities.
 
     Args:
         text: the document.
-        words (W): as `split_words` gives them.
-        probabilities (W, 3): of O, B and I for each word.
+        words: the W words of the text, as `split_words` returns them.
+        probabilities (`(W, 3)`): of O, B and I for each word.
         threshold: as in `word_tags`.
-        tags (W): 0 (O), 1 (B) or 2 (I) for each word, where something else than `word_tags` chose them, such as the best
-            path of a CRF; the probabilities then only score, and there is nothing for a threshold to decide.
-        temperature: of the scores, see `tempered`; found by `calibration.fit_temperature`.
+        tags (`(W,)`): labels of the words, if they were not chosen by `word_tags` but, for example, by a CRF. Then the
+            probabilities only determine the scores, and the threshold is not used.
+        temperature: of the scores, see `apply_temperature`; fitted by `calibration.fit_temperature`.
 
     Returns:
-        A list of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions of equal
-        stems are one keyphrase, whose form, with single blanks, and place are the first mention's and whose score is the
-        best mention's; ties go to the earlier phrase.
+        A list, best first, of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions
+        with equal stems are one keyphrase. It has the form (with single blanks) and the offsets of the first mention, and
+        the score of the best one; of equal scores the earlier phrase comes first.
     """
-    chosen = word_tags(probabilities, threshold) if tags is None else tags
-    spans = [span for span in tag_spans(chosen) if is_phrase([word for word, _, _ in words[slice(*span)]])]
+    tags = word_tags(probabilities, threshold) if tags is None else tags
+    spans = [span for span in tag_spans(tags) if is_phrase([word for word, _, _ in words[slice(*span)]])]
     if not spans:
         return []
     grouped, scores = {}, mention_scores(probabilities, spans)
     if temperature is not None:
-        scores = tempered(scores, temperature)
+        scores = apply_temperature(scores, temperature)
     for (start, end), score in zip(spans, scores, strict=True):
         stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]))
         mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
@@ -170,10 +183,10 @@ def _seke_keeps(words: Sequence[str]) -> bool:
 
 
 def _seke_phrases(tags, word_ids, words):
-    """The reference's walk over sub-tokens, phrase by phrase."""
+    """The reference implementation's loop over sub-tokens, phrase by phrase."""
     open_phrase = []
-    for place, (tag, w, before) in enumerate(zip(tags, word_ids, [None, *word_ids], strict=False)):
-        opens_word = w is not None and w != before and not (tag == I and place == 0)
+    for index, (tag, w, before) in enumerate(zip(tags, word_ids, [None, *word_ids], strict=False)):
+        opens_word = w is not None and w != before and not (tag == I and index == 0)
         if open_phrase and (tag == B or (tag == O and w != before)):
             yield open_phrase
             open_phrase = []

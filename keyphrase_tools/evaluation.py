@@ -1,4 +1,4 @@
-"""How well a token classifier extracts keyphrases: F1@k and F1 of spans, from the Trainer's predictions or a pipeline."""
+"""Evaluation of keyphrase extraction: F1@k and F1 of spans, from the Trainer's predictions, a pipeline or files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from .clean_text import clean
 from .decoding import rank_phrases, tag_spans, word_tags
-from .documents import full_text, read_jsonl
+from .jsonl import full_text, read_jsonl
 from .labels import label_windows, present, tag
 from .metrics import keyphrase_f1
 from .pipeline_keyphrase_extraction import read_labels
@@ -19,25 +19,25 @@ THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
 class ExtractionMetrics:
-    """`compute_metrics` for the stock Trainer: its logits as the keyphrases of whole documents, scored.
+    """`compute_metrics` for the stock Trainer: decodes its logits into keyphrases of whole documents and scores them.
 
     Args:
         texts, keyphrases: the documents of the evaluation set, in order.
         tokenizer: a fast tokenizer.
         id2label: the model's labels.
-        max_length, overlap: windows, as in `labels.encode`.
-        rules: by which the gold is found in the text, "lexperts" or "seke".
+        max_length, overlap: of the windows, as in `labels.tokenize_documents`.
+        rules: how gold keyphrases are matched to the text, "lexperts" or "seke".
         convention, k: as in `metrics.keyphrase_f1`.
-        thresholds: tried each time; the one with the best F1 at the last k is reported as `threshold`, with its
-            scores. It belongs into `model.config.keyphrase_threshold`. `(None,)` takes the likeliest labels.
-        titles: of the documents, `None` where there is none, for models that read them as meta-text; `texts` are then what
-            is labelled, joined to the title beforehand if the model has `title_in_main`.
-        max_title_length: as in `labels.encode`.
-        spans: also report `span_precision`, `span_recall` and `span_f1`, by `span_scores`, of the labels chosen; the threshold
-            is then the one with the best `span_f1`. If `None` is among the thresholds, `path_span_f1` is what it gives.
+        thresholds: tried in each evaluation. The one with the best F1 at the last k is reported as `threshold`, with its
+            scores; save it as `model.config.keyphrase_threshold`. `(None,)` uses the most likely labels.
+        titles: titles of the documents (`None` for a document without), for models that read them as meta-text. `texts` are
+            then what is labelled; for a model with `title_in_main` they must already contain the title.
+        max_title_length: as in `labels.tokenize_documents`.
+        spans: also report `span_precision`, `span_recall` and `span_f1` (see `span_scores`), and choose the threshold by
+            `span_f1`. If `None` is one of the thresholds, its score is reported as `path_span_f1`.
 
     Attributes:
-        rows: the evaluation set that belongs to it, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
+        rows: the evaluation set, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
 
     Example:
 
@@ -88,31 +88,33 @@ class ExtractionMetrics:
         self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
 
     def __call__(self, prediction) -> dict[str, float]:
-        """`EvalPrediction` with logits (windows, S, C) -> precision, recall and F1 at each k, and of spans if asked for.
+        """Computes precision, recall and F1 at each k, and optionally of spans.
 
-        Where predictions are a pair of logits and paths (windows, S), label ids of a model that decodes and -1 where no word
-        begins, the paths decide wherever no threshold does, as in the pipeline.
+        Args:
+            prediction: an `EvalPrediction` with logits `(windows, S, C)`, or with a pair of logits and paths `(windows, S)`:
+                the label ids that the model decoded, -1 where no word begins. As in the pipeline, paths are used
+                without a threshold.
         """
-        given = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-        logits, paths = given[0], given[1] if len(given) > 1 and given[1].ndim == 2 else None
-        said = WordProbabilities([len(words) for words in self._words])
+        outputs = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+        logits, paths = outputs[0], outputs[1] if len(outputs) > 1 and outputs[1].ndim == 2 else None
+        word_probabilities = WordProbabilities([len(words) for words in self._words])
         if prediction.label_ids is not None:
             self._check_order(prediction.label_ids)
         for number, (window, row) in enumerate(zip(self._windows, logits, strict=True)):
             row = row[: len(window.word_starts)].astype(np.float64)
             row = np.exp(row - row.max(-1, keepdims=True))
             row /= row.sum(-1, keepdims=True)
-            three = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
+            p = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
             tags = None
             if paths is not None:
                 path = paths[number][: len(row)]
                 tags = np.where(path < 0, 0, self._tag_of_label[path])
-            said.add(window, three, tags)
+            word_probabilities.add(window, p, tags)
         documents = [
-            (text, words, said.document(number), said.tags(number))
+            (text, words, word_probabilities.document(number), word_probabilities.tags(number))
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
         ]
-        tried = []
+        results = []
         for threshold in self._thresholds:
             phrases = [
                 rank_phrases(text, words, p, threshold, tags if threshold is None else None)
@@ -120,62 +122,69 @@ class ExtractionMetrics:
             ]
             scores = score_phrases(phrases, self._gold, **self._scoring)
             if self._gold_tags is not None:
-                chosen = [
+                predicted = [
                     word_tags(p, threshold) if tags is None or threshold is not None else tags
                     for _, _, p, tags in documents
                 ]
-                of_spans = span_scores(chosen, self._gold_tags)
-                scores |= {f"span_{name}": score for name, score in of_spans.items()}
-            tried.append(scores if threshold is None else {**scores, "threshold": threshold})
-        by = f"f1@{self._scoring['k'][-1]}" if self._gold_tags is None else "span_f1"
-        best = max(tried, key=lambda scores: scores[by])
+                scores |= {f"span_{name}": score for name, score in span_scores(predicted, self._gold_tags).items()}
+            results.append(scores if threshold is None else {**scores, "threshold": threshold})
+        criterion = f"f1@{self._scoring['k'][-1]}" if self._gold_tags is None else "span_f1"
+        best = max(results, key=lambda scores: scores[criterion])
         if self._gold_tags is None or None not in self._thresholds:
             return best
-        return best | {"path_span_f1": tried[self._thresholds.index(None)]["span_f1"]}
+        return best | {"path_span_f1": results[self._thresholds.index(None)]["span_f1"]}
 
     def _check_order(self, label_ids: np.ndarray) -> None:
-        """The labels that came back must be those of `rows`, in their order and from the left."""
+        """Raises a `ValueError` unless the evaluated labels are those of `rows`, in order and padded on the right."""
         expected = self.rows["labels"]
         same = len(label_ids) == len(expected) and all(
-            np.array_equal(found[: len(row)], row) for found, row in zip(label_ids, expected, strict=True)
+            np.array_equal(labels[: len(row)], row) for labels, row in zip(label_ids, expected, strict=True)
         )
         if not same:
             raise ValueError(
-                "The labels that the Trainer evaluated are not those of ExtractionMetrics.rows. Pass "
+                "The evaluated labels are not those of ExtractionMetrics.rows. Pass "
                 "eval_dataset=Dataset.from_dict(metrics.rows), a collator that pads on the right "
-                "(tokenizer.padding_side='right'), and no train_sampling_strategy='group_by_length', which sorts these rows too."
+                "(tokenizer.padding_side='right'), and not train_sampling_strategy='group_by_length', which also sorts these rows."
             )
 
 
 def score_phrases(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]], top_k: int = 10, **scoring) -> dict:
-    """Pipeline results against gold of `labels.present`; both read hyphens and slashes as spaces."""
+    """Scores results of the pipeline against gold phrases of `labels.present`; hyphens and slashes count as spaces."""
     predictions = [[normalise(phrase["keyphrase"]) for phrase in document[:top_k]] for document in phrases]
     scores = keyphrase_f1(predictions, gold, **scoring)
     return {name: value for name, value in scores.items() if name.split("@")[0] in ("precision", "recall", "f1")}
 
 
 def span_scores(predicted: Sequence[Sequence[int]], gold: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Labels of each document's words, 0 (O), 1 (B) or 2 (I) -> micro `precision`, `recall` and `f1` of their spans.
+    """Micro-averaged `precision`, `recall` and `f1` of spans over all documents.
 
-    A span is right if both of its ends are; over all documents. Spans are those of `decoding.tag_spans`, where an I without
-    a B before it begins one, as conlleval and seqeval's default mode have it. A share of nothing is 0.
+    A predicted span is correct if both of its ends are. Spans are those of `decoding.tag_spans`: an I without a B before it
+    begins a span, as in conlleval and in seqeval's default mode. A ratio with denominator 0 is 0.
+
+    Args:
+        predicted, gold: for each document, one label per word: 0 (O), 1 (B) or 2 (I).
 
     >>> span_scores([[1, 2, 0, 1]], [[1, 2, 0, 0]])
     {'precision': 0.5, 'recall': 1.0, 'f1': 0.6666666666666666}
 
     Raises:
-        ValueError: for another number of documents, or of words in one.
+        ValueError: if the numbers of documents, or of words in a document, differ.
     """
-    right = found = wanted = 0
+    num_correct = num_predicted = num_gold = 0
     for number, (tags, true_tags) in enumerate(zip(predicted, gold, strict=True)):
         if len(tags) != len(true_tags):
             raise ValueError(
-                f"Document {number} has {len(tags)} predicted labels and {len(true_tags)} gold ones. Give one a word in both."
+                f"Document {number} has {len(tags)} predicted labels and {len(true_tags)} gold labels. Pass one label per word in both."
             )
         spans, true_spans = set(tag_spans(tags)), set(tag_spans(true_tags))
-        right, found, wanted = right + len(spans & true_spans), found + len(spans), wanted + len(true_spans)
-    shares = {"precision": (right, found), "recall": (right, wanted), "f1": (2 * right, found + wanted)}
-    return {name: part / whole if whole else 0.0 for name, (part, whole) in shares.items()}
+        num_correct += len(spans & true_spans)
+        num_predicted, num_gold = num_predicted + len(spans), num_gold + len(true_spans)
+    ratios = {
+        "precision": (num_correct, num_predicted),
+        "recall": (num_correct, num_gold),
+        "f1": (2 * num_correct, num_predicted + num_gold),
+    }
+    return {name: part / total if total else 0.0 for name, (part, total) in ratios.items()}
 
 
 def evaluate_pipeline(
@@ -191,8 +200,16 @@ def evaluate_pipeline(
 ) -> dict[str, float]:
     """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases.
 
-    With `titles` the pipeline reads mappings of title and text. Gold is what stands in the text that it searches: the joined
-    one if its model has titles joined (`extract.joins_titles`), else the text.
+    Gold keyphrases are those that occur in the text from which the pipeline extracts: title and text joined if its model
+    reads them so (`extract.joins_titles`), else the text.
+
+    Args:
+        extract: the pipeline.
+        texts, keyphrases: the documents and their gold keyphrases.
+        rules: how gold keyphrases are matched to the text, "lexperts" or "seke".
+        batch_size: windows per batch.
+        k, scoring: as in `metrics.keyphrase_f1`.
+        titles: titles of the documents (`None` for a document without).
     """
     documents = texts = list(texts)
     if titles is not None:
@@ -200,51 +217,55 @@ def evaluate_pipeline(
         if getattr(extract, "joins_titles", False):
             texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
     words = [split_words(clean(text)) for text in texts]
-    gold = [present(own, phrases, rules=rules) for own, phrases in zip(words, keyphrases, strict=True)]
+    gold = [present(w, phrases, rules=rules) for w, phrases in zip(words, keyphrases, strict=True)]
     return score_phrases(extract(documents, batch_size=batch_size), gold, k=k, **scoring)
 
 
 def score_files(predictions: str | Path, gold: str | Path, *, rules: str = "lexperts", **scoring) -> dict[str, float]:
-    """Precision, recall and F1 at each k of one file of keyphrases against another; both JSON Lines, in the same order.
+    """Precision, recall and F1 at each k of a file of predicted keyphrases against a file of gold ones.
 
     Args:
-        predictions: rows with `keyphrases`, texts or `{"keyphrase", ...}`, best first; a row that could not be read (with
-            `error`) has none.
-        gold: rows with `text`, perhaps `title`, and `keyphrases`, of which those that stand in title or text count.
+        predictions: JSON Lines with `keyphrases`, a list of strings or of `{"keyphrase", ...}`, best first. A row with
+            `error` counts as a document without predictions.
+        gold: JSON Lines of the same documents in the same order, with `text`, optionally `title`, and `keyphrases`.
+            Keyphrases that do not occur in title or text are not counted.
         rules, scoring: as in `evaluate_pipeline`.
 
     Raises:
-        ValueError: for files of different documents.
+        ValueError: if the files contain different documents.
     """
-    said, rows = read_jsonl(predictions), read_jsonl(gold, ("text", "keyphrases"))
-    if len(said) != len(rows):
+    predicted_rows, gold_rows = read_jsonl(predictions), read_jsonl(gold, ("text", "keyphrases"))
+    if len(predicted_rows) != len(gold_rows):
         raise ValueError(
-            f"{predictions} has {len(said):,} documents and {gold} {len(rows):,}. Score files of the same documents."
+            f"{predictions} has {len(predicted_rows):,} documents and {gold} {len(gold_rows):,}. Pass files of the same "
+            "documents."
         )
-    for number, (one, other) in enumerate(zip(said, rows, strict=True)):
-        if "id" in other and one.get("id") != other["id"]:
+    for number, (predicted, row) in enumerate(zip(predicted_rows, gold_rows, strict=True)):
+        if "id" in row and predicted.get("id") != row["id"]:
             raise ValueError(
-                f"Document {number} is {one.get('id')!r} in {predictions} and {other['id']!r} in {gold}. Score files of the "
-                "same documents in the same order."
+                f"Document {number} has id={predicted.get('id')!r} in {predictions} and id={row['id']!r} in {gold}. Pass files "
+                "of the same documents in the same order."
             )
-        if "keyphrases" not in one and "error" not in one:
+        if "keyphrases" not in predicted and "error" not in predicted:
             raise ValueError(
-                f"{predictions}, document {number}: there is no 'keyphrases'; it has {', '.join(map(repr, one))}."
+                f"{predictions}, document {number}: the field 'keyphrases' is missing; the fields are "
+                f"{', '.join(map(repr, predicted))}."
             )
     phrases = [
         [phrase if isinstance(phrase, Mapping) else {"keyphrase": phrase} for phrase in row.get("keyphrases", ())]
-        for row in said
+        for row in predicted_rows
     ]
-    wanted = [present(split_words(full_text(row)), row["keyphrases"], rules=rules) for row in rows]
-    return score_phrases(phrases, wanted, **scoring)
+    gold_phrases = [present(split_words(full_text(row)), row["keyphrases"], rules=rules) for row in gold_rows]
+    return score_phrases(phrases, gold_phrases, **scoring)
 
 
 def keep_best(args, metric: str, greater_is_better: bool = True) -> None:
-    """`TrainingArguments` by which a run ends with the model that does best on validation rows; each epoch is scored where nothing
-    else is said.
+    """Changes `TrainingArguments` so that training ends with the model that is best on the validation set.
+
+    Each epoch is evaluated unless `eval_strategy` is set.
 
     Raises:
-        ValueError: where checkpoints and scores do not come together, so that the best might not be there any more.
+        ValueError: if checkpoints are not saved whenever the model is evaluated, so that the best one could be missing.
     """
     from transformers.trainer_utils import IntervalStrategy
 
@@ -253,12 +274,10 @@ def keep_best(args, metric: str, greater_is_better: bool = True) -> None:
     if args.eval_strategy != args.save_strategy or (
         args.eval_strategy == "steps" and args.save_steps % args.eval_steps
     ):
-        said = (
-            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) and "
-            f"save_strategy={args.save_strategy.value!r} (save_steps={args.save_steps})"
-        )
         raise ValueError(
-            f"{said}: the best model is kept only if scores and checkpoints come together. Make them equal."
+            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) does not match "
+            f"save_strategy={args.save_strategy.value!r} (save_steps={args.save_steps}): the best model can only be kept if "
+            "a checkpoint is saved with each evaluation. Make them equal."
         )
     args.do_eval = args.load_best_model_at_end = True
     args.metric_for_best_model, args.greater_is_better = f"eval_{metric}", greater_is_better

@@ -1,4 +1,4 @@
-"""What a run depends on, in a few characters each: equal fingerprints, equal results."""
+"""Hashes of models, tokenizers, configurations and files: equal hashes mean equal results."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def hash_weights(model: torch.nn.Module) -> str:
-    """Names, shapes, types and values of all parameters and buffers, adapters included, wherever they were loaded from."""
+    """Hash of the names, shapes, types and values of all parameters and buffers, adapters included."""
 
     def parts():
         for name, tensor in sorted(model.state_dict().items()):
@@ -24,18 +24,18 @@ def hash_weights(model: torch.nn.Module) -> str:
                 yield f"{name}{tensor!r}".encode()
                 continue
             yield f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
-            if tensor.is_meta:  # its values are elsewhere, as with offloading to a disk
+            if tensor.is_meta:  # its values are offloaded
                 continue
             try:
                 yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            except (RuntimeError, TypeError, NotImplementedError):  # a quantised tensor of a class of its own
+            except (RuntimeError, TypeError, NotImplementedError):  # a tensor subclass, such as a quantised one
                 yield repr(tensor).encode()
 
     return _digest(parts())
 
 
 def hash_tokenizer(tokenizer) -> str:
-    """Vocabulary, rules and special tokens, without what a call last set for padding and truncation."""
+    """Hash of the vocabulary, the rules and the special tokens, without the current padding and truncation settings."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = json.loads(backend.to_str()) if backend is not None else {"vocabulary": tokenizer.get_vocab()}
     for name in ("padding", "truncation"):
@@ -45,7 +45,7 @@ def hash_tokenizer(tokenizer) -> str:
 
 
 def hash_config(config) -> dict[str, str]:
-    """A configuration's settings, each as JSON, so that a difference has a name; long ones are shortened to their digest."""
+    """The fields of a configuration as JSON, so that a difference can be named; long values are replaced by their hash."""
     settings = config.to_dict()
     for name in ("_name_or_path", "transformers_version", "dtype", "custom_pipelines", "auto_map"):
         settings.pop(name, None)
@@ -54,7 +54,7 @@ def hash_config(config) -> dict[str, str]:
 
 
 def hash_lines(path: str | Path) -> tuple[str, int]:
-    """A file -> its digest and how many lines are not blank."""
+    """The hash of a file, and the number of its lines that are not blank."""
     count = 0
 
     def parts():
@@ -68,6 +68,6 @@ def hash_lines(path: str | Path) -> tuple[str, int]:
 
 
 def hash_files(folder: Path, paths: Iterable[Path]) -> str:
-    """Names, sizes and times of change of a folder's files, which are not opened."""
+    """Hash of the names, sizes and modification times of files, which are not opened."""
     stats = ((path.relative_to(folder), path.stat()) for path in paths)
     return _digest(f"{name}\t{stat.st_size}\t{stat.st_mtime_ns}\n".encode(errors="replace") for name, stat in stats)

@@ -1,26 +1,26 @@
 """F1@k of keyphrases under two conventions: SEKE's (Martinc et al. 2025) and ExHiRD's (Chen et al. 2020).
 
-For one document, c right predictions among its first k, n predictions, g gold phrases:
+For one document with n predictions, of which c among the first k are correct, and g gold phrases:
 
     P@k = c / min(k, n)  (flexible)  or  c / k  (fixed)        R@k = c / g        F1@k = 2 P R / (P + R)
 
-and 0 where a denominator is 0. k is a number, "k" (the document's g) or "M" (all n). P and R are averaged over the
+and 0 if a denominator is 0. k is a number, "k" (the document's g) or "M" (all n). P and R are averaged over the
 documents; the reported F1 is that of the two averages. Papers differ in everything else, so each difference is a
-switch, and a convention is no more than a name for one setting of them:
+switch, and a convention is a named setting of all switches:
 
     switch                    seke          exhird        what it does
-    denominator               "flexible"    "fixed"       of P@k: min(k, n), or k however few were predicted
-    deduplicate               False         True          phrases of equal stems count once, predicted and gold alike
+    denominator               "flexible"    "fixed"       of P@k: min(k, n), or always k
+    deduplicate               False         True          predicted and gold phrases with equal stems count once
     documents_without_gold    "drop"        "keep"        left out of the averages, or counted as zeros
     aggregate                 "f1_of_means" "f1_of_means" or "mean_of_f1": the average of the documents' F1
     round_f1                  4             False         decimals of f1@k, False for all; P and R are never rounded
-    stem                      True          True          compare Porter stems; False: the words as spelt, case included
-    references_stemmed        False         False         True: gold is stems already and compared as it is (SemEval)
-    split_phrases             False         True          part phrases at ; / <p_start> <p_end> <a_start> <a_end>
+    stem                      True          True          compare Porter stems; False: exact words, case-sensitive
+    references_stemmed        False         False         True: gold phrases are already stemmed (SemEval)
+    split_phrases             False         True          split phrases at ; / <p_start> <p_end> <a_start> <a_end>
                                                           <absent_end>, delete <eokp> <blank>, drop empty ones
-    drop_unknown              False         True          drop predictions that hold <unk>
-    max_predictions           None          None          keep the first so many, before all that follows; None: all
-    max_one_word_predictions  None          None          keep so many one-word predictions, repeats counted; None: all
+    drop_unknown              False         True          drop predictions that contain <unk>
+    max_predictions           None          None          keep the first n predictions, before any other step; None: all
+    max_one_word_predictions  None          None          keep the first n one-word predictions, with repeats; None: all
 """
 
 import math
@@ -33,12 +33,12 @@ from pathlib import Path
 from .stemming import stem as stem_word
 from .stemming import stem_phrase
 
-Document = Sequence[str] | str
+PhraseList = Sequence[str] | str
 Cut = int | str
 
 CUTS = (1, 3, 5, 10, "k", "M")
 PARTS = ("total", "present", "absent")
-EVALUATE_MODULE = str(Path(__file__).resolve().parent / "keyphrase_f1")  # for evaluate.load
+EVALUATE_MODULE = str(Path(__file__).resolve().parent / "keyphrase_f1")  # evaluate.load(EVALUATE_MODULE)
 
 _CHOICES = {
     "denominator": ("flexible", "fixed"),
@@ -54,7 +54,7 @@ _short.maxstring = 80
 
 @dataclass(frozen=True)
 class Convention:
-    """One setting of the switches in the table above; the defaults are SEKE's. Raises ValueError for any other value."""
+    """A setting of the switches in the table above; the defaults are SEKE's. Raises a `ValueError` for invalid values."""
 
     denominator: str = "flexible"
     deduplicate: bool = False
@@ -73,13 +73,13 @@ class Convention:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(
-                    f"{name}={value!r} is no choice. Use {' or '.join(map(repr, choices))}, "
-                    f"or leave {name} out for the convention's own."
+                    f"{name}={value!r} is invalid. Use {' or '.join(map(repr, choices))}, "
+                    f"or leave {name} out for the convention's default."
                 )
         for name, off in (("round_f1", False), ("max_predictions", None), ("max_one_word_predictions", None)):
             value = getattr(self, name)
             if value is not off and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ValueError(f"{name}={value!r} is no count. Use 0, 1, 2, ..., or {off} to switch it off.")
+                raise ValueError(f"{name}={value!r} must be a non-negative integer, or {off} to disable it.")
 
 
 CONVENTIONS = {
@@ -96,8 +96,8 @@ CONVENTIONS = {
 
 
 def keyphrase_f1(
-    predictions: Sequence[Document],
-    references: Sequence[Document],
+    predictions: Sequence[PhraseList],
+    references: Sequence[PhraseList],
     *,
     convention: str = "seke",
     sources: Sequence[str] | None = None,
@@ -116,42 +116,37 @@ def keyphrase_f1(
 ) -> dict:
     """Score the predicted keyphrases of some documents against their gold keyphrases.
 
-    predictions: one list of phrases per document, best first; where phrases are split (exhird), one string per
-        document will do as well, such as "<p_start> neural network ; <a_start> graph cut".
-    references: the gold phrases, in the same form.
-    convention: "seke" or "exhird".
-    sources: one text per document. A phrase is present where its stems stand in a row in the text, whose words are
-        parted by white space alone ("network." is not "network"), and absent elsewhere.
-    k: cuts, any of 1, 2, ..., "k" (the document's number of gold phrases) and "M" (no cut).
-    Every other argument is a switch of the module's table; None is the convention's own value.
+    Args:
+        predictions: one list of phrases per document, best first. If phrases are split (exhird), also one string per
+            document, such as "<p_start> neural network ; <a_start> graph cut".
+        references: the gold phrases, in the same form.
+        convention: "seke" or "exhird".
+        sources: one text per document. A phrase is present if its stems are adjacent in the text, whose words are
+            separated by white space only ("network." is not "network"), and absent otherwise.
+        k: cutoffs, any of 1, 2, ..., "k" (the document's number of gold phrases) and "M" (no cutoff).
+        All other arguments are switches of the module's table; `None` is the convention's value.
 
-    Returns, for each k, precision@k, recall@k and f1@k, mean_f1@k (the mean of the documents' F1, never rounded) and
-    correct@k (a count); then sum_preds, sum_targets, avg_num_preds and documents, all over the documents kept. The
-    averages are nan where no document is kept. With sources: three such dictionaries, under "total", "present" and
-    "absent", where the documents kept or dropped are those with gold phrases of that kind. (SEKE's own scorer does
-    not part present from absent; ExHiRD's f1@k is what its logs call std_F1.)
+    Returns:
+        For each k, precision@k, recall@k and f1@k, mean_f1@k (the mean of the documents' F1, never rounded) and correct@k
+        (a count); then sum_preds, sum_targets, avg_num_preds and documents, all over the documents that are kept.
+        Averages are nan if no document is kept. With sources: three such dictionaries, "total", "present" and "absent",
+        in which documents are kept or dropped by their gold phrases of that kind. (SEKE's own scorer does not separate
+        present and absent phrases; ExHiRD's f1@k is called std_F1 in its logs.)
 
-    Raises ValueError where lengths differ or a convention, a cut or a switch is unknown, and TypeError where a
-    document is no list of strings.
+    Raises:
+        ValueError: if lengths differ, or for an unknown convention, cutoff or value of a switch.
+        TypeError: if a document is not a list of strings.
 
     >>> scores = keyphrase_f1([["neural networks"]], [["neural network", "graph cut"]], k=5)
     >>> scores["precision@5"], scores["recall@5"], scores["f1@5"]
     (1.0, 0.5, 0.6667)
     """
     rules = _rules(
-        convention,
-        denominator=denominator,
-        deduplicate=deduplicate,
-        documents_without_gold=documents_without_gold,
-        aggregate=aggregate,
-        round_f1=round_f1,
-        stem=stem,
-        references_stemmed=references_stemmed,
-        split_phrases=split_phrases,
-        drop_unknown=drop_unknown,
-        max_predictions=max_predictions,
+        convention, denominator=denominator, deduplicate=deduplicate, documents_without_gold=documents_without_gold,
+        aggregate=aggregate, round_f1=round_f1, stem=stem, references_stemmed=references_stemmed,
+        split_phrases=split_phrases, drop_unknown=drop_unknown, max_predictions=max_predictions,
         max_one_word_predictions=max_one_word_predictions,
-    )
+    )  # fmt: skip
     cuts = _cuts(k)
     rows = _score_documents(predictions, references, sources, cuts, rules)
     if sources is None:
@@ -160,18 +155,22 @@ def keyphrase_f1(
 
 
 def keyphrase_f1_by_document(
-    predictions: Sequence[Document],
-    references: Sequence[Document],
+    predictions: Sequence[PhraseList],
+    references: Sequence[PhraseList],
     *,
     convention: str = "seke",
     sources: Sequence[str] | None = None,
     k: Cut | Sequence[Cut] = CUTS,
     **switches,
 ) -> list[dict] | dict[str, list[dict]]:
-    """What keyphrase_f1 averages: one dictionary per document, those without gold included. Arguments, errors: there.
+    """The scores of each document that `keyphrase_f1` averages, including documents without gold phrases.
 
-    Each holds matched (1 or 0 for each prediction that was scored, in order), num_preds, num_targets and, for each k,
-    precision@k, recall@k, f1@k and correct@k. With sources: three such lists, under "total", "present" and "absent".
+    Args:
+        predictions, references, convention, sources, k, switches: as in `keyphrase_f1`, with the same errors.
+
+    Returns:
+        For each document: matched (1 or 0 for each scored prediction, in order), num_preds, num_targets and, for each k,
+        precision@k, recall@k, f1@k and correct@k. With sources: three such lists, "total", "present" and "absent".
     """
     rules = _rules(convention, **switches)
     rows = _score_documents(predictions, references, sources, _cuts(k), rules)
@@ -180,12 +179,12 @@ def keyphrase_f1_by_document(
 
 def _rules(convention: str, **switches) -> Convention:
     if convention not in CONVENTIONS:
-        known = " or ".join(f"convention={name!r}" for name in CONVENTIONS)
-        raise ValueError(f"convention={convention!r} is not known: a score means nothing without one. Use {known}.")
-    known = [field.name for field in fields(Convention)]
+        choices = " or ".join(f"convention={name!r}" for name in CONVENTIONS)
+        raise ValueError(f"convention={convention!r} is not known. Use {choices}.")
+    names = [field.name for field in fields(Convention)]
     for name in switches:
-        if name not in known:
-            raise TypeError(f"{name}= is no switch of the scorer. Use any of {', '.join(known)}.")
+        if name not in names:
+            raise TypeError(f"unexpected argument {name!r}. Valid switches: {', '.join(names)}.")
     return replace(CONVENTIONS[convention], **{name: value for name, value in switches.items() if value is not None})
 
 
@@ -194,20 +193,20 @@ def _cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
     for cut in cuts:
         if cut not in ("k", "M") and (isinstance(cut, bool) or not isinstance(cut, int) or cut < 1):
             raise ValueError(
-                f"k={cut!r} is no cut: it says how many predictions count. "
-                'Use 1, 2, ..., "k" (as many as the document has gold phrases) or "M" (all).'
+                f"k={cut!r} must be a positive integer, "
+                '"k" (the document\'s number of gold phrases) or "M" (all predictions).'
             )
     return cuts
 
 
 def _score_documents(
-    predictions: Sequence[Document],
-    references: Sequence[Document],
+    predictions: Sequence[PhraseList],
+    references: Sequence[PhraseList],
     sources: Sequence[str] | None,
     cuts: tuple[Cut, ...],
     rules: Convention,
 ) -> dict[str, list[dict]]:
-    """-> {"total": one row per document}, and with sources "present" and "absent" too."""
+    """{"total": one row per document}, and with sources also "present" and "absent"."""
     _check_lengths(predictions, references, sources)
     rows = {part: [] for part in (PARTS[:1] if sources is None else PARTS)}
     texts = [None] * len(predictions) if sources is None else sources
@@ -231,37 +230,36 @@ def _check_lengths(predictions, references, sources):
     for name, documents in named.items():
         if isinstance(documents, str):
             raise TypeError(
-                f"{name}={_short.repr(documents)} is one string, which would be read letter by letter. "
-                f"Use {name}=[...] with one entry per document."
+                f"{name}={_short.repr(documents)} is one string. Use {name}=[...] with one entry per document."
             )
     if len({len(documents) for documents in named.values()}) > 1:
         counts = ", ".join(f"{len(documents)} {name}" for name, documents in named.items())
         raise ValueError(
-            f"{counts}: each takes one entry per document. For a single document use [[phrase, ...]], "
+            f"{counts}: pass one entry per document in each. For a single document use [[phrase, ...]], "
             "and [] for a document without phrases."
         )
 
 
-def _phrases(document: Document, where: str, rules: Convention) -> list[str]:
-    """One document's phrases, split where the convention splits."""
+def _phrases(document: PhraseList, where: str, rules: Convention) -> list[str]:
+    """One document's phrases, split if the convention requires it."""
     if isinstance(document, str):
         if not rules.split_phrases:
             raise TypeError(
-                f"{where}={_short.repr(document)} is a string, where a document's list of phrases is meant. "
+                f"{where}={_short.repr(document)} is a string, not a list of phrases. "
                 f"Use [[{_short.repr(document)}, ...], ...], one list per document, or split_phrases=True "
                 'for lines such as "phrase ; phrase".'
             )
         document = [document]
     if not isinstance(document, Iterable) or isinstance(document, dict):
         raise TypeError(
-            f"{where}={_short.repr(document)} is no list of phrases. Use a list of strings, [] where there are none."
+            f"{where}={_short.repr(document)} is not a list of phrases. Use a list of strings, [] for no phrases."
         )
     document = list(document)
     for j, phrase in enumerate(document):
         if not isinstance(phrase, str):
             raise TypeError(
-                f"{where}[{j}]={_short.repr(phrase)} is no string, and phrases are compared as strings. "
-                'Use "neural network" for a phrase: join its words by spaces, leave its score out.'
+                f"{where}[{j}]={_short.repr(phrase)} is not a string. "
+                'Pass a phrase as "neural network": join its words by spaces, and leave out its score.'
             )
     if not rules.split_phrases:
         return document
@@ -270,7 +268,7 @@ def _phrases(document: Document, where: str, rules: Convention) -> list[str]:
 
 
 def _predicted_keys(phrases: list[str], rules: Convention) -> list[str]:
-    """Predictions in the form in which they are compared; the order of the steps is the reference's."""
+    """Predictions in the form in which they are compared; the steps have the order of the reference implementation."""
     keys = [stem_phrase(p) if rules.stem else p.strip() for p in phrases[: rules.max_predictions]]
     if rules.drop_unknown:
         keys = [key for key in keys if "<unk>" not in key]
@@ -283,16 +281,16 @@ def _predicted_keys(phrases: list[str], rules: Convention) -> list[str]:
 
 def _gold_keys(phrases: list[str], rules: Convention) -> list[str]:
     """Gold phrases in the form in which they are compared."""
-    as_spelt = rules.references_stemmed or not rules.stem
-    keys = [p.strip() if as_spelt else stem_phrase(p) for p in phrases]
+    exact = rules.references_stemmed or not rules.stem
+    keys = [p.strip() if exact else stem_phrase(p) for p in phrases]
     return list(dict.fromkeys(keys)) if rules.deduplicate else keys
 
 
 def _text(source: str, where: str, rules: Convention) -> str:
-    """A source's words (or stems) with a space on either side of each, so that `in` finds whole words only."""
+    """A source's words (or stems) with a space on either side of each, so that `in` only matches whole words."""
     if not isinstance(source, str):
         raise TypeError(
-            f'{where}={_short.repr(source)} is no string, and a source is a text. Use " ".join(words) for its words.'
+            f'{where}={_short.repr(source)} is not a string. Use " ".join(words) to join the words of a text.'
         )
     words = source.split()
     return f" {' '.join(map(stem_word, words) if rules.stem else words)} "
@@ -317,7 +315,7 @@ def _score(predicted: list[str], gold: list[str], cuts: tuple[Cut, ...], rules: 
 
 
 def _average(rows: list[dict], cuts: tuple[Cut, ...], rules: Convention) -> dict:
-    """The documents' rows -> the convention's averages and sums."""
+    """The convention's averages and sums over the documents' rows."""
     if rules.documents_without_gold == "drop":
         rows = [row for row in rows if row["num_targets"]]
     scores = {}
@@ -341,12 +339,12 @@ def _f1(precision: float, recall: float) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    # fsum: the same to the last bit in whatever order the documents come
+    # fsum: exact, so the order of the documents does not matter
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def _round(value: float, decimals: int | bool) -> float:
-    # scaled, then half to even: as NumPy rounds, and SEKE's scorer with it; Python's round differs on some ties
+    # scale, then round half to even, as NumPy and SEKE's scorer do; Python's round differs on some ties
     if decimals is False or math.isnan(value):
         return value
     return round(value * 10**decimals) / 10**decimals

@@ -1,13 +1,14 @@
-"""`pipeline("keyphrase-extraction", model=...)`: texts in, ranked keyphrases with their places out.
+"""`pipeline("keyphrase-extraction", model=...)`: extracts ranked keyphrases with their offsets from texts.
 
-Works with any token classifier whose labels are B, I and O, with or without types (`B-KEY`, `B`, `I-ORG`, ...). A model
-whose forward names `meta_mask` reads titles beside the text; one with `decode(..., return_outputs=True)`, which gives
-label ids and its output, chooses its labels by that.
+Works with any token classifier whose labels are B, I and O, with or without types (`B-KEY`, `B`, `I-ORG`, ...). Titles are
+passed separately to a model whose forward has an argument `meta_mask`. A model with `decode(..., return_outputs=True)`, which
+returns label ids and outputs, chooses the labels by it.
 """
 
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,23 +16,23 @@ import torch
 from transformers import Pipeline
 
 from .decoding import B, I, O, rank_phrases
-from .input_documents import blocks, is_words, read_document
+from .input_documents import is_words, read_document, split_into_blocks
 from .titles import MASKS, MAX_TITLE_LENGTH, pad_masks
 from .windows import NO_LIMIT, Window, WordProbabilities, check_window, encode_windows
 
-GROWTH = 4  # so many times as many short windows as long ones are read at once
-BATCHES_AT_A_TIME = 16  # so many batches of documents are sorted by length together
+MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
+SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 
-Values = tuple[np.ndarray, np.ndarray | None]  # of a window's sub-tokens: probabilities (S, 3) of O, B and I; tags (S)
+Values = tuple[np.ndarray, np.ndarray | None]  # for a window: probabilities (S, 3) of O, B and I; tags (S,)
 
 
 class BatchRead(NamedTuple):
-    """What one batch of `KeyphraseExtractionPipeline.read_block` has given; documents are numbered within the block.
+    """The results of one batch of `KeyphraseExtractionPipeline.read_block`; documents are numbered within the block.
 
     Attributes:
-        finished: the keyphrases of each document whose last window this was.
-        shares: for each document in the batch, the share of its windows that were in it.
-        windows: of the documents not finished yet, {(document, window): what the model gave}.
+        finished: the keyphrases of each document that this batch completes.
+        shares: for each document in the batch, the share of its windows in it.
+        windows: the model's outputs for documents that are not finished, by (document, window).
     """
 
     finished: dict[int, list[dict]]
@@ -40,47 +41,49 @@ class BatchRead(NamedTuple):
 
 
 class KeyphraseExtractionPipeline(Pipeline):
-    """Draws keyphrases from texts, with or without titles.
+    """Extracts keyphrases from texts, with or without titles.
 
-    How a title is read is up to the model. If its forward names no `meta_mask`, title and text are joined by
-    `words.join_title`, and keyphrases are sought in both, none across the two. If it does, the title is meta-text, the first
-    of the tokenizer's pair, and keyphrases are sought in the text alone; with `config.title_in_main` in the joined text,
-    beside the title. Either way `start` and `end` are offsets in the caller's own string, the one that `field` names.
+    How titles are used depends on the model. If its forward has no argument `meta_mask`, title and text are joined by
+    `words.join_title`, and keyphrases are extracted from both, but never across the two. If it has, the title is meta-text,
+    the first sequence of the tokenizer's pair, and keyphrases are extracted from the text only, or with
+    `config.title_in_main` from the joined text. In all cases `start` and `end` are offsets in the user's own string, the one
+    named by `field`.
 
-    Texts are cleaned before they are read, see `clean_text`: words hyphenated at a line end are joined, soft hyphens left
-    out and HTML entities read as characters. Offsets stay those of the original text.
+    Texts are cleaned first (see `clean_text`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
+    entities are decoded. Offsets are those of the original text.
 
     Args:
-        inputs: a document; a list of documents; any other iterable of them (a generator, a `datasets` column), which is
-            read as it is asked for. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be
-            missing or `None`. With `is_split_into_words=True` a text is a list of words; a title never is.
-        top_k (`int`, default 10): at most so many phrases a document, `None` for all.
-        min_score (`float`, default 0): leave out phrases with a lower score.
-        threshold (`float`, default the model's own, `config.keyphrase_threshold`): a word belongs to a keyphrase where its
-            probability of B or I reaches it. Where neither says anything, the model's `decode` decides, such as the best
-            path of a CRF, or, if it has none, the likeliest label.
-        batch_size (`int`, default 8): windows that the model reads at once. Documents are sorted by length first, and of
-            shorter windows as many are read as fit into the room of so many of the longest, up to four times as many.
-        on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's
-            label is taken from the window in which it stands furthest from a cut edge; `"error"` refuses them,
-            `"truncate"` reads their beginning only. A title that is meta-text stands in each window.
+        inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column), which is
+            read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
+            `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
+        top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
+        min_score (`float`, default 0): leave out keyphrases with a lower score.
+        threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
+            reaches the threshold. Without a threshold the model's `decode` chooses the labels (such as the best path of a
+            CRF), or if it has none, the most likely labels are used.
+        batch_size (`int`, default 8): windows per batch. Documents are sorted by length first. A batch of shorter windows
+            has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
+        on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's label
+            is taken from the window in which it is furthest from an edge; `"error"` raises, `"truncate"` reads only the
+            beginning. A title that is meta-text is part of each window.
         overlap (`int`, default a quarter of a window): sub-tokens that neighbouring windows share.
-        max_length (`int`, default the model's limit): sub-tokens a window.
-        max_title_length (`int`, default 64): sub-tokens of a title that is meta-text; longer ones are cut, with a warning.
-        is_split_into_words (`bool`, default `False`): texts are lists of words, which are read as they are; offsets then refer
-            to `" ".join(words)`.
+        max_length (`int`, default the model's limit): sub-tokens per window.
+        max_title_length (`int`, default 64): sub-tokens of a title that is meta-text; longer titles are truncated, with a
+            warning.
+        is_split_into_words (`bool`, default `False`): texts are lists of words, which are not cleaned; offsets refer to
+            `" ".join(words)`.
 
     Returns:
-        For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`: the form and the place
-        of the first of its `mentions` (`{"start", "end", "score"}`), which are all those of equal stems. If the document has
-        a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`. `document[field][start:end]`
-        is the keyphrase, but for white space, which is a single blank in `keyphrase`, and for what cleaning takes out.
-        A score is the words' mean probability of their labels, at the temperature `config.keyphrase_temperature` if the
-        model has one, which `calibration.calibrate` finds. One such list for a document, a list of them for a list, an
-        iterator for anything else.
+        For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`. The `mentions`
+        (`{"start", "end", "score"}`) are all occurrences with equal stems; `keyphrase`, `start` and `end` are those of the
+        first. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
+        `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
+        what cleaning removes. A score is the mean probability of the words' labels, at the temperature
+        `config.keyphrase_temperature` if the model has one (see `calibration.calibrate`). The result is one such list for a
+        document, a list of them for a list, and an iterator otherwise.
 
     Raises:
-        TypeError: for a document of another type or with other keys; it is named by its number.
+        TypeError: for a document of another type or with other keys; the message gives its index.
 
     Example:
 
@@ -100,7 +103,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         super().__init__(*args, **kwargs)
         self._tag_of_label = read_labels(self.model.config.id2label)
         self._limit = length_limit(self.tokenizer, self.model)
-        model = unwrapped(self.model)
+        model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode = getattr(model, "decode", None)
 
@@ -111,11 +114,11 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     @property
     def joins_titles(self) -> bool:
-        """Whether titles are joined to the texts, so that keyphrases are sought in them."""
+        """Whether titles are joined to the texts, so that keyphrases are also extracted from them."""
         return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, with transformers' blank card in place
+        # the last step of push_to_hub, after transformers has written a blank card
         if hasattr(self.model, "write_model_card"):
             self.model.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
@@ -134,50 +137,52 @@ class KeyphraseExtractionPipeline(Pipeline):
     ):
         if unknown:
             raise TypeError(
-                f"keyphrase-extraction got {', '.join(map(repr, unknown))}. It takes top_k, min_score, threshold, "
-                "batch_size, on_long, overlap, max_length, max_title_length and is_split_into_words."
+                f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. Valid arguments: top_k, "
+                "min_score, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words."
             )
-        reading = {
-            "on_long": on_long,
-            "overlap": overlap,
-            "max_length": max_length,
-            "max_title_length": max_title_length,
-            "split": is_split_into_words,
-        }
-        choosing = {} if min_score is None else {"min_score": min_score}
+        preprocess_params = {"on_long": on_long, "overlap": overlap, "max_length": max_length}
+        preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
+        postprocess_params = {} if min_score is None else {"min_score": min_score}
         if threshold is not None:
             if not 0 < threshold < 1:
-                raise ValueError(f"threshold={threshold}: it is a probability, between 0 and 1.")
-            choosing["threshold"] = threshold
+                raise ValueError(f"threshold={threshold} must be a probability between 0 and 1.")
+            postprocess_params["threshold"] = threshold
         if top_k != "unset":
             if top_k is not None and top_k < 1:
-                raise ValueError(f"top_k={top_k}: ask for at least one phrase, or for all of them with top_k=None.")
-            choosing["top_k"] = top_k
-        return *({k: v for k, v in part.items() if v is not None} for part in (reading, {})), choosing
+                raise ValueError(f"top_k={top_k} must be at least 1, or None for all keyphrases.")
+            postprocess_params["top_k"] = top_k
+        preprocess_params = {name: value for name, value in preprocess_params.items() if value is not None}
+        return preprocess_params, {}, postprocess_params
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
-        reading, _, choosing = self._sanitize_parameters(**kwargs)
-        reading = {**self._preprocess_params, **reading}
-        choosing = {**self._postprocess_params, **choosing}
+        """Extracts the keyphrases of documents; the arguments are those of the class."""
+        preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
         batch_size = batch_size or self._batch_size or 8
-        if isinstance(inputs, (str, Mapping)) or (reading.get("split") and is_words(inputs)):
-            return next(self._stream([inputs], batch_size, reading, choosing))
+        if isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs)):
+            return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
         if not isinstance(inputs, Iterable) or isinstance(inputs, bytes):
             raise TypeError(
-                f"keyphrase-extraction reads a text or an iterable of texts, not a {type(inputs).__name__}: {inputs!r:.60}."
+                f"inputs must be a text or an iterable of texts, got a {type(inputs).__name__}: {inputs!r:.60}."
             )
-        results = self._stream(inputs, batch_size, reading, choosing)
+        results = self._stream(inputs, batch_size, preprocess_params, postprocess_params)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
-    def _stream(self, documents: Iterable, batch_size: int, reading: dict, choosing: dict) -> Iterator[list[dict]]:
-        """Documents -> results, in order, some batches at a time."""
+    def _merge_parameters(self, **kwargs) -> tuple[dict, dict]:
+        """The parameters of a call, with those of the pipeline as defaults."""
+        preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs)
+        return {**self._preprocess_params, **preprocess_params}, {**self._postprocess_params, **postprocess_params}
+
+    def _stream(
+        self, documents: Iterable, batch_size: int, preprocess_params: dict, postprocess_params: dict
+    ) -> Iterator[list[dict]]:
+        """Yields the results in the documents' order, block by block."""
         first = 0
-        for block in blocks(documents, BATCHES_AT_A_TIME * batch_size):
-            waiting, due = {}, 0
-            for read in self._read_block(block, batch_size, reading, choosing, first):
-                waiting |= read.finished
-                while due in waiting:
-                    yield waiting.pop(due)
+        for block in split_into_blocks(documents, SORT_WINDOW * batch_size):
+            finished, due = {}, 0
+            for read in self._read_block(block, batch_size, preprocess_params, postprocess_params, first):
+                finished |= read.finished
+                while due in finished:
+                    yield finished.pop(due)
                     due += 1
             first += len(block)
 
@@ -188,58 +193,60 @@ class KeyphraseExtractionPipeline(Pipeline):
         batch_size: int = 8,
         first: int = 0,
         done: Collection[int] = (),
-        known: Mapping[tuple[int, int], Values] | None = None,
+        cached: Mapping[tuple[int, int], Values] | None = None,
         **options,
     ) -> Iterator[BatchRead]:
-        """Reads some documents, sorted by length together, and yields what each batch has given as soon as it is read.
+        """Reads a block of documents, sorted by length, and yields the results of each batch once computed.
 
-        The batches are the same whatever is done or known already, so that their results are, too, bit for bit.
+        The batches do not depend on `done` and `cached`, and so neither do the results, bit for bit.
 
         Args:
-            documents: as many as `input_documents.blocks` puts together.
-            batch_size, options: of a call of the pipeline.
-            first: the number of the first document, for messages.
-            done: documents whose results are not wanted any more.
-            known: of windows that an earlier call has read, what `BatchRead.windows` gave.
+            documents: a block of `input_documents.split_into_blocks`.
+            batch_size, options: as in a call of the pipeline.
+            first: the index of the first document, for error messages.
+            done: indices of documents that are skipped.
+            cached: outputs from `BatchRead.windows` of an earlier call.
         """
-        reading, _, choosing = self._sanitize_parameters(**options)
-        reading, choosing = {**self._preprocess_params, **reading}, {**self._postprocess_params, **choosing}
-        return self._read_block(documents, batch_size, reading, choosing, first, done, known or {})
+        preprocess_params, postprocess_params = self._merge_parameters(**options)
+        return self._read_block(documents, batch_size, preprocess_params, postprocess_params, first, done, cached or {})
 
-    def _read_block(self, documents, batch_size, reading, choosing, first, done=(), known=None) -> Iterator[BatchRead]:
+    def _read_block(
+        self, documents, batch_size, preprocess_params, postprocess_params, first, done=(), cached=MappingProxyType({})
+    ) -> Iterator[BatchRead]:
         self.model.eval()
-        decode = callable(self._model_decode) and self._threshold(choosing.get("threshold")) is None
-        prepared = self.preprocess(documents, first=first, **reading)
-        windows, said, known = prepared["windows"], prepared["said"], known or {}
+        decode = callable(self._model_decode) and self._threshold(postprocess_params.get("threshold")) is None
+        block = self.preprocess(documents, first=first, **preprocess_params)
+        windows, word_probabilities = block["windows"], block["word_probabilities"]
         counts = Counter(window.document for window in windows)
-        left = {number: count for number, count in counts.items() if number not in done}
+        pending = {number: count for number, count in counts.items() if number not in done}
         windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
 
-        def take(some: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
-            taken = [window for window in some if window.document in left and window.key in values]
-            for window in taken:
-                said.add(window, *values[window.key])
-            numbers = Counter(window.document for window in taken)
+        def collect(candidates: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
+            added = [window for window in candidates if window.document in pending and window.key in values]
+            for window in added:
+                word_probabilities.add(window, *values[window.key])
+            numbers = Counter(window.document for window in added)
             for number, n in numbers.items():
-                left[number] -= n
-            finished = {number: self._phrases(prepared, number, **choosing) for number in numbers if not left[number]}
-            kept = {window.key: values[window.key] for window in taken if is_new and left[window.document]}
+                pending[number] -= n
+            finished = {n: self._phrases(block, n, **postprocess_params) for n in numbers if not pending[n]}
+            kept = {window.key: values[window.key] for window in added if is_new and pending[window.document]}
             return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
 
-        if known:
-            yield take(windows, known, is_new=False)
+        if cached:
+            yield collect(windows, cached, is_new=False)
         for batch in self._batches(windows, batch_size):
-            wanted = [window for window in batch if window.document in left and window.key not in known]
-            if wanted:
-                read = dict(zip([window.key for window in batch], self._read(batch, decode), strict=True))
-                yield take(wanted, read)
+            needed = [window for window in batch if window.document in pending and window.key not in cached]
+            if needed:
+                values = dict(zip([window.key for window in batch], self._read(batch, decode), strict=True))
+                yield collect(needed, values)
 
     def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
-        """Windows, longest first -> batches that take, padded, no more room than so many of the longest."""
-        most = batch_size if self.reads_titles else GROWTH * batch_size  # a title's own weights take the same room each
+        """Splits windows, longest first, into batches that need no more memory, padded, than `batch_size` of the longest."""
+        # the weights that a title generates take the same memory for windows of any length
+        largest = batch_size if self.reads_titles else MAX_BATCH_GROWTH * batch_size
         room, start = batch_size * len(windows[0].word_starts) if windows else 0, 0
         while start < len(windows):
-            count = min(max(batch_size, room // max(1, len(windows[start].word_starts))), most)
+            count = min(max(batch_size, room // max(1, len(windows[start].word_starts))), largest)
             yield windows[start : start + count]
             start += count
 
@@ -254,29 +261,35 @@ class KeyphraseExtractionPipeline(Pipeline):
         max_length=None,
         max_title_length=MAX_TITLE_LENGTH,
     ):
-        """Documents -> their texts, words and windows, and room for what the model will say of each word."""
-        read = [
+        """Cleans and tokenizes documents: their texts, words and windows, and placeholders for the words' probabilities."""
+        input_documents = [
             read_document(document, number, split, self.joins_titles)
             for number, document in enumerate(documents, start=first)
         ]
-        texts, words = [document.text for document in read], [document.words for document in read]
+        texts = [document.text for document in input_documents]
+        words = [document.words for document in input_documents]
         limit = check_window(self.tokenizer, min(max_length or self._limit, self._limit), overlap, on_long)[0]
         windows = encode_windows(
             texts,
-            [[(start, end) for _, start, end in found] for found in words],
+            [[(start, end) for _, start, end in of_document] for of_document in words],
             self.tokenizer,
             max_length=limit,
             overlap=overlap,
             on_long=on_long,
             first=first,
-            titles=[document.title for document in read] if self.reads_titles else None,
+            titles=[document.title for document in input_documents] if self.reads_titles else None,
             max_title_length=max_title_length,
         )
-        said = WordProbabilities([len(found) for found in words])
-        return {"documents": read, "texts": texts, "words": words, "windows": windows, "said": said}
+        return {
+            "documents": input_documents,
+            "texts": texts,
+            "words": words,
+            "windows": windows,
+            "word_probabilities": WordProbabilities([len(of_document) for of_document in words]),
+        }
 
     def _read(self, windows: list[Window], decode: bool = False) -> list[Values]:
-        """The model reads a batch of windows."""
+        """Runs the model on a batch of windows."""
         batch = self._batch(windows)
         outputs = self.forward(batch, decode=decode)  # (n, S, 3) and, with `decode`, (n, S)
         probabilities, tags = outputs["probabilities"], outputs.get("tags")
@@ -286,79 +299,79 @@ class KeyphraseExtractionPipeline(Pipeline):
         ]
 
     def _batch(self, windows: list) -> dict[str, torch.Tensor]:
-        """Windows -> tensors (n, S), with those masks that the model's forward names."""
+        """Pads n windows to tensors `(n, S)`, with the masks that the model's forward accepts."""
         inputs = [{name: row for name, row in window.inputs.items() if name not in MASKS} for window in windows]
         batch = dict(self.tokenizer.pad(inputs, padding_side="right", return_tensors="pt"))
         masks = {"word_start_mask": [window.word_starts >= 0 for window in windows]}
         if self.reads_titles:
             masks |= {name: [window.inputs[name] for window in windows] for name in MASKS}
         length = batch["input_ids"].shape[1]
-        given = {name: rows for name, rows in masks.items() if name in self._forward_names}
-        return batch | {name: torch.from_numpy(pad_masks(rows, length)) for name, rows in given.items()}
+        masks = {name: rows for name, rows in masks.items() if name in self._forward_names}
+        return batch | {name: torch.from_numpy(pad_masks(rows, length)) for name, rows in masks.items()}
 
     def _forward(self, batch: dict, decode: bool = False) -> dict:
-        """A padded batch -> probabilities (n, S, 3) of O, B and I, in float32; with `decode` also tags (n, S)."""
+        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`."""
         labels, outputs = None, None
         if decode:
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
         p = (outputs or self.model(**batch)).logits.float().softmax(-1)  # (n, S, C)
-        three, tag_of_label = p.new_zeros(*p.shape[:2], 3), torch.tensor(self._tag_of_label, device=p.device)
-        heard = {"probabilities": three.index_add(-1, tag_of_label, p)}
+        zeros, tag_of_label = p.new_zeros(*p.shape[:2], 3), torch.tensor(self._tag_of_label, device=p.device)
+        results = {"probabilities": zeros.index_add(-1, tag_of_label, p)}
         if decode:
-            heard["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
-        return heard
+            results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
+        return results
 
     def _threshold(self, threshold: float | None) -> float | None:
-        """The call's threshold, or else the model's own."""
+        """The threshold of the call, or else of the model."""
         return getattr(self.model.config, "keyphrase_threshold", None) if threshold is None else threshold
 
-    def postprocess(self, prepared: dict, **choosing) -> list[list[dict]]:
-        """What the model said of each word -> each document's keyphrases, best first."""
-        return [self._phrases(prepared, number, **choosing) for number in range(len(prepared["documents"]))]
+    def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
+        """The keyphrases of each document, best first."""
+        return [self._phrases(block, number, **postprocess_params) for number in range(len(block["documents"]))]
 
     def _phrases(
-        self, prepared: dict, number: int, *, top_k: int | None = 10, min_score: float = 0.0, threshold=None
+        self, block: dict, number: int, *, top_k: int | None = 10, min_score: float = 0.0, threshold=None
     ) -> list[dict]:
-        """One document's."""
-        document, said = prepared["documents"][number], prepared["said"]
+        """The keyphrases of one document."""
+        document, word_probabilities = block["documents"][number], block["word_probabilities"]
         temperature = getattr(self.model.config, "keyphrase_temperature", None)
-        # tags were asked for only if no threshold decides
-        p, tags = said.document(number), said.tags(number)
+        # tags are only computed without a threshold
+        p, tags = word_probabilities.document(number), word_probabilities.tags(number)
         phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
-        return [document.placed(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
+        return [document.phrase_to_source(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
 
 
-def unwrapped(model):
-    """The model inside a wrapper of peft, which takes any argument and hands it on; else the model itself."""
-    inside = getattr(model, "get_base_model", None)
-    return inside() if callable(inside) else model
+def unwrap_model(model):
+    """The model inside a peft wrapper, whose forward has no argument names of its own; else the model itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else model
 
 
 def read_labels(id2label: dict[int, str]) -> list[int]:
-    """Label names -> 0 (O), 1 (B) or 2 (I) for each label id, whatever types they carry."""
+    """The tag of each label id, 0 (O), 1 (B) or 2 (I), from the labels' names; types such as -KEY are ignored."""
     tags = {"O": O, "OUTSIDE": O, "B": B, "I": I}
     names = [id2label[i] for i in sorted(id2label)]
     try:
-        read = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
+        tag_of_label = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
     except KeyError:
-        read = []
-    if set(read) != {O, B, I}:
+        tag_of_label = []
+    if set(tag_of_label) != {O, B, I}:
         raise ValueError(
-            f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs one that begins a phrase (B or "
-            "B-...), one that goes on (I or I-...) and O. If the model was trained with such labels, name them: "
+            f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs labels that begin a phrase (B "
+            "or B-...), continue it (I or I-...), and O. If the model was trained with such labels, set their names: "
             "model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}."
         )
-    return read
+    return tag_of_label
 
 
 def length_limit(tokenizer, model) -> int:
-    """The longest window that both the tokenizer and the model's position embeddings take."""
+    """The longest window that both the tokenizer and the model's position embeddings allow."""
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     limits = [limit] if isinstance(limit, int) and limit > 0 else []
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            padding = module.padding_idx  # RoBERTa and its kin number positions from padding_idx + 1
+            padding = module.padding_idx  # RoBERTa and similar models start positions at padding_idx + 1
             limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)

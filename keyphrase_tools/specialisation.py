@@ -1,11 +1,11 @@
-"""What experts specialise in: which expert reads which tokens, and what these have in common (Martinc et al. 2025, Sect. 5.1).
+"""Analysis of experts: which tokens each expert processes, and what they have in common (Martinc et al. 2025, Sect. 5.1).
 
-    tokens = token_experts(model, tokenizer, documents, nlp)   # one row a token: its expert, and what it is
+    tokens = token_experts(model, tokenizer, documents, nlp)   # one row per token: its expert and its annotations
     specialisation(tokens)                                     # Cramer's V of experts and categories, the paper's Table 3
-    expert_usage(tokens)                                       # the share of tokens that each expert reads
+    expert_usage(tokens)                                       # the share of tokens of each expert
 
-Works with any token classifier whose output has `router_logits` (B, S, E). What a token is, a spaCy pipeline says: of a blank
-one words, punctuation and stop words are known, and parts of speech and entities are not.
+Works with any token classifier whose output has `router_logits` `(B, S, E)`. A spaCy pipeline annotates the tokens: a blank
+one gives words, punctuation and stop words, but no parts of speech and no entities.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,24 +28,19 @@ except ImportError as error:
 
 # column of token_experts -> the paper's name
 CATEGORIES = {
-    "word": "Words",
-    "is_punctuation": "Punct.",
-    "is_stopword": "Stop.",
-    "pos": "POS",
-    "label": "Labels",
-    "is_entity": "bin. NE",
-    "entity_type": "NE",
-}
+    "word": "Words", "is_punctuation": "Punct.", "is_stopword": "Stop.", "pos": "POS", "label": "Labels",
+    "is_entity": "bin. NE", "entity_type": "NE",
+}  # fmt: skip
 TAG_NAMES = ("O", "B", "I")
-DOCUMENTS_AT_A_TIME = 16
+DOCUMENTS_PER_CHUNK = 16
 
 
 def load_spacy(name: str):
-    """A spaCy pipeline that is installed, or "blank:LANGUAGE".
+    """Loads an installed spaCy pipeline, or a blank one for "blank:LANGUAGE".
 
     Raises:
-        ImportError: without spaCy.
-        OSError: for a pipeline that is not installed.
+        ImportError: if spaCy is not installed.
+        OSError: if the pipeline is not installed.
     """
     try:
         import spacy
@@ -55,129 +50,136 @@ def load_spacy(name: str):
         return spacy.blank(name.removeprefix("blank:")) if name.startswith("blank:") else spacy.load(name)
     except (OSError, ImportError) as error:
         raise OSError(
-            f"spaCy cannot open {name!r}. Install it with `python -m spacy download {name}`, or use blank:en, with which "
-            "words, punctuation, stop words and labels are known."
+            f"spaCy cannot open {name!r}. Install it with `python -m spacy download {name}`, or use blank:en, which only "
+            "annotates words, punctuation and stop words."
         ) from error
 
 
 def cramers_v(a: Sequence, b: Sequence) -> float:
-    """Association of two categorical variables, 0 to 1, with Bergsma's (2013) correction of its bias.
+    """Cramer's V, the association of two categorical variables from 0 to 1, with the bias correction of Bergsma (2013).
 
     phi2' = max(0, chi2 / n - (r-1)(c-1)/(n-1)),  r' = r - (r-1)^2/(n-1),  c' = c - (c-1)^2/(n-1)
     V = sqrt(phi2' / min(r'-1, c'-1))
 
-    0 where one of them has a single value. Rows where either is missing are left out; nan where none is left.
+    0 if one variable has a single value. Rows with a missing value are left out; nan if none remains.
 
     >>> round(cramers_v(["x", "x", "y", "y"] * 50, [0, 0, 1, 1] * 50), 3)
     1.0
     """
     a, b = pd.Series(list(a)), pd.Series(list(b))
-    there = a.notna() & b.notna()
-    n = int(there.sum())
-    if n == 0:
+    valid = a.notna() & b.notna()
+    if not valid.any():
         return float("nan")
-    table = pd.crosstab(a[there], b[there]).to_numpy()
-    r, c = table.shape
+    return cramers_v_of_table(pd.crosstab(a[valid], b[valid]).to_numpy())
+
+
+def cramers_v_of_table(table: np.ndarray) -> float:
+    """`cramers_v` of a contingency table `(R, C)` of counts; rows and columns without counts are ignored."""
+    table = table[table.any(1)][:, table.any(0)]
+    n, (r, c) = table.sum(), table.shape
     if min(r, c) < 2:
         return 0.0
     chi2 = chi2_contingency(table, correction=False).statistic
     phi2 = max(0.0, chi2 / n - (r - 1) * (c - 1) / (n - 1))
-    least = min(r - (r - 1) ** 2 / (n - 1), c - (c - 1) ** 2 / (n - 1)) - 1
-    return float(np.sqrt(phi2 / least)) if least > 0 else 0.0
+    denominator = min(r - (r - 1) ** 2 / (n - 1), c - (c - 1) ** 2 / (n - 1)) - 1
+    return float(np.sqrt(phi2 / denominator)) if denominator > 0 else 0.0
 
 
 @torch.no_grad()
 def token_experts(
     model, tokenizer, documents: Iterable[str], nlp, *, batch_size: int = 8, max_length: int | None = None
 ) -> "pd.DataFrame":
-    """Reads documents and says of each token what it is, and which expert the router prefers for it.
+    """Runs a model on documents; returns the annotations and the preferred expert of each token.
 
     Args:
         model: a token classifier whose output has `router_logits`, such as SEKE with `use_moe`.
         tokenizer: its fast tokenizer.
         documents: texts; long ones are read in overlapping windows.
         nlp: a spaCy pipeline, such as `spacy.load("en_core_web_sm")`, or `spacy.blank("en")`.
-        batch_size: windows that the model reads at once.
-        max_length: sub-tokens of a window, by default the model's limit.
+        batch_size: windows per batch.
+        max_length: sub-tokens per window, by default the model's limit.
 
-    Returns: a row for each spaCy token (spaces apart), by its first sub-token:
+    Returns:
+        One row for each spaCy token (except spaces), from its first sub-token:
 
-        - `document`, `start`, `end`: where it stands;
-        - `expert`: of the largest gate weight; `weight`: that weight among all experts; `entropy`: of the gate, in bits;
-        - `word` (lower-cased), `is_punctuation`, `is_stopword`, `label` (O, B or I, as the model predicts);
+        - `document`, `start`, `end`: its position;
+        - `expert`: the one with the largest gate weight; `weight`: that weight; `entropy`: of the gate, in bits;
+        - `word` (lower-cased), `is_punctuation`, `is_stopword`, `label` (the predicted one: O, B or I);
         - `pos`, `is_entity`, `entity_type`: missing in all rows if the pipeline has no component for them.
 
     Raises:
-        TypeError: for documents that are no texts.
-        ValueError: for a model without experts.
+        TypeError: if `documents` is a string.
+        ValueError: if the model has no experts.
     """
     if isinstance(documents, str):
-        raise TypeError("documents is a text. Pass a list of texts: [text].")
+        raise TypeError("documents is a string. Pass a list of texts: [text].")
     tag_of_label, limit = read_labels(model.config.id2label), length_limit(tokenizer, model)
     documents, number, rows = iter(documents), 0, []
     was_training = model.training
     model.eval()
     try:
-        while texts := list(islice(documents, DOCUMENTS_AT_A_TIME)):
+        while texts := list(islice(documents, DOCUMENTS_PER_CHUNK)):
             parsed = [[token for token in doc if not token.is_space] for doc in nlp.pipe(texts)]
             spans = [[(token.idx, token.idx + len(token)) for token in tokens] for tokens in parsed]
             windows = encode_windows(texts, spans, tokenizer, max_length=min(max_length or limit, limit), first=number)
-            read = _read(model, tokenizer, windows, [len(tokens) for tokens in parsed], batch_size, tag_of_label)
-            for tokens, (gates, tags) in zip(parsed, read, strict=True):
+            outputs = _run_model(
+                model, tokenizer, windows, [len(tokens) for tokens in parsed], batch_size, tag_of_label
+            )
+            for tokens, (gates, tags) in zip(parsed, outputs, strict=True):
                 rows += _rows(number, tokens, gates, tags)
                 number += 1
     finally:
         model.train(was_training)
-    found = pd.DataFrame(rows, columns=["document", "start", "end", "expert", "weight", "entropy", *CATEGORIES])
-    found.attrs["num_experts"] = getattr(model.config, "num_experts", None) or int(found["expert"].max()) + 1
-    return found
+    tokens = pd.DataFrame(rows, columns=["document", "start", "end", "expert", "weight", "entropy", *CATEGORIES])
+    tokens.attrs["num_experts"] = getattr(model.config, "num_experts", None) or int(tokens["expert"].max()) + 1
+    return tokens
 
 
-def _read(model, tokenizer, windows, lengths: list[int], batch_size: int, tag_of_label) -> list[tuple]:
-    """-> for each document the gates (tokens, E) and labels (tokens,) of its tokens; nan and -1 where none was read.
+def _run_model(model, tokenizer, windows, lengths: list[int], batch_size: int, tag_of_label) -> list[tuple]:
+    """For each document, the gates `(tokens, E)` and labels `(tokens,)` of its tokens; nan and -1 for tokens in no window.
 
-    Of two windows a token is taken from the one in which it stands further from a cut.
+    A token in two windows is taken from the one in which it is further from an edge.
     """
     threshold = getattr(model.config, "keyphrase_threshold", None)
     gates: list[np.ndarray | None] = [None] * len(lengths)
     tags, depth = [np.full(n, -1) for n in lengths], [np.full(n, -1) for n in lengths]
     order = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
     for start in range(0, len(order), batch_size):
-        some = order[start : start + batch_size]
-        batch = tokenizer.pad([window.inputs for window in some], padding_side="right", return_tensors="pt")
+        batch_windows = order[start : start + batch_size]
+        batch = tokenizer.pad([window.inputs for window in batch_windows], padding_side="right", return_tensors="pt")
         outputs = model(**{name: values.to(model.device) for name, values in batch.items()})
         if getattr(outputs, "router_logits", None) is None:
             raise ValueError(
-                f"{type(model).__name__} has no experts: its output has no router_logits. Take a model with a mixture, such "
-                "as SEKE with use_moe=True."
+                f"{type(model).__name__} has no experts: its output has no router_logits. Use a model with experts, such as "
+                "SEKE with use_moe=True."
             )
         gate = outputs.router_logits.float().softmax(-1).cpu().numpy()
         p = outputs.logits.float().softmax(-1).cpu().numpy()
-        three = np.stack([p[..., np.array(tag_of_label) == tag].sum(-1) for tag in range(3)], axis=-1)
-        label = word_tags(three.reshape(-1, 3), threshold).reshape(three.shape[:2])
-        for row, window in enumerate(some):
+        p = np.stack([p[..., np.array(tag_of_label) == tag].sum(-1) for tag in range(3)], axis=-1)
+        label = word_tags(p.reshape(-1, 3), threshold).reshape(p.shape[:2])
+        for row, window in enumerate(batch_windows):
             d = window.document
             if gates[d] is None:
                 gates[d] = np.full((lengths[d], gate.shape[-1]), np.nan)
-            places = np.flatnonzero(window.word_starts >= 0)
-            words = window.word_starts[places]
-            better = window.edge_distance[places] > depth[d][words]
-            places, words = places[better], words[better]
-            gates[d][words], tags[d][words] = gate[row, places], label[row, places]
-            depth[d][words] = window.edge_distance[places]
+            index = np.flatnonzero(window.word_starts >= 0)
+            words = window.word_starts[index]
+            further = window.edge_distance[index] > depth[d][words]
+            index, words = index[further], words[further]
+            gates[d][words], tags[d][words] = gate[row, index], label[row, index]
+            depth[d][words] = window.edge_distance[index]
     return [(np.zeros((n, 1)) if g is None else g, t) for g, t, n in zip(gates, tags, lengths, strict=True)]
 
 
 def _rows(document: int, tokens: list, gates: np.ndarray, tags: np.ndarray) -> list[dict]:
-    """A document's rows; tokens that share a sub-token with the one before are left out."""
+    """A document's rows; tokens that share a sub-token with the previous token are left out."""
     doc = tokens[0].doc if tokens else None
-    tagged = doc is not None and doc.has_annotation("POS")
-    named = doc is not None and doc.has_annotation("ENT_IOB")
+    has_pos = doc is not None and doc.has_annotation("POS")
+    has_entities = doc is not None and doc.has_annotation("ENT_IOB")
     rows = []
     for token, gate, tag in zip(tokens, gates, tags, strict=True):
         if tag < 0:
             continue
-        some = gate[gate > 0]
+        positive = gate[gate > 0]
         rows.append(
             {
                 "document": document,
@@ -185,28 +187,29 @@ def _rows(document: int, tokens: list, gates: np.ndarray, tags: np.ndarray) -> l
                 "end": token.idx + len(token),
                 "expert": int(gate.argmax()),
                 "weight": float(gate.max()),
-                "entropy": float(-(some * np.log2(some)).sum()),
+                "entropy": float(-(positive * np.log2(positive)).sum()),
                 "word": token.lower_,
                 "is_punctuation": bool(token.is_punct),
                 "is_stopword": bool(token.is_stop),
                 "label": TAG_NAMES[tag],
-                "pos": token.pos_ if tagged else None,
-                "is_entity": token.ent_type_ != "" if named else None,
-                "entity_type": (token.ent_type_ or "none") if named else None,
+                "pos": token.pos_ if has_pos else None,
+                "is_entity": token.ent_type_ != "" if has_entities else None,
+                "entity_type": (token.ent_type_ or "none") if has_entities else None,
             }
         )
     return rows
 
 
 def specialisation(tokens: "pd.DataFrame") -> "pd.DataFrame":
-    """Cramer's V between experts and categories, bias-corrected: 0 none, 1 complete   (Table 3)
+    """Bias-corrected Cramer's V between experts and categories   (Table 3)
 
     Args:
-        tokens: of `token_experts`.
+        tokens: the result of `token_experts`.
 
-    Returns: a row for each category. Column `experts` is that of the preferred expert, of E values, with the category; the
-        columns 0 to E - 1 are those of one expert against all others. nan for a category that the spaCy pipeline does
-        not know.
+    Returns:
+        One row for each category. The column `experts` is the V of the preferred expert, with E values, and the category;
+        the columns 0 to E - 1 are those of one expert against all others. nan for a category that the spaCy pipeline does
+        not annotate.
     """
     E = tokens.attrs["num_experts"]
     rows = {}
@@ -217,7 +220,7 @@ def specialisation(tokens: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def expert_specialisation(model, tokenizer, documents: Iterable[str], nlp, **options) -> "pd.DataFrame":
-    """`specialisation` of `token_experts`, whose arguments these are.
+    """`specialisation` of the result of `token_experts`, whose arguments these are.
 
     >>> expert_specialisation(model, tokenizer, texts, spacy.load("en_core_web_sm"))["experts"]
     """
@@ -225,15 +228,19 @@ def expert_specialisation(model, tokenizer, documents: Iterable[str], nlp, **opt
 
 
 def expert_usage(tokens: "pd.DataFrame") -> "pd.DataFrame":
-    """How much each expert is used, and how sure the router is.
+    """How often each expert is preferred, and how confident the router is.
 
-    Returns: a row for each expert: `tokens`, `share`, `weight` (its mean gate weight where it is preferred), and
-        `smallest` and `largest` share over documents. `attrs` has `entropy`, the gate's mean over tokens, and
-        `entropy_of_shares`, both in bits, with log2 E as the most that they can be.
+    Args:
+        tokens: the result of `token_experts`.
+
+    Returns:
+        One row for each expert: `tokens` and `share` for which it is preferred, `weight` (its mean gate weight on them), and
+        the `smallest` and `largest` share in a document. `attrs` has `entropy`, the mean entropy of the gate, and
+        `entropy_of_shares`, both in bits and at most log2 E.
     """
     E = tokens.attrs["num_experts"]
     counts = tokens["expert"].value_counts().reindex(range(E), fill_value=0)
-    each = pd.crosstab(tokens["document"], tokens["expert"], normalize="index").reindex(
+    document_shares = pd.crosstab(tokens["document"], tokens["expert"], normalize="index").reindex(
         columns=range(E), fill_value=0.0
     )
     share = counts / max(len(tokens), 1)
@@ -242,13 +249,13 @@ def expert_usage(tokens: "pd.DataFrame") -> "pd.DataFrame":
             "tokens": counts,
             "share": share,
             "weight": tokens.groupby("expert")["weight"].mean().reindex(range(E)),
-            "smallest": each.min(),
-            "largest": each.max(),
+            "smallest": document_shares.min(),
+            "largest": document_shares.max(),
         }
     ).rename_axis("expert")
-    some = share[share > 0]
+    positive = share[share > 0]
     usage.attrs = {
         "entropy": float(tokens["entropy"].mean()),
-        "entropy_of_shares": float(-(some * np.log2(some)).sum()),
+        "entropy_of_shares": float(-(positive * np.log2(positive)).sum()),
     }
     return usage

@@ -1,4 +1,4 @@
-"""Titles as meta-text: each beside its text as the tokenizer's pair, cut to what may be read, and what room it leaves."""
+"""Titles as meta-text, the first sequence of the tokenizer's pair: truncation, overlaps of windows, and masks."""
 
 from collections.abc import Sequence
 
@@ -11,91 +11,97 @@ MAX_TITLE_LENGTH = 64
 logger = logging.get_logger(__name__)
 
 
-def cut_titles(
+def truncate_titles(
     titles: Sequence[str | None], tokenizer, max_title_length: int = MAX_TITLE_LENGTH
 ) -> tuple[list[str], list[int]]:
-    """Titles -> as the model reads them, and how many sub-tokens each has: `""` and 0 where there is none.
+    """Strips titles and truncates them to `max_title_length` sub-tokens; a warning gives the number of truncated titles.
 
-    A title is stripped and, where it has more than `max_title_length` sub-tokens, cut between two of them; a warning says
-    how many were.
+    Returns:
+        The titles and their numbers of sub-tokens; `""` and 0 for a document without a title.
 
     Raises:
-        ValueError: for a `max_title_length` below 1.
+        ValueError: if `max_title_length` is less than 1.
     """
     if max_title_length < 1:
-        raise ValueError(
-            f"max_title_length={max_title_length} leaves nothing of a title. Use 1 or more; to read no titles, pass none."
-        )
-    read, lengths = [(title or "").strip() for title in titles], [0] * len(titles)
-    given = [number for number, title in enumerate(read) if title]
-    if not given:
-        return read, lengths
-    encoded = _pieces([read[number] for number in given], tokenizer, return_offsets_mapping=True)
+        raise ValueError(f"max_title_length={max_title_length} must be at least 1. To ignore titles, do not pass them.")
+    stripped, lengths = [(title or "").strip() for title in titles], [0] * len(titles)
+    numbers = [number for number, title in enumerate(stripped) if title]
+    if not numbers:
+        return stripped, lengths
+    encoded = _tokenize([stripped[number] for number in numbers], tokenizer, return_offsets_mapping=True)
     too_long = 0
-    for number, ids, offsets in zip(given, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+    for number, ids, offsets in zip(numbers, encoded["input_ids"], encoded["offset_mapping"], strict=True):
         lengths[number] = len(ids)
         if len(ids) > max_title_length:
             too_long += 1
-            read[number], lengths[number] = _cut(read[number], offsets, tokenizer, max_title_length)
+            stripped[number], lengths[number] = _truncate(stripped[number], offsets, tokenizer, max_title_length)
         if not lengths[number]:
-            read[number] = ""  # the tokenizer sees nothing in it
+            stripped[number] = ""  # no sub-tokens
     if too_long:
-        logger.warning(f"{too_long} of {len(given)} titles are longer than {max_title_length} sub-tokens and were cut.")
-    return read, lengths
+        logger.warning(
+            f"{too_long} of {len(numbers)} titles are longer than {max_title_length} sub-tokens and were truncated."
+        )
+    return stripped, lengths
 
 
-def _cut(title: str, offsets: Sequence[tuple[int, int]], tokenizer, length: int) -> tuple[str, int]:
-    """A title of more than `length` sub-tokens -> its beginning, and how many the tokenizer makes of that."""
-    for kept in range(length, 0, -1):  # a beginning may be tokenised otherwise than in the whole, and into more
+def _truncate(title: str, offsets: Sequence[tuple[int, int]], tokenizer, length: int) -> tuple[str, int]:
+    """The longest beginning of a title that has at most `length` sub-tokens, and their number."""
+    for kept in range(length, 0, -1):  # a beginning may have more sub-tokens than it has within the whole title
         beginning = title[: offsets[kept][0]].rstrip()
-        (ids,) = _pieces([beginning], tokenizer)["input_ids"]
+        (ids,) = _tokenize([beginning], tokenizer)["input_ids"]
         if len(ids) <= length:
             return beginning, len(ids)
     return "", 0
 
 
-def _pieces(titles: list[str], tokenizer, **options):
-    """Titles as sub-tokens, without special ones."""
+def _tokenize(titles: list[str], tokenizer, **options):
+    """Sub-tokens of titles, without special tokens."""
     return tokenizer(titles, add_special_tokens=False, truncation=False, verbose=False, **options)
 
 
 def title_overlaps(
-    lengths: Sequence[int], tokenizer, max_length: int, overlap: int, *, asked: bool = False, first: int = 0
+    lengths: Sequence[int], tokenizer, max_length: int, overlap: int, *, fixed: bool = False, first: int = 0
 ) -> list[int]:
-    """Sub-tokens of titles (0 for none) -> how many sub-tokens the windows of each document share.
+    """For each document, the number of sub-tokens that its neighbouring windows share.
 
     Args:
-        max_length: sub-tokens a window.
-        overlap: what windows without a title share. Where a title leaves less room, its document's windows share less.
-        asked: the caller asked for this overlap, and gets no other.
-        first: the number of the first document, for messages.
+        lengths: sub-tokens of the titles, 0 for none.
+        max_length: sub-tokens per window.
+        overlap: shared sub-tokens of windows without a title. If a title leaves less room, the windows share fewer.
+        fixed: the user chose the overlap; raise an error instead of reducing it.
+        first: the index of the first document, for error messages.
 
     Raises:
-        ValueError: for a title that leaves no room for the text, or none beside the overlap that was asked for.
+        ValueError: if a title leaves no room for the text, or not enough for a fixed overlap.
     """
     special, overlaps = tokenizer.num_special_tokens_to_add(pair=True), []
     for number, length in enumerate(lengths, start=first):
         room = max_length - special - length
         if length and room < 1:
-            most = max_length - special - 1
-            shorter = f"max_title_length={most} or less, or " if most > 0 else ""
+            longest = max_length - special - 1
+            shorter = f"max_title_length={longest} or less, or " if longest > 0 else ""
             raise ValueError(
                 f"The title of document {number} ({length} sub-tokens) leaves no room for its text in windows of "
                 f"max_length={max_length}, {special} of which are special tokens. Use {shorter}a larger max_length."
             )
-        if length and asked and overlap >= room:
+        if length and fixed and overlap >= room:
             raise ValueError(
-                f"overlap={overlap} does not fit beside the title of document {number} ({length} sub-tokens) into windows "
-                f"of max_length={max_length}: windows must move on. Use 0 to {room - 1}, or a smaller max_title_length."
+                f"overlap={overlap} is too large for windows of max_length={max_length} with the title of document {number} "
+                f"({length} sub-tokens). Use 0 to {room - 1}, or a smaller max_title_length."
             )
         overlaps.append(min(overlap, room - 1) if length else overlap)
     return overlaps
 
 
 def title_masks(sequences: Sequence[int | None], special: np.ndarray, *, paired: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A window's `sequence_ids` (S) and special tokens (S) -> what is meta-text and what is main text, two masks (S).
+    """Two masks `(S,)` of a window: meta-text and main text.
 
-    Meta-text is the first token, if it is special, and the title; the main text is the text. Separators are neither.
+    Meta-text is the title, and the first token if it is special; the main text is the text. Separators belong to neither.
+
+    Args:
+        sequences: `sequence_ids` of the S sub-tokens.
+        special (`(S,)`): which sub-tokens are special.
+        paired: the window is a pair of title and text.
     """
     sequences = np.array([-1 if sequence is None else sequence for sequence in sequences])
     meta = (sequences == 0) & paired
@@ -104,7 +110,7 @@ def title_masks(sequences: Sequence[int | None], special: np.ndarray, *, paired:
 
 
 def pad_masks(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Masks of some windows -> one array (n, length) with 0 on the right: `tokenizer.pad` does not know them."""
+    """Pads masks of n windows with 0 on the right, which `tokenizer.pad` does not do, to an array `(n, length)`."""
     padded = np.zeros((len(rows), length), dtype=np.int64)
     for mask, row in zip(padded, rows, strict=True):
         mask[: len(row)] = row

@@ -1,7 +1,7 @@
-"""Documents of any length as windows of sub-tokens, and which sub-token begins which word.
+"""Splits documents into windows of sub-tokens, and aligns sub-tokens with words.
 
-The text is tokenised as it stands, not word by word: a fine-tuned model then sees in the stock token-classification
-pipeline exactly what it saw in training, and hyphens stay visible to the backbone though they are no words.
+The text is tokenized as a whole, not word by word. A fine-tuned model therefore gets the same input in the stock
+token-classification pipeline as in training, and the backbone sees hyphens although they are not words.
 """
 
 from collections import defaultdict
@@ -10,25 +10,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .titles import MAX_TITLE_LENGTH, cut_titles, title_masks, title_overlaps
+from .titles import MAX_TITLE_LENGTH, title_masks, title_overlaps, truncate_titles
 
 ON_LONG = ("window", "error", "truncate")
-NO_LIMIT = 1_000_000  # tokenizers without a limit of their own say something like 1e30
+NO_LIMIT = 1_000_000  # model_max_length of tokenizers without a limit is about 1e30
 
 
 @dataclass
 class Window:
-    """One row for the model.
+    """One input row of the model, with S sub-tokens.
 
     Attributes:
-        document: which of the texts it is cut from.
-        number: which of the document's windows it is.
-        inputs: what the tokenizer gave, without padding; each value a list of length S. Where titles are read as meta-text,
-            `meta_mask` and `main_mask` as well: 1 on the first special token and the title, 1 on the text.
-        word_starts: for each sub-token the word that it begins, else -1 (special tokens, later pieces, no word, a title).
-        edge_distance: for each sub-token how many others stand between it and the nearer cut edge of the window. An end
-            of the document is no cut. In a pair of title and text, -1 outside the text.
-        joined: words that share a sub-token with the word before them, and so begin none of their own.
+        document: index of the document.
+        number: index of the window within the document.
+        inputs: outputs of the tokenizer without padding, each a list of length S. If titles are read as meta-text, also
+            `meta_mask` (1 on the first special token and the title) and `main_mask` (1 on the text).
+        word_starts (`(S,)`): for each sub-token, the index of the word that begins there, else -1 (special tokens, later
+            sub-tokens of a word, sub-tokens without a word, titles).
+        edge_distance (`(S,)`): for each sub-token, the number of sub-tokens to the nearer edge of the window at which the
+            document continues. In a pair of title and text it is -1 outside the text.
+        joined: words that share a sub-token with the previous word, so that no sub-token begins with them.
     """
 
     document: int
@@ -40,6 +41,7 @@ class Window:
 
     @property
     def key(self) -> tuple[int, int]:
+        """Document and window index."""
         return self.document, self.number
 
 
@@ -55,53 +57,55 @@ def encode_windows(
     titles: Sequence[str | None] | None = None,
     max_title_length: int = MAX_TITLE_LENGTH,
 ) -> list[Window]:
-    """Tokenises each text and cuts it into windows that overlap.
+    """Tokenizes each text and splits it into overlapping windows.
 
     Args:
         texts: the documents.
-        word_spans: for each document the (start, end) of its words, in order.
+        word_spans: for each document, the (start, end) of its words, in order.
         tokenizer: a fast tokenizer.
-        max_length: sub-tokens a window, special ones included; by default the tokenizer's `model_max_length`.
-        overlap: sub-tokens that neighbouring windows share; by default a quarter of `max_length`, or less where a title
+        max_length: sub-tokens per window, including special tokens; by default the tokenizer's `model_max_length`.
+        overlap: sub-tokens that neighbouring windows share; by default a quarter of `max_length`, or less if a title
             leaves less room.
         on_long: what to do with a document that needs more than one window: `"window"`, `"error"` or `"truncate"`.
-        first: the number of the first text, for messages.
-        titles: for each document its title, which is read as meta-text: the tokenizer's pair (title, text), in each window
-            the whole title and a piece of the text. `None` or blank where a document has none: its text stands alone.
-        max_title_length: sub-tokens of a title; longer ones are cut, with a warning.
+        first: the index of the first text, for error messages.
+        titles: titles that are read as meta-text, one per document: each window is the pair of the whole title and a part
+            of the text. `None` or blank for a document without a title, whose windows contain its text only.
+        max_title_length: sub-tokens of a title; longer titles are truncated, with a warning.
 
     Raises:
-        ValueError: for a slow tokenizer, no known limit, an overlap or a title that leaves no room, a long document under
-            "error", and titles of another number than texts.
+        ValueError: for a slow tokenizer, a tokenizer without a limit, an overlap or a title that leaves no room, a long
+            document with `on_long="error"`, and if the numbers of titles and texts differ.
     """
-    asked = overlap is not None
+    fixed = overlap is not None
     max_length, overlap = check_window(tokenizer, max_length, overlap, on_long)
     if titles is not None and len(titles) != len(texts):
         raise ValueError(
-            f"There are {len(titles)} titles for {len(texts)} texts. Pass one each, None where there is none."
+            f"There are {len(titles)} titles for {len(texts)} texts. Pass one per text, None for a text without a title."
         )
     if not texts:
         return []
-    texts, overlaps, masked = [readable(text) for text in texts], [overlap] * len(texts), titles is not None
+    texts, overlaps, masked = [replace_surrogates(text) for text in texts], [overlap] * len(texts), titles is not None
     if not masked:
         titles = [""] * len(texts)
     else:
-        titles, lengths = cut_titles([title and readable(title) for title in titles], tokenizer, max_title_length)
-        overlaps = title_overlaps(lengths, tokenizer, max_length, overlap, asked=asked, first=first)
+        titles, lengths = truncate_titles(
+            [title and replace_surrogates(title) for title in titles], tokenizer, max_title_length
+        )
+        overlaps = title_overlaps(lengths, tokenizer, max_length, overlap, fixed=fixed, first=first)
     spans = [np.asarray(s, dtype=np.int64).reshape(-1, 2) for s in word_spans]
-    # a call of the tokenizer takes only pairs or only texts, and one overlap
+    # one call of the tokenizer takes either pairs or texts, and one overlap
     calls, windows = defaultdict(list), defaultdict(list)
     for document, (title, shared) in enumerate(zip(titles, overlaps, strict=True)):
         calls[bool(title), shared].append(document)
     for (paired, shared), documents in calls.items():
         sides = [[side[document] for document in documents] for side in ((titles, texts) if paired else (texts,))]
-        encoded = _tokenise(tokenizer, sides, max_length, shared)
+        encoded = _tokenize(tokenizer, sides, max_length, shared)
         for row, document, is_first, is_last in _rows(encoded.pop("overflow_to_sample_mapping"), documents):
             if is_first and not is_last and on_long == "error":
-                beside = " beside a title" if paired else ""
+                with_title = " and a title" if paired else ""
                 raise ValueError(
-                    f"Document {first + document} ({len(texts[document])} characters{beside}) is longer than {max_length} "
-                    "sub-tokens. Use on_long='window' to read it in overlapping windows, or on_long='truncate' to cut it."
+                    f"Document {first + document} ({len(texts[document])} characters{with_title}) is longer than {max_length} "
+                    "sub-tokens. Use on_long='window' for overlapping windows, or on_long='truncate'."
                 )
             if is_first or on_long != "truncate":
                 window = _window(encoded, row, document, spans[document], is_first, is_last, paired, masked)
@@ -110,9 +114,10 @@ def encode_windows(
     return [window for document in range(len(texts)) for window in windows[document]]
 
 
-def _tokenise(tokenizer, sides: list[list[str]], max_length: int, overlap: int):
-    """Texts, or titles and texts -> windows of sub-tokens; of a pair only the text is cut."""
-    side, tokenizer.truncation_side = tokenizer.truncation_side, "right"  # from the left, windows come backwards
+def _tokenize(tokenizer, sides: list[list[str]], max_length: int, overlap: int):
+    """Tokenizes texts, or pairs of titles and texts, into windows; only the text of a pair is split."""
+    side = tokenizer.truncation_side
+    tokenizer.truncation_side = "right"  # with "left" the windows come in reverse order
     try:
         return tokenizer(
             *sides,
@@ -128,7 +133,7 @@ def _tokenise(tokenizer, sides: list[list[str]], max_length: int, overlap: int):
 
 
 def _rows(sources: Sequence[int], documents: Sequence[int]) -> Iterator[tuple[int, int, bool, bool]]:
-    """Which of `documents` each row is of -> row, document, whether it is the document's first and its last."""
+    """Yields (row, document, is the document's first row, is its last row)."""
     for row, source in enumerate(sources):
         is_first = row == 0 or sources[row - 1] != source
         is_last = row + 1 == len(sources) or sources[row + 1] != source
@@ -136,11 +141,11 @@ def _rows(sources: Sequence[int], documents: Sequence[int]) -> Iterator[tuple[in
 
 
 def _window(encoded, row, document, spans, is_first, is_last, paired, masked) -> Window:
-    """One row of what the tokenizer gave; spans (W, 2) of the document's words."""
-    beside = ("offset_mapping", "special_tokens_mask")
-    offsets, special = (np.asarray(encoded[name][row]) for name in beside)
+    """The window of one row of the tokenizer's output; `spans` `(W, 2)` are those of the document's words."""
+    not_inputs = ("offset_mapping", "special_tokens_mask")
+    offsets, special = (np.asarray(encoded[name][row]) for name in not_inputs)
     special = special.astype(bool)
-    inputs = {name: values[row] for name, values in encoded.items() if name not in beside}
+    inputs = {name: values[row] for name, values in encoded.items() if name not in not_inputs}
     main = ~special
     if masked:
         meta, main = title_masks(encoded.sequence_ids(row), special, paired=paired)
@@ -154,10 +159,16 @@ def _window(encoded, row, document, spans, is_first, is_last, paired, masked) ->
 
 
 def find_word_starts(offsets: np.ndarray, real: np.ndarray, spans: np.ndarray, *, is_first: bool) -> np.ndarray:
-    """offsets (S, 2) of sub-tokens, `real` the indices of those that are not special, spans (W, 2) of words -> (S,).
+    """For each sub-token, the index of the word that it begins, or -1; an array `(S,)`.
 
-    A sub-token belongs to the first word that it touches, and begins it if the one before belongs to another. The first
-    sub-token of a later window may be the middle of a word: it begins the word only if it covers its first character.
+    A sub-token belongs to the first word that it overlaps, and begins it if the previous sub-token belongs to another word.
+    The first sub-token of a later window may lie inside a word: it begins the word only if it covers its first character.
+
+    Args:
+        offsets (`(S, 2)`): of the sub-tokens.
+        real: indices of the sub-tokens that are not special.
+        spans (`(W, 2)`): of the words.
+        is_first: this is the document's first window.
     """
     starts = np.full(len(offsets), -1)
     if len(real) == 0 or len(spans) == 0:
@@ -174,7 +185,7 @@ def find_word_starts(offsets: np.ndarray, real: np.ndarray, spans: np.ndarray, *
 
 
 def find_joined(offsets: np.ndarray, spans: np.ndarray) -> list[int]:
-    """offsets (n, 2) of sub-tokens, spans (W, 2) of words -> the words that share a sub-token with the word before them."""
+    """The words that share a sub-token with the previous word; `offsets` `(n, 2)` of sub-tokens, `spans` `(W, 2)` of words."""
     begin, end = offsets.reshape(-1, 2).T
     first = np.searchsorted(spans[:, 1], begin, side="right")  # first word that ends later
     last = np.searchsorted(spans[:, 0], end, side="left")  # first word that begins later
@@ -182,45 +193,49 @@ def find_joined(offsets: np.ndarray, spans: np.ndarray) -> list[int]:
 
 
 def edge_distances(length: int, real: np.ndarray, *, is_first: bool, is_last: bool) -> np.ndarray:
-    """(S,): for each sub-token the distance to the nearer edge where the document was cut."""
-    place = np.arange(length)
+    """For each sub-token, the distance to the nearer edge at which the document was split; an array `(S,)`."""
+    index = np.arange(length)
     far = np.full(length, np.iinfo(np.int64).max)
     if len(real) == 0:
         return far
-    left = far if is_first else place - real[0]
-    right = far if is_last else real[-1] - place
+    left = far if is_first else index - real[0]
+    right = far if is_last else real[-1] - index
     return np.minimum(left, right)
 
 
 class WordProbabilities:
-    """What a model says of each word of some documents, gathered window by window.
+    """Collects a model's probabilities for each word of some documents, window by window.
 
-    A word's probabilities are those of the window in which it is furthest from a cut edge (the earlier one, in a draw),
-    whatever the order in which windows are added.
+    A word's probabilities are those of the window in which it is furthest from an edge at which the document was split, and
+    of the earlier one if two are equal. The order in which windows are added does not matter.
 
     Args:
-        lengths: words in each document.
+        lengths: the number of words of each document.
     """
 
     def __init__(self, lengths: Sequence[int]):
         self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
-        self._tags = [None] * len(lengths)  # of documents for which some were given: (W,)
+        self._tags = [None] * len(lengths)  # (W,) for documents with decoded labels
         self._distance = [np.full(length, -1) for length in lengths]
         self._window = [np.full(length, np.iinfo(np.int64).max) for length in lengths]
         self._joined = [set() for _ in lengths]
 
     def add(self, window: Window, probabilities: np.ndarray, tags: np.ndarray | None = None) -> None:
-        """probabilities (S, 3) of O, B and I for the sub-tokens of a window, without padding; tags (S), each 0, 1 or 2.
+        """Adds the outputs for a window, without padding.
 
-        Tags are the choice of a model that reads words together, as a CRF does; give them for all windows or for none.
+        Args:
+            window: the window.
+            probabilities (`(S, 3)`): of O, B and I for its sub-tokens.
+            tags (`(S,)`): 0, 1 or 2, chosen by a model that decodes a sequence, such as a CRF. Pass them for all windows or
+                for none.
         """
         number = window.document
         self._joined[number].update(window.joined)
         begins = window.word_starts >= 0
         word, distance = window.word_starts[begins], window.edge_distance[begins]
-        best, of_window = self._distance[number], self._window[number]
-        closer = (distance > best[word]) | ((distance == best[word]) & (window.number < of_window[word]))
-        best[word[closer]], of_window[word[closer]] = distance[closer], window.number
+        best, window_of = self._distance[number], self._window[number]
+        closer = (distance > best[word]) | ((distance == best[word]) & (window.number < window_of[word]))
+        best[word[closer]], window_of[word[closer]] = distance[closer], window.number
         self._probabilities[number][word[closer]] = probabilities[begins][closer]
         if tags is not None:
             if self._tags[number] is None:
@@ -228,56 +243,56 @@ class WordProbabilities:
             self._tags[number][word[closer]] = tags[begins][closer]
 
     def document(self, number: int) -> np.ndarray:
-        """(W, 3). A word that shares a sub-token goes on as the word before it; one that no window covers is O."""
+        """Probabilities `(W, 3)`. A word that shares a sub-token continues the previous word; one in no window is O."""
         p = self._probabilities[number]
-        for w in self._going_on(number):
+        for w in self._continuations(number):
             p[w] = p[w - 1][0], 0.0, p[w - 1][1:].max()
         return p
 
     def tags(self, number: int) -> np.ndarray | None:
-        """(W,), by the rule of `document`; None where no tags were given."""
+        """Tags `(W,)`, by the same rule; `None` if none were added."""
         tags = self._tags[number]
         if tags is not None:
-            for w in self._going_on(number):
+            for w in self._continuations(number):
                 tags[w] = 2 if tags[w - 1] else 0
         return tags
 
-    def _going_on(self, number: int) -> list[int]:
-        """Words that begin no sub-token in any window, but share one with the word before."""
+    def _continuations(self, number: int) -> list[int]:
+        """Words that begin at no sub-token in any window, but share one with the previous word."""
         return [w for w in sorted(self._joined[number]) if self._distance[number][w] < 0]
 
 
 def check_window(tokenizer, max_length: int | None, overlap: int | None, on_long: str) -> tuple[int, int]:
-    """Fills in the defaults of `max_length` and `overlap` and refuses what cannot work."""
+    """Returns `max_length` and `overlap` with their defaults filled in; raises a `ValueError` for values that cannot work."""
     if on_long not in ON_LONG:
         raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot tell where its sub-tokens stand in the text. "
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not return offsets. "
             "Use a fast one: AutoTokenizer.from_pretrained(name), or PreTrainedTokenizerFast for a tokenizer.json."
         )
     if max_length is None:
         max_length = tokenizer.model_max_length
         if max_length > NO_LIMIT:
             raise ValueError(
-                "The tokenizer has no model_max_length, so nothing says how long a window may be. Pass max_length=512, or "
-                "set tokenizer.model_max_length."
+                "The tokenizer has no model_max_length, so the length of a window is unknown. Pass max_length=512, or set "
+                "tokenizer.model_max_length."
             )
     room = max_length - tokenizer.num_special_tokens_to_add()
     if room < 1:
-        raise ValueError(f"max_length={max_length} leaves no room beside the tokenizer's special tokens.")
+        raise ValueError(f"max_length={max_length} leaves no room for text besides the tokenizer's special tokens.")
     if overlap is None:
         overlap = min(max_length // 4, room - 1)
     if not 0 <= overlap < room:
         raise ValueError(
-            f"overlap={overlap} does not fit into windows of max_length={max_length}: windows must move on. "
+            f"overlap={overlap} is too large for windows of max_length={max_length}. "
             f"Use 0 to {room - 1}; a quarter of max_length is a good choice."
         )
     return max_length, overlap
 
 
-def readable(text: str) -> str:
-    """The text with lone surrogates replaced one for one, so that offsets stay: tokenizers refuse to read them."""
+def replace_surrogates(text: str) -> str:
+    """Replaces each lone surrogate, which tokenizers reject, by U+FFFD; offsets do not change."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""keyphrase_tools.metrics.keyphrase_f1 as a module for evaluate: evaluate.load(keyphrase_tools.metrics.EVALUATE_MODULE)."""
+"""`keyphrase_f1` as a module of the library evaluate: `evaluate.load(keyphrase_tools.metrics.EVALUATE_MODULE)`."""
 
 import datasets
 import evaluate
@@ -14,9 +14,9 @@ Args:
     predictions: one list of phrases per document, best first; with convention="exhird" also one string per document.
     references: the gold phrases, in the same form.
     convention: "seke" (default) or "exhird".
-    sources: one text per document, optional: adds the scores of present and of absent phrases.
-    k: cuts, any of 1, 2, ..., "k" and "M".
-    Every switch of keyphrase_tools.metrics.keyphrase_f1 is taken too.
+    sources: optionally one text per document, to score present and absent phrases separately.
+    k: cutoffs, any of 1, 2, ..., "k" and "M".
+    Every switch of keyphrase_tools.metrics.keyphrase_f1 is accepted too.
 Returns:
     precision@k, recall@k, f1@k, mean_f1@k, correct@k for each k, and the sums;
     with sources three such dictionaries: "total", "present", "absent".
@@ -33,7 +33,7 @@ _CITATION = """
 
 
 class KeyphraseF1(evaluate.Metric):
-    """F1@k of keyphrases. sources go to compute(), not to add_batch(): a declared input could not be left out."""
+    """F1@k of keyphrases. Pass sources to compute(), not to add_batch(), since declared inputs cannot be left out."""
 
     def _info(self) -> evaluate.MetricInfo:
         phrases = datasets.Sequence(datasets.Value("string"))

@@ -1,15 +1,15 @@
-"""What the command line says about a model, its device and its type, checked with errors that name what was asked for."""
+"""Checks of the options --model, --device and --dtype, with errors that name the option."""
 
 from contextlib import contextmanager
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def check_dtype(name: str):
-    """-> the torch type.
+def parse_dtype(name: str):
+    """The `torch.dtype` of a name.
 
     Raises:
-        ValueError: for another one than `DTYPES`.
+        ValueError: if the name is not one of `DTYPES`.
     """
     import torch
 
@@ -18,11 +18,11 @@ def check_dtype(name: str):
     return getattr(torch, name)
 
 
-def check_device(name: str | None):
-    """-> the torch device; by default an accelerator where there is one.
+def parse_device(name: str | None):
+    """The `torch.device` of a name; by default an accelerator if available, else the CPU.
 
     Raises:
-        ValueError: for a device that is not there.
+        ValueError: if the device is not available.
     """
     import torch
 
@@ -32,29 +32,29 @@ def check_device(name: str | None):
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"--device {name!r} is not available here: {cause} Use cpu, or leave it out.") from error
+        raise ValueError(f"--device {name!r} is not available: {cause} Use cpu, or leave the option out.") from error
     return torch.device(name)
 
 
 @contextmanager
-def opening(option: str, name: str):
-    """Around what opens a model or its tokenizer.
+def describe_load_errors(option: str, name: str):
+    """Context manager that turns any error of loading a model or its tokenizer into one line.
 
-    >>> with opening("--model", "no/such-model"):
+    >>> with describe_load_errors("--model", "no/such-model"):
     ...     AutoTokenizer.from_pretrained("no/such-model")
     OSError: --model 'no/such-model' could not be opened: ...
 
     Args:
-        option: what the caller named it by.
+        option: the name of the command line's option.
         name: folder or Hub id.
 
     Raises:
-        OSError: for whatever went wrong within, in one line.
+        OSError: for any `OSError`, `ValueError` or `ImportError` inside.
     """
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
         cause = " ".join(str(error).split()) or type(error).__name__
         raise OSError(
-            f"{option} {str(name)!r} could not be opened: {cause:.300} It is a model's folder, with its tokenizer, or a Hub id."
+            f"{option} {str(name)!r} could not be opened: {cause:.300} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error

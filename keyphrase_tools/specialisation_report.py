@@ -1,11 +1,11 @@
-"""Specialisation to look at: tables, Cramér's V as a heat map, and a document in the colours of its tokens' experts."""
+"""Reports on specialisation: tables, Cramér's V as a heat map, and a document coloured by its tokens' experts."""
 
 from html import escape
 from pathlib import Path
 
 from .specialisation import expert_usage, specialisation
 
-# Okabe and Ito's colours, which most eyes tell apart; beyond eight, hues at equal distances
+# the colour-blind-safe palette of Okabe and Ito; for more than eight experts, equidistant hues
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 
 PAGE = """<!doctype html>
@@ -29,31 +29,31 @@ h1 {{ font-size: 1.3em; }}
 <h1>{title}</h1>
 <p class="legend">{legend}</p>
 <p class="text">{text}</p>
-<p class="note">A token has the colour of the expert that the router prefers for it, paler where the weight is smaller; point at
-it to read both. Underlined is what the model takes into keyphrases.</p>
+<p class="note">Each token has the colour of its preferred expert, paler for a smaller gate weight; hover over it to see both.
+Words that the model labels as parts of keyphrases are underlined.</p>
 </body>
 </html>
 """
 
 
 def colour(expert: int, num_experts: int) -> str:
-    """A CSS colour."""
+    """The CSS colour of an expert."""
     if num_experts <= len(COLOURS):
         return COLOURS[expert]
     return f"hsl({360 * expert / num_experts:.0f} 70% 65%)"
 
 
 def plot_specialisation(table, path: str | Path, title: str = "What experts specialise in"):
-    """Draws a table of `specialisation` as a heat map, categories by experts, and saves it.
+    """Saves the result of `specialisation` as a heat map, categories by experts.
 
     Raises:
-        ImportError: without matplotlib.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib import colormaps
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("A plot needs matplotlib. Install it with: pip install lexperts[analysis]") from error
+        raise ImportError("Plots need matplotlib. Install it with: pip install lexperts[analysis]") from error
     columns = ["all" if name == "experts" else f"expert {name}" for name in table.columns]
     figure = Figure(figsize=(2.2 + 0.85 * len(columns), 1.4 + 0.45 * len(table)), layout="constrained")
     axes = figure.subplots()
@@ -66,42 +66,44 @@ def plot_specialisation(table, path: str | Path, title: str = "What experts spec
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             known = value == value
-            said = f"{value:.2f}" if known else "unknown"
+            label = f"{value:.2f}" if known else "unknown"
             shade = "black" if not known or value > 0.6 else "white"
-            axes.text(j, i, said, ha="center", va="center", color=shade, fontsize=9 if known else 7)
+            axes.text(j, i, label, ha="center", va="center", color=shade, fontsize=9 if known else 7)
     figure.colorbar(image, ax=axes, label="Cramér's V, bias-corrected")
     figure.savefig(path, dpi=150)
 
 
 def expert_page(tokens, text: str, path: str | Path, document: int = 0, title: str = "Which expert reads what") -> None:
-    """Writes one document as an HTML page of its own, each token coloured by its expert.
+    """Writes one document as an HTML page, each token coloured by its expert.
 
     Args:
-        tokens: of `token_experts`.
+        tokens: the result of `token_experts`.
         text: the document.
-        document: its number among those.
+        path: the file to write.
+        document: the document's index in `tokens`.
+        title: the title of the page.
 
     Raises:
-        ValueError: for a document of which there are no tokens.
+        ValueError: if `tokens` has none of this document.
     """
-    own = tokens[tokens["document"] == document]
-    if own.empty:
+    document_tokens = tokens[tokens["document"] == document]
+    if document_tokens.empty:
         raise ValueError(
-            f"There are no tokens of document {document}; there are those of {tokens['document'].nunique()}."
+            f"document={document} has no tokens. Use the index of one of the {tokens['document'].nunique()} documents."
         )
     E, parts, end = tokens.attrs["num_experts"], [], 0
-    for token in own.itertuples():
+    for token in document_tokens.itertuples():
         parts.append(escape(text[end : token.start]))
-        kind = f"e{token.expert}" + (" key" if token.label != "O" else "")
-        said = f"expert {token.expert}, weight {token.weight:.2f}, label {token.label}"
+        css_class = f"e{token.expert}" + (" key" if token.label != "O" else "")
+        tooltip = f"expert {token.expert}, weight {token.weight:.2f}, label {token.label}"
         percent = round(100 * (0.25 + 0.75 * token.weight))
         style = f"background: color-mix(in srgb, var(--e{token.expert}) {percent}%, white)"
         word = escape(text[token.start : token.end])
-        parts.append(f'<span class="{kind}" style="{style}" title="{said}">{word}</span>')
+        parts.append(f'<span class="{css_class}" style="{style}" title="{tooltip}">{word}</span>')
         end = token.end
     parts.append(escape(text[end:]))
-    own.attrs = tokens.attrs
-    shares = expert_usage(own)["share"]
+    document_tokens.attrs = tokens.attrs
+    shares = expert_usage(document_tokens)["share"]
     legend = "".join(
         f'<span><span class="swatch" style="background: var(--e{e})">expert {e}</span> {100 * shares[e]:.0f}%</span>'
         for e in range(E)
@@ -111,13 +113,17 @@ def expert_page(tokens, text: str, path: str | Path, document: int = 0, title: s
     Path(path).write_text(page, encoding="utf-8")
 
 
-def write_views(tokens, texts: list[str], folder: str | Path, page: int = 0) -> str:
-    """Writes specialisation.csv, usage.csv, specialisation.png and document.html, and says what is in the tables.
+def write_report(tokens, texts: list[str], folder: str | Path, page: int = 0) -> str:
+    """Writes specialisation.csv, usage.csv, specialisation.png and document.html.
 
     Args:
-        tokens: of `token_experts`.
+        tokens: the result of `token_experts`.
         texts: the documents.
-        page: number of the one that is shown in colours.
+        folder: the folder to write to.
+        page: index of the document that is shown in colours.
+
+    Returns:
+        The tables as text.
     """
     table, usage, folder = specialisation(tokens), expert_usage(tokens), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +135,6 @@ def write_views(tokens, texts: list[str], folder: str | Path, page: int = 0) -> 
     return (
         f"Cramér's V, bias-corrected, {len(tokens):,} tokens of {len(texts):,} documents:\n{table.round(3).to_string()}\n\n"
         f"{usage.round(3).to_string()}\n"
-        f"The router's entropy: {entropy:.2f} bits a token; {shares:.2f} bits of the shares.\n"
-        f"The tables, specialisation.png and document.html are in {folder}."
+        f"Router entropy: {entropy:.2f} bits per token; entropy of the shares: {shares:.2f} bits.\n"
+        f"Wrote specialisation.csv, usage.csv, specialisation.png and document.html to {folder}."
     )
