@@ -1,39 +1,22 @@
-"""Definitions into clusters, Llama experts in, one routed mixture out: composed, checked, inspected, extended, taken apart again."""
+"""Merges independently fine-tuned Llamas into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
-from .checks import check
-from .clustering import cluster
-from .composing import compose, load_experts, prepare
+from .clustering.pipeline import cluster
+from .compose import check_and_plan, compose, load_experts
+from .edit import add, export, extract, remove
 from .errors import MergeError
-from .mixture import inspect, verify
+from .findings import Finding, Report
+from .mixture import inspect
+from .preflight import check
+from .provenance import package_version
 from .recipe import ExpertRecipe, Recipe, read_recipe
-from .records import own_version
-from .report import Finding, Report
 from .routing import Routing, plot, route
-from .surgery import add, export, extract, remove
-from .writing import Progress
+from .shard_writer import Progress
+from .verify import verify
 
-__version__ = own_version()
+__version__ = package_version()
 
 __all__ = [
-    "ExpertRecipe",
-    "Finding",
-    "MergeError",
-    "Progress",
-    "Recipe",
-    "Report",
-    "Routing",
-    "add",
-    "check",
-    "cluster",
-    "compose",
-    "export",
-    "extract",
-    "inspect",
-    "load_experts",
-    "plot",
-    "prepare",
-    "read_recipe",
-    "remove",
-    "route",
-    "verify",
-]
+    "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
+    "check_and_plan", "cluster", "compose", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
+    "remove", "route", "verify",
+]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Means of tensors, rounded once: raw elements in, raw elements out, block by block.
+"""Means of tensors with a single rounding, from raw elements to raw elements, block by block.
 
-A running sum in bf16 leaves a third of the elements off; a float32 sum that is rounded to bf16 afterwards is right but
-where it lands on a tie that the exact mean has missed. Both are avoided here at about the cost of the float32 sum.
+A running sum in bf16 gets a third of the elements wrong. A float32 sum rounded to bf16 is wrong where it falls on a tie
+that the exact mean is not on. The functions here avoid both at about the cost of the float32 sum.
 """
 
 import numpy as np
@@ -10,35 +10,40 @@ from .errors import MergeError
 
 
 def to_float64(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Raw elements (unsigned integers of the dtype's width) -> their values."""
+    """Converts raw elements (unsigned integers of the dtype's width) to float64."""
     return to_float32(raw, dtype).astype(np.float64) if dtype == "BF16" else view(raw, dtype).astype(np.float64)
 
 
 def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Raw elements -> float32, exactly for all but F64."""
+    """Converts raw elements to float32, exactly for all dtypes but F64."""
     if dtype == "BF16":
         return np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
     return view(raw, dtype).astype(np.float32)
 
 
 def view(raw: np.ndarray, dtype: str) -> np.ndarray:
-    kinds = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
-    if dtype not in kinds:
-        raise MergeError(f"A tensor of dtype {dtype} cannot be averaged or converted: its values are no floats.")
-    return raw.view(kinds[dtype])
+    """Reinterprets raw elements of F16, F32 or F64 as numbers.
+
+    Raises:
+        MergeError: for other dtypes.
+    """
+    numpy_dtypes = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+    if dtype not in numpy_dtypes:
+        raise MergeError(f"Cannot average or convert a tensor of dtype {dtype}. Use a floating-point checkpoint.")
+    return raw.view(numpy_dtypes[dtype])
 
 
 def from_float(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 or float64 values -> raw elements of the dtype, to nearest, ties to even, in one rounding."""
+    """Converts float32 or float64 values to raw elements of the dtype: one rounding to nearest, ties to even."""
     if dtype != "BF16":
-        kinds = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+        numpy_dtypes = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
         with np.errstate(over="ignore"):
-            return values.astype(kinds[dtype]).view(f"<u{np.dtype(kinds[dtype]).itemsize}")
+            return values.astype(numpy_dtypes[dtype]).view(f"<u{np.dtype(numpy_dtypes[dtype]).itemsize}")
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     bits = single.view(np.uint32)
     if values.dtype == np.float64:
-        # A float32 that lies on a tie of bf16 where the float64 does not would be rounded a second time, wrongly.
+        # If the float32 value is on a tie of bf16 but the float64 value is not, rounding twice would go wrong.
         tie = np.flatnonzero((bits & 0xFFFF) == 0x8000)
         if len(tie):
             rest = np.abs(values[tie]) - np.abs(single[tie].astype(np.float64))
@@ -47,12 +52,12 @@ def from_float(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def bf16_from_bits(bits: np.ndarray) -> np.ndarray:
-    """Bits of finite float32 values -> raw bf16, to nearest, ties to even. Overwrites nothing."""
+    """Rounds the bits of finite float32 values to raw bf16, to nearest, ties to even."""
     return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
 
 
 def mean_float64(raws: list[np.ndarray], dtypes: list[str], weights: list[float], out: str) -> np.ndarray:
-    """sum_e w_e x_e in float64, rounded once: the reference, and the way for all but equal weights in bf16."""
+    """sum_e w_e x_e in float64, rounded once. The reference for the faster functions below."""
     total = to_float64(raws[0], dtypes[0]) * weights[0]
     for raw, dtype, weight in zip(raws[1:], dtypes[1:], weights[1:], strict=True):
         total += to_float64(raw, dtype) * weight
@@ -60,7 +65,7 @@ def mean_float64(raws: list[np.ndarray], dtypes: list[str], weights: list[float]
 
 
 def mean_equal(raws: list[np.ndarray], dtypes: list[str], out: str) -> np.ndarray:
-    """The mean of E tensors with equal weights: the float64 mean rounded once, in float32 where that is proven equal."""
+    """The mean of E tensors: the float64 mean rounded once, computed in float32 where that is exactly equal."""
     if out == "BF16" and all(dtype == "BF16" for dtype in dtypes):
         return mean_bf16(raws)
     total = to_float64(raws[0], dtypes[0])
@@ -70,15 +75,15 @@ def mean_equal(raws: list[np.ndarray], dtypes: list[str], out: str) -> np.ndarra
 
 
 def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:
-    """Equal to the float64 mean rounded once, for E raw bf16 tensors of one shape.
+    """The float64 mean rounded once, for E raw bf16 tensors of one shape, computed mostly in float32.
 
-    A sum of E bf16 values is exact in float32 while their exponents lie within 24 - 8 - log2(E) of one another. Its
-    quotient by E is then a tie of bf16 or at least ulp / E away from one, which is more than float32 rounds it by: it is
-    never taken for a tie that it is not, and rounding it to bf16 is as if that were the only rounding. The few elements
-    with exponents further apart are done again in float64; so is a block whose sums float32 might not hold.
+    The sum of E bf16 values is exact in float32 if their exponents differ by at most 24 - 8 - log2(E). The sum divided
+    by E is then either a tie of bf16 or at least ulp / E away from one, which is more than the rounding error of
+    float32. So rounding it to bf16 gives the same result as a single rounding. The few elements whose exponents differ
+    more are computed again in float64, and so are blocks whose sums could overflow float32.
     """
     experts, count = len(raws), len(raws[0])
-    headroom = (experts - 1).bit_length()  # a sum of E is at most so many powers of two larger
+    headroom = (experts - 1).bit_length()  # powers of two by which a sum of E values can be larger
     total = np.left_shift(raws[0], 16, dtype=np.uint32).view(np.float32)
     largest = raws[0] & np.uint16(0x7FFF)
     smallest = largest.copy()
@@ -96,7 +101,7 @@ def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:
     bits = total.view(np.uint32)
     np.subtract(largest, smallest, out=largest)
     mean = bf16_from_bits(bits)
-    again = np.flatnonzero(largest >= (24 - 8 - headroom) << 7)
-    if len(again):
-        mean[again] = from_float(sum(to_float64(raw[again], "BF16") for raw in raws) / experts, "BF16")
+    inexact = np.flatnonzero(largest >= (24 - 8 - headroom) << 7)
+    if len(inexact):
+        mean[inexact] = from_float(sum(to_float64(raw[inexact], "BF16") for raw in raws) / experts, "BF16")
     return mean

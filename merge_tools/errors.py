@@ -1,30 +1,35 @@
-"""What a person can mend is a MergeError: one message, no traceback on the command line."""
+"""MergeError, which carries one message for the user, and helpers that format messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class MergeError(ValueError):
-    """Something in the recipe, the sources or the place to write to; the message says what and how it is mended."""
+    """An error in the recipe, a source or the output path. The message states what is wrong and how to fix it."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean "x"?' for the known name that is nearest, else the list of all."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(known)}."
+    return f" Did you mean {close[0]!r}?" if close else f" Choose from: {', '.join(known)}."
 
 
-def reason(error: Exception) -> str:
-    """What went wrong, in one short line."""
+def short_reason(error: Exception) -> str:
+    """The message of an exception on one line of at most 120 characters."""
     text = " ".join((str(error) if isinstance(error, ValueError | OSError) else repr(error)).split())
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def size(count: float) -> str:
-    """Bytes as people read them: 7.30 GB."""
+def format_size(count: float) -> str:
+    """Bytes with a unit: 7.30 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+
+
+def join_names(names: list[str], limit: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

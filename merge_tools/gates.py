@@ -1,7 +1,7 @@
-"""What a router knows before it is trained: noise, nothing, or the vectors that its experts' texts bring to it.
+"""Initial gates of routers: random, zero, or computed from texts of each expert.
 
-Gate of expert e: row e of (E, d). For `hidden` it is the mean, over e's prompts, of the vector that the router will
-really see: the input of the module it routes, behind the norm, padding left out.
+A gate is a matrix `(E, d)` with one row per expert. With `gate_mode: hidden`, row e is the mean of the router's input
+over expert e's prompts, i.e. of the input of the routed module after the norm, without padding.
 """
 
 import json
@@ -10,34 +10,35 @@ from pathlib import Path
 
 import numpy as np
 
+from .checkpoints import Source
 from .errors import MergeError
-from .llama import LlamaShape, RoutedPart, gated_parts
+from .llama_layout import LlamaShape, RoutedPart, gated_parts
 from .recipe import ExpertRecipe, Recipe
-from .sources import Source
 
-STD = 0.02  # N(0, 1) would give logits of the size of sqrt(d), and a router that is sure of nothing it knows
-SAMPLES = 256  # rows of an expert's cluster that its centroid is measured on
-PROMPTS_SHOWN = 2  # of each expert, in the model card
+GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an untrained router overconfident
+MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from
+CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
 BATCH_TOKENS = 4096
 
 
 @dataclass
 class Gates:
-    """Gate's name -> (E, d) float32, and for the record what was seen while they were made."""
+    """`values`: name of a gate -> `(E, d)`, float32. `info`: how they were made, for the merge record."""
 
     values: dict[str, np.ndarray]
     info: dict = field(default_factory=dict)
 
 
 def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gates:
-    """The gates of a recipe.
+    """Makes the gates of a recipe.
 
     Args:
-        base: the model that is run over prompts or samples, where the mode needs it.
-        low_memory: one layer in memory at a time, instead of the whole model.
+        recipe: the recipe.
+        base: the model that is run on prompts or samples, if the mode needs it.
+        low_memory: runs the base with one layer in memory at a time.
     """
-    shape = LlamaShape.of(base.config)
+    shape = LlamaShape.from_config(base.config)
     parts = gated_parts(recipe, shape.layers)
     count = len(recipe.experts)
     mode = recipe.gate_mode
@@ -48,34 +49,42 @@ def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gat
             p.gate: np.stack([random_row(recipe.seed, p, e, p.input_size(shape)) for e in range(count)]) for p in parts
         }
         return Gates(values, {"mode": mode})
-    groups = [texts_of(recipe, expert) for expert in recipe.experts]
-    return measured(recipe, base, parts, groups, low_memory)
+    groups = [prompts_for(recipe, expert) for expert in recipe.experts]
+    return gates_from_texts(recipe, base, parts, groups, low_memory)
 
 
 def random_row(seed: int, part: RoutedPart, expert: int, width: int) -> np.ndarray:
-    """N(0, 0.02), by router and expert: a further expert leaves the rows of the others as they are."""
+    """A row from N(0, 0.02), seeded by router and expert, so adding an expert does not change the other rows."""
     key = [seed, part.layer, *part.part.encode(), expert]
-    return (np.random.default_rng(key).standard_normal(width) * STD).astype(np.float32)
+    return (np.random.default_rng(key).standard_normal(width) * GATE_STD).astype(np.float32)
 
 
-def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
-    """(texts that belong to the expert, texts that do not)."""
+def prompts_for(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
+    """The texts of an expert, and the texts that do not belong to it."""
     if recipe.gate_mode == "centroid":
         return read_samples(Path(expert.samples), recipe.seed), []
     return expert.positive_prompts, expert.negative_prompts
 
 
-def read_samples(path: Path, seed: int, count: int = SAMPLES) -> list[str]:
-    """Texts of a .txt (one per line) or .jsonl file (`text`, `prompt`, or `term` and `context`); `count` drawn at random.
+def read_samples(path: Path, seed: int, count: int = MAX_SAMPLES) -> list[str]:
+    """Reads a .txt file (one text per line) or a .jsonl file (`text`, `prompt`, or `term` and `context`).
 
-    Lines end at line feeds alone: other separators of Unicode occur inside texts.
+    Lines end at line feeds only, because texts can contain other Unicode line separators.
+
+    Args:
+        path: the file.
+        seed: seed of the selection.
+        count: maximum number of texts; if there are more, some are selected at random.
+
+    Raises:
+        MergeError: if the file is missing, not UTF-8, empty, or has rows without text.
     """
     if not path.is_file():
-        raise MergeError(f"There is no file of samples {str(path)!r}.")
+        raise MergeError(f"samples={str(path)!r} does not exist.")
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it.") from error
+        raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it to UTF-8.") from error
     texts = []
     for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line.strip():
@@ -85,36 +94,44 @@ def read_samples(path: Path, seed: int, count: int = SAMPLES) -> list[str]:
                 row = json.loads(line)
                 line = row.get("text") or row.get("prompt") or definition_prompt(row["term"], row["context"])
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise MergeError(f"{path}, line {number}: no row with text, prompt, or term and context.") from error
+                raise MergeError(f"{path}, line {number} needs text, prompt, or term and context.") from error
         texts.append(line)
     if not texts:
-        raise MergeError(f"{path} holds no samples.")
+        raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")
     if len(texts) > count:
-        chosen = np.random.default_rng(seed).choice(len(texts), count, replace=False)
-        texts = [texts[i] for i in sorted(chosen)]
+        indices = np.random.default_rng(seed).choice(len(texts), count, replace=False)
+        texts = [texts[i] for i in sorted(indices)]
     return texts
 
 
 def definition_prompt(term: str, context: str) -> str:
-    """LM-Lexicon's prompt, without the special tokens, which are the tokenizer's."""
+    """LM-Lexicon's prompt without special tokens, which the tokenizer adds."""
     return f'"{context}" What is the definition of "{term}"?'
 
 
-def measured(
+def gates_from_texts(
     recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]], low_memory: bool
 ) -> Gates:
-    """Gates from texts, by one run of the base model over all of them."""
+    """Computes gates from texts in one run of the base model.
+
+    Args:
+        recipe: the recipe.
+        base: the model that is run.
+        parts: the routers.
+        groups: one pair (positive texts, negative texts) per expert.
+        low_memory: runs the base with one layer in memory at a time.
+    """
     tokens = tokenize(base, [text for pair in groups for texts in pair for text in texts])
     if recipe.gate_mode == "cheap_embed":
         means = mean_embeddings(base, parts, tokens)
     else:
         means = mean_inputs(base, parts, tokens, low_memory)
-    values, at = {}, 0
+    values, start = {}, 0
     spans = []
     for positive, negative in groups:
-        spans.append((at, at + len(positive), at + len(positive) + len(negative)))
-        at = spans[-1][2]
-    # a sample's rows count by their tokens, a prompt counts as one
+        spans.append((start, start + len(positive), start + len(positive) + len(negative)))
+        start = spans[-1][2]
+    # samples are weighted by their number of tokens, prompts equally
     weights = np.array([len(t) if recipe.gate_mode == "centroid" else 1 for t in tokens], np.float64)
     for part in parts:
         rows = []
@@ -124,32 +141,37 @@ def measured(
                 row = row - np.average(means[part.gate][middle:stop], axis=0, weights=weights[middle:stop])
             rows.append(row)
         values[part.gate] = np.stack(rows).astype(np.float32)
-    shown = []
+    previews = []
     for (positive, _), (start, _, _) in zip(groups, spans, strict=True):
-        for offset, text in enumerate(positive[:PROMPTS_SHOWN]):
-            shown.append((shorten(text), {p.gate: means[p.gate][start + offset] for p in parts}))
-    info = {"mode": recipe.gate_mode, "model": base.given, "experts": recipe.names}
-    if shown:
-        info["prompts"] = first_choices(values, shown)
+        for offset, text in enumerate(positive[:CARD_PROMPTS]):
+            previews.append((shorten(text), {p.gate: means[p.gate][start + offset] for p in parts}))
+    info = {"mode": recipe.gate_mode, "model": base.origin, "experts": recipe.names}
+    if previews:
+        info["prompts"] = routing_preview(values, previews)
     return Gates(values, info)
 
 
 def shorten(text: str) -> str:
+    """The beginning of a text, at most CARD_WIDTH characters."""
     return text if len(text) <= CARD_WIDTH else text[: CARD_WIDTH - 1] + "…"
 
 
-def first_choices(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[str, np.ndarray]]]) -> list[dict]:
-    """For each prompt the share of routers that put its mean vector to each expert."""
+def routing_preview(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[str, np.ndarray]]]) -> list[dict]:
+    """For each prompt, the share of routers that select each expert for its mean vector."""
     rows = []
     for text, vectors in prompts:
-        chosen = [int(np.argmax(gates[name] @ vector)) for name, vector in vectors.items()]
+        selected = [int(np.argmax(gates[name] @ vector)) for name, vector in vectors.items()]
         count = len(next(iter(gates.values())))
-        rows.append({"prompt": text, "shares": [round(chosen.count(e) / len(chosen), 4) for e in range(count)]})
+        rows.append({"prompt": text, "shares": [round(selected.count(e) / len(selected), 4) for e in range(count)]})
     return rows
 
 
 def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text, special tokens as the base's tokenizer adds them; none cut."""
+    """Token ids of each text with the special tokens of the base's tokenizer, without truncation.
+
+    Raises:
+        MergeError: if the base has no tokenizer, or a text is empty or too long.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -159,32 +181,33 @@ def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
             tokenizer = AutoTokenizer.from_pretrained(base.checkpoint.folder)
         except (OSError, ValueError) as error:
             raise MergeError(
-                f"Gates from texts need a tokenizer, and {base.name} ({base.given}) brings none that opens. Give a "
-                "base_model with its tokenizer, or use gate_mode: random."
+                f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set "
+                "base_model to a model with a tokenizer, or use gate_mode: random."
             ) from error
     longest = base.config.get("max_position_embeddings") or 2048
     tokens = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
     for text, ids in zip(texts, tokens, strict=True):
         if not ids:
-            raise MergeError("A prompt is empty: it says nothing about its expert. Remove it.")
+            raise MergeError("A prompt has no tokens. Remove it, or use a longer text.")
         if len(ids) > longest:
             raise MergeError(
-                f"The prompt {shorten(text)!r} has {len(ids)} tokens, and the model reads {longest}. Shorten it."
+                f"The prompt {shorten(text)!r} has {len(ids)} tokens; the model supports {longest}. Shorten it."
             )
     return tokens
 
 
 def mean_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int]]) -> dict[str, np.ndarray]:
-    """The same for every router: the mean of a text's token embeddings."""
+    """The mean of each text's token embeddings `(texts, d)`, the same for every router."""
     import torch
 
-    from .dense import embed
+    from .llama_runtime import embed
 
-    shape = LlamaShape.of(base.config)
+    shape = LlamaShape.from_config(base.config)
     for part in parts:
         if part.input_size(shape) != shape.hidden_size:
             raise MergeError(
-                f"gate_mode: cheap_embed has no vectors for {part.part}, which reads no hidden states. Use hidden."
+                f"gate_mode: cheap_embed does not support {part.part}, whose input is not a hidden state. Use "
+                "gate_mode: hidden."
             )
     means = np.stack([embed(base, torch.tensor([ids]))[0].double().mean(0).numpy() for ids in tokens])
     return {part.gate: means for part in parts}
@@ -193,17 +216,17 @@ def mean_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int
 def mean_inputs(
     base: Source, parts: list[RoutedPart], tokens: list[list[int]], low_memory: bool
 ) -> dict[str, np.ndarray]:
-    """The mean vector that each text brings to each router: gate's name -> (texts, d)."""
+    """The mean input of each router for each text: name of the gate -> `(texts, d)`."""
     import torch
 
-    from .dense import layers_one_by_one, load_dense
+    from .llama_runtime import layers_one_by_one, load_dense
 
     batches = in_batches(tokens)
     inputs = [pad([tokens[i] for i in batch]) for batch in batches]
     sums: dict[str, list] = {part.gate: [] for part in parts}
-    current: list[torch.Tensor] = []  # the mask of the batch that runs
+    current: list[torch.Tensor] = []  # the mask of the running batch
 
-    def listen(module: torch.nn.Module, gate: str):
+    def add_hook(module: torch.nn.Module, gate: str):
         def hook(_, args, kwargs):
             x = (args[0] if args else next(iter(kwargs.values()))).double()
             mask = current[0][..., None].double()
@@ -213,16 +236,16 @@ def mean_inputs(
 
     with torch.no_grad():
         if low_memory:
-            for number, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in inputs])):
+            for index, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in inputs])):
                 masks = iter([mask for _, mask in inputs])
                 layer.register_forward_pre_hook(lambda *_, masks=masks: current.__setitem__(slice(None), [next(masks)]))
                 for part in parts:
-                    if part.layer == number:
-                        listen(layer.get_submodule(part.module.split(".", 3)[3]), part.gate)
+                    if part.layer == index:
+                        add_hook(layer.get_submodule(part.module.split(".", 3)[3]), part.gate)
         else:
             model = load_dense(base)
             for part in parts:
-                listen(model.get_submodule(part.module), part.gate)
+                add_hook(model.get_submodule(part.module), part.gate)
             for ids, mask in inputs:
                 current[:] = [mask]
                 model.model(input_ids=ids, attention_mask=mask, use_cache=False)
@@ -231,7 +254,7 @@ def mean_inputs(
 
 
 def in_batches(tokens: list[list[int]]) -> list[list[int]]:
-    """Indices of texts, those of like length together, at most BATCH_TOKENS a batch with its padding."""
+    """Batches of text indices: texts of similar length, at most BATCH_TOKENS per batch including padding."""
     batches: list[list[int]] = []
     for i in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
         if not batches or (len(batches[-1]) + 1) * len(tokens[i]) > BATCH_TOKENS:
@@ -241,7 +264,7 @@ def in_batches(tokens: list[list[int]]) -> list[list[int]]:
 
 
 def pad(rows: list[list[int]]):
-    """-> ids and mask, (B, T), padded on the right, where causal attention does not see it."""
+    """Pads on the right, where causal attention ignores it. Returns ids and mask, each `(B, T)`."""
     import torch
 
     width = max(len(row) for row in rows)

@@ -1,4 +1,4 @@
-"""Which expert takes which token, layer by layer: measured, as a table, and as a picture."""
+"""Which experts a mixture selects for each token, as data and as a heat map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from .checkpoints import read_json
 from .errors import MergeError
-from .records import RECORD, read_record
-from .sources import read_json
+from .provenance import RECORD, read_record
 from .tokenizers import tokenizer_file
 
 
 @dataclass
 class Routing:
-    """One text's way through a mixture.
+    """The experts that a mixture selects for one text.
 
     Attributes:
-        tokens: the text's T tokens, as the tokenizer writes them.
-        routers: a name for each of the R routers, such as "layer 3" or "layer 3 q_proj".
-        experts: (R, T, k) the experts each token chose, heaviest first; for policies that choose for a whole sequence
-            the same at every token.
-        weights: (R, T, k) their weights.
+        text: the text.
+        tokens: its T tokens.
+        routers: names of the R routers, such as "layer 3" or "layer 3 q_proj".
+        experts: `(R, T, k)`, the selected experts by decreasing weight; equal for all tokens if the policy routes whole
+            sequences.
+        weights: `(R, T, k)`, their weights.
+        names: names of the E experts.
     """
 
     text: str
@@ -33,13 +35,14 @@ class Routing:
     names: list[str]
 
     def load(self) -> np.ndarray:
-        """(R, E) each router's weight on each expert, as a share: rows sum to 1."""
+        """Each router's share of weight on each expert, `(R, E)`; rows sum to 1."""
         load = np.zeros((len(self.routers), len(self.names)))
         for e in range(len(self.names)):
             load[:, e] = (self.weights * (self.experts == e)).sum((1, 2))
         return load / np.maximum(load.sum(1, keepdims=True), 1e-12)
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable values."""
         return {
             "text": self.text,
             "tokens": self.tokens,
@@ -51,27 +54,31 @@ class Routing:
 
 
 def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None) -> list[Routing]:
-    """Reads texts with a mixture and tells where each token went.
+    """Runs a mixture on texts and returns the experts that it selects.
 
     Args:
-        domain: the expert's name, for a mixture with the domain policy.
+        folder: the mixture.
+        texts: the texts.
+        domain: name of the expert, for a mixture with the domain policy.
 
     Raises:
-        MergeError: when there is nothing to read, or the folder is no mixture that opens.
+        MergeError: if a text is empty or too long, or the folder is not a mixture.
     """
     import torch
 
     if not texts or not all(text.strip() for text in texts):
-        raise MergeError("There is no text to route. Give some with --text.")
+        raise MergeError("A text is empty. Give at least one non-empty text (--text).")
     model, tokenizer = open_mixture(Path(folder).expanduser())
     config = model.config
     names = expert_names(Path(folder).expanduser(), config.num_local_experts)
     options = {}
     if domain is not None:
         if policy_of(config) != "domain":
-            raise MergeError(f"This mixture routes by {policy_of(config)}: no expert can be named for a whole text.")
+            raise MergeError(
+                f"domain={domain!r} needs routing_policy domain, but this mixture has {policy_of(config)}. Leave it out."
+            )
         if domain not in names:
-            raise MergeError(f"There is no expert {domain!r}. The experts: {', '.join(names)}.")
+            raise MergeError(f"The mixture has no expert {domain!r}. Its experts: {', '.join(names)}.")
         options["domain_ids"] = torch.tensor([names.index(domain)])
     routings = []
     for text in texts:
@@ -79,7 +86,7 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
         length = inputs["input_ids"].shape[1]
         if length > config.max_position_embeddings:
             raise MergeError(
-                f"The text has {length} tokens, and the model reads {config.max_position_embeddings}. Shorten it."
+                f"A text has {length} tokens; the model supports {config.max_position_embeddings}. Shorten it."
             )
         with torch.no_grad():
             try:
@@ -87,39 +94,46 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
             except ValueError as error:
                 raise MergeError(str(error)) from error
         tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-        experts, weights = choices(config, outputs, length)
+        experts, weights = selected_experts(config, outputs, length)
         routings.append(Routing(text, tokens, router_names(config), experts, weights, names))
     return routings
 
 
 def open_mixture(folder: Path):
-    """-> (model in eval mode, its tokenizer)."""
+    """Opens the model in eval mode, and its tokenizer.
+
+    Raises:
+        MergeError: if the folder is not a mixture with a tokenizer.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import modeling_lexicon  # noqa: F401  (registers the class for mixtures that are no Mixtral)
+    import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
     if not folder.is_dir():
-        raise MergeError(f"There is no folder {str(folder)!r}.")
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind not in ("mixtral", "lexicon"):
-        raise MergeError(f"{folder} holds a model of the type {kind!r}, which has no routers.")
+        raise MergeError(f"Folder {str(folder)!r} does not exist.")
+    model_type = read_json(folder / "config.json").get("model_type")
+    if model_type not in ("mixtral", "lexicon"):
+        raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture (mixtral or lexicon).")
     if tokenizer_file(folder) is None:
-        raise MergeError(f"{folder} holds no tokenizer: a text cannot be read. Save one there.")
+        raise MergeError(f"{folder} has no tokenizer. Save one there.")
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def policy_of(config) -> str:
+    """The routing policy of a model's configuration."""
     return getattr(config, "routing_policy", "token")
 
 
 def expert_names(folder: Path, count: int) -> list[str]:
+    """The names in the merge record, or "expert 0", ... without one."""
     if (folder / RECORD).is_file():
         return [expert["name"] for expert in read_record(folder)["experts"]]
     return [f"expert {e}" for e in range(count)]
 
 
 def router_names(config) -> list[str]:
-    from .llama import routed_parts
+    """One name per router."""
+    from .llama_layout import routed_parts
 
     if policy_of(config) == "domain":
         return ["all layers"]
@@ -128,15 +142,15 @@ def router_names(config) -> list[str]:
     return [f"layer {p.layer}" if p.part == "mlp" else f"layer {p.layer} {p.part}" for p in parts]
 
 
-def choices(config, outputs, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a model said of one text with T tokens -> experts and weights (R, T, k), heaviest first."""
-    if policy_of(config) == "domain":  # there may be no gate, and so no logits
+def selected_experts(config, outputs, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Experts and weights `(R, T, k)` by decreasing weight, from the model's outputs for one text of T tokens."""
+    if policy_of(config) == "domain":  # without a gate there are no logits
         experts = outputs.expert_index[0].reshape(1, 1, 1).expand(1, length, 1).numpy()
         return experts, np.ones(experts.shape, np.float32)
     k = {"token": config.num_experts_per_tok, "sequence_soft": config.num_local_experts}.get(policy_of(config), 1)
     experts, weights = [], []
     for logits in outputs.router_logits:
-        logits = logits.float().reshape(-1, logits.shape[-1])  # (T, E), or (1, E) for the whole text
+        logits = logits.float().reshape(-1, logits.shape[-1])  # (T, E), or (1, E) if the whole sequence is routed
         top, index = logits.topk(k, dim=-1)
         experts.append(index.expand(length, k).numpy())
         weights.append(top.softmax(-1).expand(length, k).numpy())
@@ -144,11 +158,16 @@ def choices(config, outputs, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plot(routings: Sequence[Routing], path: str | Path):
-    """A picture, one panel a text: a router a row, a token a column, coloured by the first expert, paler where its
-    weight is smaller.
+    """Draws a heat map: one panel per text, one row per router, one column per token.
+
+    The colour shows the expert with the largest weight; it is paler for smaller weights.
+
+    Args:
+        routings: results of `route`.
+        path: image file.
 
     Raises:
-        ImportError: without matplotlib.
+        ImportError: if matplotlib is not installed.
     """
     try:
         from matplotlib.colors import to_rgb
@@ -179,5 +198,5 @@ def plot(routings: Sequence[Routing], path: str | Path):
 
 
 def printable(token: str) -> str:
-    """A token as people read it: the signs that tokenizers use for spaces become a low bar."""
+    """A token with tokenizers' markers for spaces replaced by an underscore."""
     return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n").replace("$", r"\$")

@@ -1,6 +1,6 @@
-"""safetensors files as byte ranges: headers, copies by the kernel, and the look for values that are not numbers.
+"""safetensors files as byte ranges: headers, copies inside the kernel, hashes, and scans for NaN and infinity.
 
-Nothing here holds a tensor whole: what is read is read in blocks, and what can be copied never enters the process.
+No function holds a whole tensor in memory: data is read in blocks, or copied without entering the process.
 """
 
 import errno
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import MergeError, reason, size
+from .errors import MergeError, format_size, short_reason
 
-BLOCK = 1 << 20  # bytes: a core's cache holds a block from its reading through its hashing to the look at its values
+BLOCK = 1 << 20  # bytes: a block stays in a core's cache while it is read, hashed and scanned
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST_HEADER = 100_000_000  # bytes, as the reference implementation has it
+LARGEST_HEADER = 100_000_000  # bytes, as in the reference implementation
 LFS_START = b"version "
 FLOATS = {name: code for code, name in TORCH_NAMES.items()}
 EXPONENTS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000), "F64": ("<u8", 0x7FF << 52)}
@@ -28,7 +28,7 @@ EXPONENTS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in a safetensors file: its place there in bytes, its dtype by safetensors' name, its shape."""
+    """One tensor in a safetensors file: its byte range, its dtype (safetensors' name) and its shape."""
 
     name: str
     file: Path
@@ -39,14 +39,15 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return self.stop - self.start
 
 
 def read_header(file: Path) -> list[TensorEntry]:
-    """All tensors of a safetensors file, in the order of their bytes, which fill the file without a gap.
+    """All tensors of a safetensors file in the order of their bytes, which must fill the file without gaps.
 
     Raises:
-        MergeError: naming the file, when it is cut short, or its header is not one.
+        MergeError: if the file is truncated or its header is invalid. The message names the file.
     """
     again = f"Copy or download {file.name} again."
     try:
@@ -54,62 +55,70 @@ def read_header(file: Path) -> list[TensorEntry]:
             length = os.fstat(handle.fileno()).st_size
             start = handle.read(8)
             if start == LFS_START:
-                raise MergeError(f"{file} is a pointer to a file that Git LFS has not fetched. Run: git lfs pull")
+                raise MergeError(f"{file} is a Git LFS pointer. Download the file itself with: git lfs pull")
             if len(start) < 8:
-                raise MergeError(f"{file} holds {length} bytes, fewer than a safetensors header. {again}")
+                raise MergeError(f"{file} has {length} bytes, fewer than a safetensors header. {again}")
             (header_bytes,) = struct.unpack("<Q", start)
             if header_bytes > min(length - 8, LARGEST_HEADER):
                 raise MergeError(
-                    f"{file} is no safetensors file, or is cut short: its header should take {size(header_bytes)}, and "
-                    f"the whole file holds {size(length)}. {again}"
+                    f"{file} is truncated or not a safetensors file: it has {format_size(length)}, but should have a "
+                    f"header of {format_size(header_bytes)}. {again}"
                 )
             header = json.loads(handle.read(header_bytes))
         header.pop("__metadata__", None)
-        entries = [entry_of(file, name, tensor, 8 + header_bytes) for name, tensor in header.items()]
+        entries = [parse_entry(file, name, tensor, 8 + header_bytes) for name, tensor in header.items()]
     except OSError as error:
         raise MergeError(f"{file} cannot be read: {error.strerror or error}.") from error
     except MergeError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MergeError(f"{file} has a header that cannot be read ({reason(error)}). {again}") from error
+        raise MergeError(f"{file} has an invalid header ({short_reason(error)}). {again}") from error
     entries.sort(key=lambda entry: (entry.start, entry.stop))
     for entry in entries:
         if entry.dtype not in DTYPE_BYTES:
             raise MergeError(
-                f"{file}: tensor {entry.name!r} has the dtype {entry.dtype}, which cannot be merged. Save the model in "
-                "bfloat16, float16 or float32 first."
+                f"{file}: tensor {entry.name!r} has dtype {entry.dtype}, which is not supported. Save the model in "
+                "bfloat16, float16 or float32."
             )
         if entry.nbytes != DTYPE_BYTES[entry.dtype] * math.prod(entry.shape):
             raise MergeError(
-                f"{file}: tensor {entry.name!r} of shape {list(entry.shape)} and dtype {entry.dtype} takes "
-                f"{entry.nbytes} bytes, which do not fit. {again}"
+                f"{file}: tensor {entry.name!r} of shape {list(entry.shape)} and dtype {entry.dtype} has "
+                f"{entry.nbytes} bytes, which do not match. {again}"
             )
-    at = 8 + header_bytes
+    position = 8 + header_bytes
     for entry in entries:
-        if entry.start != at:
-            raise MergeError(f"{file}: tensor {entry.name!r} does not begin where the one before it ends. {again}")
-        at = entry.stop
-    if at > length:
+        if entry.start != position:
+            raise MergeError(f"{file}: tensor {entry.name!r} does not start where the previous one ends. {again}")
+        position = entry.stop
+    if position > length:
         raise MergeError(
-            f"{file} is cut short: it holds {size(length)} of {size(at)}, and {entries[-1].name!r} is missing bytes. "
-            f"{again}"
+            f"{file} is truncated: it has {format_size(length)} of {format_size(position)}; the end of "
+            f"{entries[-1].name!r} is missing. {again}"
         )
-    if at < length:
-        raise MergeError(f"{file} holds {length - at:,} bytes more than its header speaks of. {again}")
+    if position < length:
+        raise MergeError(f"{file} has {length - position:,} bytes more than its header describes. {again}")
     return entries
 
 
-def entry_of(file: Path, name: str, tensor: dict, begin: int) -> TensorEntry:
-    """A tensor as the header describes it; ValueError for what no writer would say."""
+def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorEntry:
+    """One tensor of a header.
+
+    Raises:
+        ValueError: if its values are invalid.
+    """
     dtype, shape, (start, stop) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
     numbers = [*shape, start, stop]
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
         raise ValueError(f"{name!r}: {tensor}")
-    return TensorEntry(name, file, dtype, tuple(shape), begin + start, begin + stop)
+    return TensorEntry(name, file, dtype, tuple(shape), data_start + start, data_start + stop)
 
 
 def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:
-    """[(name, dtype, shape)] -> the header's bytes, and where each tensor starts in the file."""
+    """Builds a header from `[(name, dtype, shape)]`.
+
+    Returns:
+        The bytes of the header, and the offset of each tensor in the file.
+    """
     offset, offsets, header = 0, [], {"__metadata__": {"format": "pt"}}
     for name, dtype, shape in tensors:
         count = DTYPE_BYTES[dtype] * math.prod(shape)
@@ -117,29 +126,31 @@ def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes,
         offsets.append(offset)
         offset += count
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 64)  # data starts at a multiple of 8, as readers expect
+    text += b" " * (-len(text) % 64)  # aligns the data
     prefix = struct.pack("<Q", len(text)) + text
     return prefix, [len(prefix) + start for start in offsets]
 
 
 def read_blocks(entry: TensorEntry, elements: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-    """The raw elements from `start` to `stop` of a tensor, as unsigned integers of its width, `elements` at a time."""
+    """Yields the raw elements `start` to `stop` of a tensor as unsigned integers of its width, `elements` at a time."""
     width = DTYPE_BYTES[entry.dtype]
-    kind = np.dtype(f"<u{width}")
+    width_dtype = np.dtype(f"<u{width}")
     stop = entry.nbytes // width if stop is None else stop
     with open(entry.file, "rb", buffering=0) as handle:
-        for at in range(start, stop, elements):
-            count = min(elements, stop - at)
-            raw = os.pread(handle.fileno(), count * width, entry.start + at * width)
+        for first in range(start, stop, elements):
+            count = min(elements, stop - first)
+            raw = os.pread(handle.fileno(), count * width, entry.start + first * width)
             if len(raw) < count * width:
-                raise MergeError(f"{entry.file} became shorter while {entry.name!r} was read.")
-            yield np.frombuffer(raw, dtype=kind)
+                raise MergeError(
+                    f"{entry.file} was truncated while {entry.name!r} was read. Restore it and start again."
+                )
+            yield np.frombuffer(raw, dtype=width_dtype)
 
 
-def nonfinite(raw: np.ndarray, dtype: str) -> bool:
-    """Whether a block of raw elements holds NaN or an infinity, whose exponents are ones only.
+def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
+    """Whether a block of raw elements holds NaN or infinity, i.e. an exponent whose bits are all 1.
 
-    Read as integers with a sign, these are the largest positive numbers; without one, the largest of all.
+    As signed integers these are the largest positive numbers; as unsigned integers the largest numbers.
     """
     if not len(raw):
         return False
@@ -149,10 +160,10 @@ def nonfinite(raw: np.ndarray, dtype: str) -> bool:
 
 
 def copy_range(source: int, start: int, count: int, target: int, offset: int, tick: Callable[[int], None]) -> None:
-    """Copies bytes between open files without bringing them into the process, where the system can.
+    """Copies bytes between open files, inside the kernel if the system supports it.
 
     Raises:
-        EOFError: when the source ends too early.
+        EOFError: if the source is too short.
     """
     done, in_kernel = 0, hasattr(os, "copy_file_range")
     while done < count:
@@ -166,15 +177,15 @@ def copy_range(source: int, start: int, count: int, target: int, offset: int, ti
                 in_kernel = False
                 continue
         else:
-            moved = write_all(target, os.pread(source, min(want, BLOCK), start + done), offset + done)
+            moved = pwrite_all(target, os.pread(source, min(want, BLOCK), start + done), offset + done)
         if moved == 0:
             raise EOFError
         done += moved
         tick(moved)
 
 
-def write_all(target: int, data, offset: int) -> int:
-    """Writes all of `data` at `offset`: one call may write less than it was given."""
+def pwrite_all(target: int, data, offset: int) -> int:
+    """Writes all of `data` at `offset`; a single `os.pwrite` may write less."""
     view, done = memoryview(data).cast("B"), 0
     while done < len(view):
         done += os.pwrite(target, view[done:], offset + done)
@@ -182,8 +193,8 @@ def write_all(target: int, data, offset: int) -> int:
 
 
 @dataclass(frozen=True)
-class Audit:
-    """What reading every byte of a source file showed."""
+class ScanResult:
+    """SHA-256 of a file, its size, and the names of tensors with NaN or infinity."""
 
     file: Path
     sha256: str
@@ -191,47 +202,49 @@ class Audit:
     nonfinite: tuple[str, ...]
 
 
-def audit(file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda count: None) -> Audit:
-    """Hashes a file and looks at every floating-point element, in one pass: each block is read once.
+def hash_and_scan(
+    file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda count: None
+) -> ScanResult:
+    """Hashes a file and scans every floating-point element for NaN and infinity, in one pass.
 
-    Read and not mapped, though that costs a copy: a mapped file that somebody cuts short kills the process.
+    The file is read and not memory-mapped: truncating a mapped file kills the process.
     """
-    digest, found, at = hashlib.sha256(), [], 0
+    digest, bad, position = hashlib.sha256(), [], 0
     buffer = memoryview(bytearray(BLOCK))
     with open(file, "rb", buffering=0) as handle:
         length = os.fstat(handle.fileno()).st_size
 
-        def through(stop: int) -> Iterator[memoryview]:
-            nonlocal at
-            while at < stop:
-                block = buffer[: min(BLOCK, stop - at)]
+        def read_until(stop: int) -> Iterator[memoryview]:
+            nonlocal position
+            while position < stop:
+                block = buffer[: min(BLOCK, stop - position)]
                 filled = 0
-                while filled < len(block):  # one call may read less than it was asked for
-                    got = os.preadv(handle.fileno(), [block[filled:]], at + filled)
+                while filled < len(block):  # a single call may read less
+                    got = os.preadv(handle.fileno(), [block[filled:]], position + filled)
                     if got == 0:
-                        raise MergeError(f"{file} became shorter while it was read.")
+                        raise MergeError(f"{file} was truncated while it was read. Restore it and start again.")
                     filled += got
                 digest.update(block)
-                at += len(block)
+                position += len(block)
                 tick(len(block))
                 yield block
 
         for entry in entries:
-            for _ in through(entry.start):
+            for _ in read_until(entry.start):
                 pass
-            for block in through(entry.stop):
-                if entry.dtype not in EXPONENTS or (found and found[-1] == entry.name):
+            for block in read_until(entry.stop):
+                if entry.dtype not in EXPONENTS or (bad and bad[-1] == entry.name):
                     continue
-                if nonfinite(np.frombuffer(block, dtype=EXPONENTS[entry.dtype][0]), entry.dtype):
-                    found.append(entry.name)
-        for _ in through(length):
+                if has_nonfinite(np.frombuffer(block, dtype=EXPONENTS[entry.dtype][0]), entry.dtype):
+                    bad.append(entry.name)
+        for _ in read_until(length):
             pass
-    return Audit(file, digest.hexdigest(), at, tuple(found))
+    return ScanResult(file, digest.hexdigest(), position, tuple(bad))
 
 
-def sampled_nonfinite(entries: list[TensorEntry], blocks: int = 4, block_bytes: int = 1 << 14) -> list[str]:
-    """Names of tensors where a few blocks, spread evenly from the first byte to the last, hold NaN or an infinity."""
-    found = []
+def sample_nonfinite(entries: list[TensorEntry], blocks: int = 4, block_bytes: int = 1 << 14) -> list[str]:
+    """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last byte."""
+    bad = []
     handles: dict[Path, int] = {}
     try:
         for entry in entries:
@@ -239,17 +252,21 @@ def sampled_nonfinite(entries: list[TensorEntry], blocks: int = 4, block_bytes: 
                 continue
             if entry.file not in handles:
                 handles[entry.file] = os.open(entry.file, os.O_RDONLY)
-            kind = np.dtype(EXPONENTS[entry.dtype][0])
+            width_dtype = np.dtype(EXPONENTS[entry.dtype][0])
             span = max(entry.nbytes - block_bytes, 0)
-            for place in sorted(
-                {span * i // max(blocks - 1, 1) // kind.itemsize * kind.itemsize for i in range(blocks)}
-            ):
-                count = min(block_bytes, entry.nbytes - place)
-                raw = os.pread(handles[entry.file], count, entry.start + place)
-                if nonfinite(np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind), entry.dtype):
-                    found.append(entry.name)
+            offsets = {
+                span * i // max(blocks - 1, 1) // width_dtype.itemsize * width_dtype.itemsize for i in range(blocks)
+            }
+            for offset in sorted(offsets):
+                count = min(block_bytes, entry.nbytes - offset)
+                raw = os.pread(handles[entry.file], count, entry.start + offset)
+                if has_nonfinite(
+                    np.frombuffer(raw[: len(raw) // width_dtype.itemsize * width_dtype.itemsize], dtype=width_dtype),
+                    entry.dtype,
+                ):
+                    bad.append(entry.name)
                     break
     finally:
         for handle in handles.values():
             os.close(handle)
-    return found
+    return bad

@@ -1,41 +1,99 @@
-"""Tokenizers compared by their files: token by token, then by their merges and settings."""
+"""Tokenizer files of a source: which there are, how they differ from another's, and which ones a mixture gets."""
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, reason
-from .sources import TOKENIZER_FILES
+from .checkpoints import Source
+from .errors import MergeError, short_reason
 
-# What cuts a text into other tokens, what only puts special tokens around it, and what does neither.
-CUTTING = ("normalizer", "pre_tokenizer")
-AROUND = ("post_processor",)
-HARMLESS = ("decoder", "truncation", "padding")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+class DifferenceKind(Enum):
+    """How two tokenizers differ."""
+
+    TOKENS = "the same ids represent different tokens"
+    MERGES = "the same tokens are merged in a different order"
+    SETTINGS = "the same text is split differently"
+    SUPERSET = "one has more tokens at the end"
+    SPECIAL_TOKENS = "the special tokens around a text differ"
+    DECODER_ONLY = "only decoding, truncation or padding differ"
+
+
+# The keys of tokenizer.json by the kind of difference that they make, the most severe first.
+KEYS = {
+    DifferenceKind.SETTINGS: ("normalizer", "pre_tokenizer"),
+    DifferenceKind.SPECIAL_TOKENS: ("post_processor",),
+    DifferenceKind.DECODER_ONLY: ("decoder", "truncation", "padding"),
+}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a tokenizer differs from the first: `kind` is "tokens", "merges" or "settings" where the same ids mean other
-    texts or the same text gives other ids, "longer" for more tokens at the end, "around" for other special tokens around
-    a text, "harmless"."""
+    """The first difference between two tokenizers; `text` describes it for a message."""
 
-    kind: str
+    kind: DifferenceKind
     text: str
 
 
 def tokenizer_file(folder: Path) -> Path | None:
+    """The file of a folder that holds the vocabulary."""
     for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
     return None
 
 
+def source_tokenizer(source: Source) -> Path | None:
+    """The vocabulary file of a source: an adapter's own, or that of its base."""
+    return tokenizer_file(source.folder) or tokenizer_file(source.checkpoint.folder)
+
+
+def carried_files(folder: Path) -> dict[str, bytes]:
+    """The tokenizer files and generation_config.json of a folder, by name."""
+    names = [*TOKENIZER_FILES, "generation_config.json"]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+
+
+def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
+    """The tokenizer files of a mixture: the base's, or the longest one that extends it (`--allow vocab`).
+
+    generation_config.json, if the base has one, is returned with them.
+    """
+    best = None
+    for source in [base, *experts]:
+        file = source_tokenizer(source)
+        if file is not None and (best is None or extends(best, file)):
+            best = file
+    files = [best.parent / name for name in TOKENIZER_FILES] if best else []
+    contents = {path.name: path.read_bytes() for path in files if path.is_file()}
+    for folder in (base.folder, base.checkpoint.folder):
+        path = folder / "generation_config.json"
+        if path.is_file():
+            contents[path.name] = path.read_bytes()
+            break
+    return contents
+
+
+def extends(first: Path, other: Path) -> bool:
+    """Whether the other tokenizer is the first one with more tokens at its end."""
+    difference = compare(first, other)
+    if difference is None or difference.kind is not DifferenceKind.SUPERSET:
+        return False
+    return len(vocabulary(read_tokenizer(other))) > len(vocabulary(read_tokenizer(first)))
+
+
 def read_tokenizer(file: Path) -> dict[str, Any]:
-    """A tokenizer's JSON.
+    """Reads a tokenizer's JSON.
 
     Raises:
-        MergeError: where it is none, or its tokens and merges cannot be told.
+        MergeError: if the file is not a tokenizer, or has no readable vocabulary and merges.
     """
     try:
         content = json.loads(file.read_bytes())
@@ -43,65 +101,65 @@ def read_tokenizer(file: Path) -> dict[str, Any]:
         merges(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise MergeError(
-            f"{file} is no tokenizer that can be read ({reason(error)}). Copy or download it again."
+            f"{file} is not a readable tokenizer ({short_reason(error)}). Copy or download it again."
         ) from error
     return content
 
 
 def compare(first: Path, other: Path) -> Difference | None:
-    """Two tokenizer files: None where they do the same, else the first thing that differs.
+    """Compares two tokenizer files: None if they are equivalent, otherwise the first difference.
 
     Raises:
-        MergeError: for a file that cannot be read.
+        MergeError: if a file cannot be read.
     """
-    if contents(first) == contents(other):
+    if read_bytes(first) == read_bytes(other):
         return None
     if first.suffix != ".json" or other.suffix != ".json" or first.name != other.name:
-        what = "has other bytes" if first.name == other.name else f"is not comparable with {first.name}"
-        return Difference("tokens", f"{other.name} {what}, and its tokens cannot be held side by side")
+        return Difference(
+            DifferenceKind.TOKENS, f"{first.name} and {other.name} differ and cannot be compared token by token"
+        )
     one, two = read_tokenizer(first), read_tokenizer(other)
     a, b = vocabulary(one), vocabulary(two)
     if a != b:
         return compare_vocabularies(a, b)
-    if merges(one) != merges(two) or (first.name == "vocab.json" and contents(first)[1:] != contents(other)[1:]):
-        return Difference("merges", "the same tokens, joined by other merges")
+    if merges(one) != merges(two) or (first.name == "vocab.json" and read_bytes(first)[1:] != read_bytes(other)[1:]):
+        return Difference(DifferenceKind.MERGES, "same tokens, different merges")
     ours, theirs = model_settings(one), model_settings(two)
     changed = [f"model.{key}" for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
-    for kind, keys in (("settings", CUTTING), ("around", AROUND), ("harmless", HARMLESS)):
+    for kind, keys in KEYS.items():
         changed += [key for key in keys if one.get(key) != two.get(key)]
         if changed:
-            return Difference(kind, f"the same tokens, another {', '.join(changed)}")
+            return Difference(kind, f"same tokens, different {', '.join(changed)}")
     return None
 
 
-def contents(file: Path) -> list[bytes]:
-    """Of the file, and of the merges beside it that older tokenizers keep apart."""
+def read_bytes(file: Path) -> list[bytes]:
+    """The content of the file, and of merges.txt that older tokenizers store next to it."""
     try:
-        apart = file.with_name("merges.txt") if file.name == "vocab.json" else None
-        return [path.read_bytes() for path in (file, apart) if path and path.is_file()]
+        merges_file = file.with_name("merges.txt") if file.name == "vocab.json" else None
+        return [path.read_bytes() for path in (file, merges_file) if path and path.is_file()]
     except OSError as error:
         raise MergeError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
 def compare_vocabularies(a: dict[str, int], b: dict[str, int]) -> Difference:
-    """Two vocabularies that are not equal: one goes on where the other ends, or ids mean other tokens."""
+    """The difference of two unequal vocabularies: one has more tokens at the end, or ids represent other tokens."""
     shared = min(len(a), len(b))
     moved = {token for token, i in a.items() if i < shared and b.get(token) != i}
     moved |= {token for token, i in b.items() if i < shared and a.get(token) != i}
     if not moved and len(a) != len(b):
-        more, fewer = (b, a) if len(b) > len(a) else (a, b)
-        extra = sorted(more.keys() - fewer.keys(), key=more.__getitem__)
+        longer, shorter = (b, a) if len(b) > len(a) else (a, b)
+        extra = sorted(longer.keys() - shorter.keys(), key=longer.__getitem__)
+        tokens = ", ".join(map(repr, extra[:3])) + (", ..." if len(extra) > 3 else "")
         return Difference(
-            "longer", f"{len(extra):,} token{'s' * (len(extra) > 1)} at the end of one only: {shown(extra)}"
+            DifferenceKind.SUPERSET, f"only one has the last {len(extra):,} token{'s' * (len(extra) > 1)}: {tokens}"
         )
     moved = moved or {token for token in {*a, *b} if a.get(token) != b.get(token)}
     token = min(moved, key=lambda t: (min(a.get(t, 1 << 60), b.get(t, 1 << 60)), t))
     ours, theirs = a.get(token, "none"), b.get(token, "none")
-    return Difference("tokens", f"{len(moved):,} tokens differ, the first {token!r}: id {theirs} here, {ours} there")
-
-
-def shown(tokens: list[str]) -> str:
-    return ", ".join(map(repr, tokens[:3])) + (", ..." if len(tokens) > 3 else "")
+    return Difference(
+        DifferenceKind.TOKENS, f"{len(moved):,} tokens differ, the first is {token!r}: id {theirs} instead of {ours}"
+    )
 
 
 def model_of(tokenizer: dict) -> dict[str, Any]:
@@ -111,7 +169,7 @@ def model_of(tokenizer: dict) -> dict[str, Any]:
 
 
 def vocabulary(tokenizer: dict) -> dict[str, int]:
-    """token -> id, added tokens among them."""
+    """Token -> id, with the added tokens."""
     vocab, added = model_of(tokenizer)["vocab"], {}
     if isinstance(vocab, list):  # Unigram: [[token, score], ...]
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
@@ -124,7 +182,7 @@ def vocabulary(tokenizer: dict) -> dict[str, int]:
 
 
 def merges(tokenizer: dict) -> list:
-    """As pairs (newer files hold lists, older ones strings with a space); of a Unigram its scores."""
+    """The merges as pairs (newer files hold lists, older ones strings with a space); the scores of a Unigram model."""
     model = model_of(tokenizer)
     if isinstance(model["vocab"], list):
         return [score for _, score in model["vocab"]]
@@ -135,10 +193,6 @@ def merges(tokenizer: dict) -> list:
 
 
 def model_settings(tokenizer: dict) -> dict[str, Any]:
-    """What else decides how a word is cut, without what is off."""
+    """The other settings that decide how a word is split, without those that are off."""
     model = model_of(tokenizer)
     return {key: value for key, value in model.items() if key not in ("vocab", "merges") and value not in (None, False)}
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]

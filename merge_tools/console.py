@@ -1,4 +1,4 @@
-"""What the command line shows: findings, mixtures and routings as tables, work as bars."""
+"""Renders results of the command line with rich: findings, mixtures, routings, clusters, and progress bars."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,25 +9,20 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from .errors import size
-from .report import LEVELS, Report, folded
+from .errors import format_size
+from .findings import LEVELS, Report, grouped
 from .routing import Routing, printable
-from .writing import Progress
+from .shard_writer import Progress
 
 SIGNS = {"ok": ("green", "ok"), "note": ("cyan", "note"), "warning": ("yellow", "warning"), "error": ("red", "error")}
-NAMES_SHOWN = 2
+MAX_NAMES = 2
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-PHASES = {
-    "read": "reading the sources",
-    "write": "writing the mixture",
-    "sync": "waiting for the disk",
-    "verify": "comparing",
-}
+PHASES = {"read": "reading sources", "write": "writing mixture", "sync": "syncing to disk", "verify": "comparing"}
 
 
 class ProgressBars(Progress):
-    """A bar a phase, with bytes, speed and time left, on the standard error."""
+    """One progress bar per phase, with bytes, speed and remaining time."""
 
     def __init__(self, console: Console):
         columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn())
@@ -35,15 +30,17 @@ class ProgressBars(Progress):
         self.tasks: dict[str, Any] = {}
 
     def start(self, phase: str, total: int):
+        """Adds a bar, or extends the bar of the phase."""
         if phase not in PHASES:
             return
-        if phase in self.tasks:  # a further file of the same phase
+        if phase in self.tasks:  # another file in the same phase
             task = self.bars.tasks[self.tasks[phase]]
             self.bars.update(self.tasks[phase], total=task.total + total)
         else:
             self.tasks[phase] = self.bars.add_task(PHASES[phase], total=total)
 
     def advance(self, phase: str, count: int):
+        """Advances the bar of the phase."""
         if phase in self.tasks:
             self.bars.advance(self.tasks[phase], count)
 
@@ -55,67 +52,70 @@ class ProgressBars(Progress):
         self.bars.stop()
 
 
-def findings(report: Report) -> Table:
-    """The preflight as a table, errors last, where the eye is when it ends; what is said of several is said once."""
+def render_findings(report: Report) -> Table:
+    """The preflight as a table: errors last, equal messages once."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "check", "of", "found"):
+    for name in ("", "check", "subject", "result"):
         table.add_column(name, overflow="fold")
     for level in LEVELS:
         colour, sign = SIGNS[level]
-        for check, subjects, message in folded(report.findings, level):
-            table.add_row(Text(sign, style=colour), check, Text(named(subjects, level)), Text(message))
+        for check, subjects, message in grouped(report.findings, level):
+            table.add_row(Text(sign, style=colour), check, Text(format_subjects(subjects, level)), Text(message))
     return table
 
 
-def named(subjects: list[str], level: str) -> str:
-    """All names where something is wrong, the count of many where nothing is."""
-    if len(subjects) <= NAMES_SHOWN or level in ("warning", "error"):
+def format_subjects(subjects: list[str], level: str) -> str:
+    """All names for warnings and errors; otherwise the number of subjects if there are many."""
+    if len(subjects) <= MAX_NAMES or level in ("warning", "error"):
         return ", ".join(subjects)
     return f"{len(subjects)} {'sources' if 'base' in subjects else 'experts'}"
 
 
-def verdict(report: Report) -> Text:
+def render_verdict(report: Report) -> Text:
+    """Whether the recipe can be merged."""
     errors, warnings = len(report.errors), len(report.warnings)
     if errors:
-        return Text(f"{errors} error{'s' * (errors > 1)}: nothing can be merged yet.", style="red")
+        return Text(
+            f"{errors} error{'s' * (errors > 1)}. Fix {'them' if errors > 1 else 'it'} before merging.", style="red"
+        )
     return Text(
         f"Ready to merge{f', with {warnings} warning' + 's' * (warnings > 1) if warnings else ''}.", style="green"
     )
 
 
-def summary(numbers: dict[str, Any]) -> Table:
-    """What would be, or was, written."""
-    return pairs(
+def render_summary(plan: dict[str, Any]) -> Table:
+    """The summary of a plan or of a finished mixture."""
+    return key_value_table(
         {
-            "format": numbers["format"],
-            "experts": ", ".join(numbers["experts"]),
-            "parameters": f"{numbers['parameters']:,}, {numbers['active_parameters']:,} at work on a token",
-            "on disk": f"{size(numbers['bytes'])} in {numbers['tensors']} tensors",
-            "to run it": f"{size(numbers['memory_bytes'])} of memory for the weights",
+            "format": plan["format"],
+            "experts": ", ".join(plan["experts"]),
+            "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
+            "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
+            "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
         }
     )
 
 
-def pairs(content: dict[str, str]) -> Table:
-    """Names and what belongs to them; brackets in either are no markup."""
+def key_value_table(content: dict[str, str]) -> Table:
+    """A table of keys and values; brackets are not interpreted as markup."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in content.items():
         table.add_row(Text(name), Text(text))
     return table
 
 
-def mixture(facts: dict[str, Any]) -> Group:
-    """What `inspect` found."""
+def render_mixture(facts: dict[str, Any]) -> Group:
+    """The result of `inspect`."""
     policy = facts["routing_policy"]
-    top = pairs(
+    top = key_value_table(
         {
             "format": f"{facts['format']}, made by {facts['made_by']}",
-            "routed": f"{', '.join(facts['router_layers'])} in {layers(facts['router_layers_index'])}",
-            "policy": f"{policy}, {facts['experts_per_token']} experts a token" if policy == "token" else policy,
+            "routed": f"{', '.join(facts['router_layers'])} in {format_layers(facts['router_layers_index'])}",
+            "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
             "shared weights": facts["shared"],
             "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
-            "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} at work on a token",
-            "on disk": size(facts["bytes"]),
+            "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
+            "on disk": format_size(facts["bytes"]),
         }
     )
     experts = Table(box=None, pad_edge=False, header_style="bold")
@@ -138,45 +138,46 @@ def mixture(facts: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
-def layers(index: list[int] | None) -> str:
+def format_layers(index: list[int] | None) -> str:
+    """The routed layers."""
     return "all layers" if index is None else f"layers {', '.join(map(str, index))}"
 
 
-def routings(many: Sequence[Routing]) -> Group:
-    """For each text: a row a router, each token with its expert's number and colour, and the share of every expert."""
+def render_routings(routings: Sequence[Routing]) -> Group:
+    """For each text one row per router: tokens with the index and colour of their expert, and each expert's share."""
     parts: list[Any] = []
-    names = many[0].names
+    names = routings[0].names
     legend = Text("experts: ")
     for e, name in enumerate(names):
         legend.append(f" {e} {name} ", style=f"black on {COLOURS[e % len(COLOURS)]}").append(" ")
-    for routing in many:
+    for routing in routings:
         table = Table(box=None, pad_edge=False, header_style="bold", title=None)
         table.add_column("router", no_wrap=True)
-        table.add_column("tokens, by their first expert", overflow="fold")
+        table.add_column("tokens and their first experts", overflow="fold")
         for name in names:
             table.add_column(Text(name), justify="right")
         for row, shares in enumerate(routing.load()):
             line = Text()
-            for token, chosen in zip(routing.tokens, routing.experts[row, :, 0], strict=True):
-                number = str(chosen).translate(SUBSCRIPTS)
-                line.append(printable(token) + number, style=f"black on {COLOURS[chosen % len(COLOURS)]}").append(" ")
+            for token, expert in zip(routing.tokens, routing.experts[row, :, 0], strict=True):
+                index = str(expert).translate(SUBSCRIPTS)
+                line.append(printable(token) + index, style=f"black on {COLOURS[expert % len(COLOURS)]}").append(" ")
             table.add_row(routing.routers[row], line, *(f"{share:.2f}" for share in shares))
         parts += [table, Text()]
     return Group(*parts, legend)
 
 
-def clusters(found: dict) -> Group:
-    """Sizes and words of each cluster, and how far apart they lie."""
+def render_clusters(result: dict) -> Group:
+    """The result of `cluster`: size and terms of each cluster, and measures of their separation."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cluster", no_wrap=True)
     table.add_column("rows", justify="right")
-    table.add_column("words", overflow="fold")
-    for name, rows, terms in zip(found["names"], found["sizes"], found["terms"], strict=True):
+    table.add_column("terms", overflow="fold")
+    for name, rows, terms in zip(result["names"], result["sizes"], result["terms"], strict=True):
         table.add_row(name, f"{rows:,}", " ".join(terms))
-    said = [f"{found['rows']:,} rows; {found['dropped']:,} dropped; in {found['absent']:,} the context lacks the term."]
-    if "silhouette" in found:
-        said.append(
-            f"Silhouette {found['silhouette']:.3f}, Calinski-Harabasz {found['calinski_harabasz']:,.1f}; "
-            f"{found['nearest']:.1%} of the rows are nearest to their own centroid."
+    lines = [f"{result['rows']:,} rows, {result['dropped']:,} dropped; {result['absent']:,} contexts lack their term."]
+    if "silhouette" in result:
+        lines.append(
+            f"Silhouette {result['silhouette']:.3f}, Calinski-Harabasz {result['calinski_harabasz']:,.1f}; "
+            f"{result['nearest']:.1%} of the rows are nearest to their own centroid."
         )
-    return Group(table, *map(Text, said))
+    return Group(table, *map(Text, lines))

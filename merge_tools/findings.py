@@ -1,13 +1,12 @@
-"""What the preflight found: findings, and the report that holds them."""
+"""Findings of the preflight, and the report that collects them."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import MergeError
-from .recipe import Recipe
-from .sources import Source
 
-MESSAGES_SHOWN = 3
+MAX_MESSAGES = 3  # that one line of the table shows
 LEVELS = ("ok", "note", "warning", "error")
 
 
@@ -19,61 +18,65 @@ class Finding:
     check: str
     subject: str
     message: str
-    allow: str | None = None  # the option that would accept it
+    allow: str | None = None  # the value of --allow that would accept it
 
 
 @dataclass
 class Report:
-    """All findings, and the sources that could be opened."""
+    """All findings of a preflight. Errors whose `allow` is listed in `allow` are added as warnings."""
 
+    allow: Sequence[str] = ()
     findings: list[Finding] = field(default_factory=list)
-    recipe: Recipe | None = None
-    base: Source | None = None
-    experts: list[Source] = field(default_factory=list)
 
     def add(self, level: str, check: str, subject: str, message: str, allow: str | None = None):
-        if level == "error" and allow and self.recipe and allow in self.recipe.allow:
+        """Adds a finding."""
+        if level == "error" and allow in self.allow:
             level, message = "warning", f"{message} (allowed: {allow})"
         self.findings.append(Finding(level, check, subject, message, allow))
 
     @property
     def errors(self) -> list[Finding]:
+        """The findings that prevent a merge."""
         return [f for f in self.findings if f.level == "error"]
 
     @property
     def warnings(self) -> list[Finding]:
+        """The findings that do not prevent a merge but should be read."""
         return [f for f in self.findings if f.level == "warning"]
 
     @property
     def ok(self) -> bool:
+        """Whether there are no errors."""
         return not self.errors
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-serialisable values."""
         return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def raise_for_errors(self):
-        """One message with every error, each with its mend.
+        """Raises one exception that lists every error and how to accept it.
 
         Raises:
-            MergeError: unless there is none.
+            MergeError: if there are errors.
         """
         if self.errors:
-            raise MergeError("\n".join(f"{f.subject}: {f.message}{mend(f)}" for f in self.errors))
+            raise MergeError("\n".join(f"{f.subject}: {f.message}{hint(f)}" for f in self.errors))
 
 
-def mend(finding: Finding) -> str:
+def hint(finding: Finding) -> str:
+    """How to accept an error, if it can be accepted."""
     return f" Accept it with --allow {finding.allow}." if finding.level == "error" and finding.allow else ""
 
 
-def folded(findings: list[Finding], level: str) -> list[tuple[str, list[str], str]]:
-    """Findings of a level as [(check, subjects, message)]: the same message once; of a check that is well, one line."""
+def grouped(findings: list[Finding], level: str) -> list[tuple[str, list[str], str]]:
+    """Findings of a level as `[(check, subjects, message)]`: equal messages once; all "ok" findings of a check once."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.level == level:
             groups.setdefault((finding.check, "" if level == "ok" else finding.message), []).append(finding)
     lines = []
     for (check, _), group in groups.items():
-        messages = list(dict.fromkeys(finding.message + mend(finding) for finding in group))
-        more = f" and {len(messages) - MESSAGES_SHOWN} more" if len(messages) > MESSAGES_SHOWN else ""
-        lines.append((check, [finding.subject for finding in group], "; ".join(messages[:MESSAGES_SHOWN]) + more))
+        messages = list(dict.fromkeys(finding.message + hint(finding) for finding in group))
+        more = f" and {len(messages) - MAX_MESSAGES} more" if len(messages) > MAX_MESSAGES else ""
+        lines.append((check, [finding.subject for finding in group], "; ".join(messages[:MAX_MESSAGES]) + more))
     return lines

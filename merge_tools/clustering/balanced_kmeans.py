@@ -1,60 +1,69 @@
-"""Clusters of equal size: k-means whose assignment is solved exactly, so that sizes differ by at most one.
+"""Balanced k-means: clusters whose sizes differ by at most one, with an exactly optimal assignment step.
 
-Letters: n rows, d their size, K clusters, c (n, K) costs, s a cluster's size, q = floor(n / K).
+Notation: n rows of size d, K clusters, costs c `(n, K)`, cluster sizes s, q = floor(n / K).
 
-Where each row goes where c_ik + p_k is least, the assignment is one of least cost for its own sizes, whatever the prices p. They
-are set so that the sizes are nearly equal; what is left is moved one row at a time along the cheapest chain of clusters, which
-keeps the assignment one of least cost (successive shortest paths, as in any minimum-cost flow).
+If each row i is assigned to the cluster k with the smallest c_ik + p_k, the assignment has the least cost for its own
+cluster sizes, whatever the prices p are. The prices are chosen so that the sizes are nearly equal. The remaining rows are
+moved one at a time along the cheapest chain of clusters, which keeps the assignment optimal for its sizes (successive
+shortest paths, as in minimum-cost flow).
 """
 
 import numpy as np
 
-from .errors import MergeError
+from ..errors import MergeError
 
 
 def balanced_assignment(c: np.ndarray) -> np.ndarray:
-    """Costs (n, K) -> labels (n,) of least total cost among those whose sizes are all q or q + 1.
+    """The assignment of least total cost among those whose cluster sizes are q or q + 1.
+
+    Args:
+        c (`(n, K)`): costs.
+
+    Returns:
+        Labels `(n,)`.
 
     Raises:
-        MergeError: for more clusters than rows, or costs that are no numbers.
+        MergeError: if there are more clusters than rows, or costs are not finite.
     """
     n, K = c.shape
     if n < K:
         raise MergeError(f"{n} rows cannot fill {K} clusters. Use at most as many clusters as rows.")
     if not np.isfinite(c).all():
-        raise MergeError(f"The costs of row {int((~np.isfinite(c)).any(1).argmax())} are no finite numbers.")
-    return assign(c.astype(np.float64), np.zeros(K))[0]
+        raise MergeError(
+            f"The costs of row {int((~np.isfinite(c)).any(1).argmax())} are not finite. Check its embedding."
+        )
+    return assign_with_prices(c.astype(np.float64), np.zeros(K))[0]
 
 
-def assign(c: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Costs (n, K) in float64, prices to start from (K,) -> balanced labels (n,), and their prices."""
+def assign_with_prices(c: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Balanced labels `(n,)` and their prices `(K,)`, from float64 costs `(n, K)` and initial prices `(K,)`."""
     p = balancing_prices(c, p)
-    return even_out(c, (c + p).argmin(1)), p
+    return rebalance(c, (c + p).argmin(1)), p
 
 
 def balancing_prices(c: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """p (K,) under which the rows' choices have nearly equal sizes.
+    """Prices p `(K,)` with which the cluster sizes are nearly equal.
 
-    Rows choose softly, P_ik = softmax_k(-(c_ik + p_k) / e), and Newton's method makes the sums of P equal, sharper and sharper.
-    Prices to start from are good where the costs have changed little, and else it begins anew.
+    Rows are assigned softly, P_ik = softmax_k(-(c_ik + p_k) / e), and Newton's method equalises the column sums of P while
+    the temperature e decreases. If the initial prices are far off, the search starts again from zero.
     """
     K = c.shape[1]
     if K == 1:
         return p
     best, second = np.partition(c, 1, axis=1)[:, :2].T
     spread = max(float(np.mean(second - best)), 1e-12)
-    found, off = equal_sums(c, p, spread / 100)
+    prices, off = equal_sums(c, p, spread / 100)
     if off > 1:
-        found = np.zeros(K)
+        prices = np.zeros(K)
         for e in (spread, spread / 3, spread / 10, spread / 30, spread / 100):
-            found, _ = equal_sums(c, found, e)
-    return equal_sums(c, found, spread / 1000)[0]
+            prices, _ = equal_sums(c, prices, e)
+    return equal_sums(c, prices, spread / 1000)[0]
 
 
 def equal_sums(c: np.ndarray, p: np.ndarray, e: float, rounds: int = 20) -> tuple[np.ndarray, float]:
-    """Newton's method for sum_i P_ik = n / K -> p (K,), and by how many rows the sums are off.
+    """Newton's method for sum_i P_ik = n / K. Returns p `(K,)` and the largest deviation of a sum, in rows.
 
-    d sum_i P_ik / d p_l = -(diag(s) - P^T P)_kl / e,  s the sums
+    d sum_i P_ik / d p_l = -(diag(s) - P^T P)_kl / e,  where s are the sums
     """
     n, K = c.shape
     P = soft_choices(c, p, e)
@@ -65,8 +74,8 @@ def equal_sums(c: np.ndarray, p: np.ndarray, e: float, rounds: int = 20) -> tupl
             break
         H = (np.diag(s) - P.T @ P) / e + np.eye(K) * 1e-9 * n / e
         step = np.linalg.solve(H, s - n / K)
-        step -= step.mean()  # all prices together change nothing
-        for _ in range(8):  # as far as it helps
+        step -= step.mean()  # a constant added to all prices has no effect
+        for _ in range(8):  # line search
             P = soft_choices(c, p + step, e)
             if np.abs(P.sum(0) - n / K).max() < off:
                 break
@@ -78,14 +87,14 @@ def equal_sums(c: np.ndarray, p: np.ndarray, e: float, rounds: int = 20) -> tupl
 
 
 def soft_choices(c: np.ndarray, p: np.ndarray, e: float) -> np.ndarray:
-    """softmax of -(c + p) / e, (n, K)."""
+    """softmax_k(-(c + p) / e), `(n, K)`."""
     u = -(c + p) / e
     u = np.exp(u - u.max(1, keepdims=True))
     return u / u.sum(1, keepdims=True)
 
 
-def even_out(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Labels of least cost for their sizes -> labels of least cost with sizes q and q + 1."""
+def rebalance(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Turns labels that are optimal for their sizes into optimal labels with sizes q and q + 1."""
     n, K = c.shape
     q, labels = n // K, labels.copy()
     sizes = np.bincount(labels, minlength=K)
@@ -101,7 +110,7 @@ def even_out(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
             return labels
         cost, path = shortest_path(step, sources, sinks)
         if not (too_big.any() or too_small.any()) and cost >= -1e-12:
-            return labels  # no other cluster would rather be one of those with q + 1
+            return labels  # no other choice of the clusters with q + 1 rows costs less
         for a, b in zip(path, path[1:], strict=False):
             labels[row[a, b]] = b
         sizes[path[0]] -= 1
@@ -110,44 +119,52 @@ def even_out(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def cheapest_moves(c: np.ndarray, labels: np.ndarray, a: int) -> tuple[np.ndarray, np.ndarray]:
-    """-> (K,) what it costs at least to move one row from a to each other cluster, and which rows these are."""
-    own = np.flatnonzero(labels == a)
-    if not len(own):
+    """The least cost `(K,)` of moving one row from cluster a to each other cluster, and these rows `(K,)`."""
+    members = np.flatnonzero(labels == a)
+    if not len(members):
         return np.full(c.shape[1], np.inf), np.zeros(c.shape[1], dtype=int)
-    more = c[own] - c[own, a][:, None]
+    more = c[members] - c[members, a][:, None]
     best = more.argmin(0)
     step = more[best, np.arange(c.shape[1])]
     step[a] = np.inf
-    return step, own[best]
+    return step, members[best]
 
 
 def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> tuple[float, list[int]]:
-    """The cheapest way from a source to a sink, and its cost; steps may be negative, rounds of them are not (Bellman-Ford)."""
+    """The cheapest path from a source to a sink and its cost (Bellman-Ford: steps may be negative, cycles are not)."""
     K = len(step)
-    cost, before = np.where(sources, 0.0, np.inf), np.full(K, -1)
+    cost, previous = np.where(sources, 0.0, np.inf), np.full(K, -1)
     for _ in range(K):
         through = cost[:, None] + step
         best, a = through.min(0), through.argmin(0)
         better = best < cost - 1e-12
         if not better.any():
             break
-        cost[better], before[better] = best[better], a[better]
+        cost[better], previous[better] = best[better], a[better]
     end = int(np.where(sinks & ~sources, cost, np.inf).argmin())
     path = [end]
-    while before[path[0]] >= 0:
-        path.insert(0, int(before[path[0]]))
+    while previous[path[0]] >= 0:
+        path.insert(0, int(previous[path[0]]))
     return float(cost[end]), path
 
 
 def balanced_kmeans(
     x: np.ndarray, K: int, *, seed: int = 42, iterations: int = 1000, tolerance: float = 1e-8
 ) -> tuple[np.ndarray, np.ndarray]:
-    """x (n, d) in float32 -> labels (n,) and centroids (K, d): k-means++, then exact balanced assignment and means in turn.
+    """k-means++ initialisation, then alternating exact balanced assignments and means.
 
-    Ends where the centroids move by no more than `tolerance` (the sum of squares), or after `iterations`.
+    Args:
+        x (`(n, d)`): rows, float32.
+        K: number of clusters.
+        seed: seed of the initialisation.
+        iterations: maximum number of iterations.
+        tolerance: stops when the sum of squared centroid movements is at most this.
+
+    Returns:
+        Labels `(n,)` and centroids `(K, d)`.
 
     Raises:
-        MergeError: for more clusters than rows.
+        MergeError: if there are more clusters than rows.
     """
     from sklearn.cluster import kmeans_plusplus
 
@@ -156,9 +173,9 @@ def balanced_kmeans(
     centroids, _ = kmeans_plusplus(x, K, random_state=seed)
     p = np.zeros(K)
     for _ in range(iterations):
-        # |x - m|^2 without |x|^2, which is the same for all clusters
+        # |x - m|^2 without |x|^2, which does not depend on the cluster
         c = (centroids**2).sum(1) - 2 * (x @ centroids.T).astype(np.float64)
-        labels, p = assign(c, p)
+        labels, p = assign_with_prices(c, p)
         members = np.zeros((K, len(x)), dtype=x.dtype)
         members[labels, np.arange(len(x))] = 1
         moved = members @ x / members.sum(1, keepdims=True)

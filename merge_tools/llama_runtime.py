@@ -1,4 +1,4 @@
-"""Dense Llamas in memory, from sources: whole, or one layer at a time. The only part of merging that needs PyTorch."""
+"""Runs dense Llamas, whole or one layer at a time. The only module of this package that imports PyTorch."""
 
 from collections.abc import Iterator
 
@@ -7,71 +7,74 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from .llama import LlamaShape, both_ropes
-from .planning import CHUNK
-from .sources import Source
+from .checkpoints import Source
+from .llama_layout import LlamaShape, rope_config_v4_and_v5
+from .plan import CHUNK
 from .tensor_files import TORCH_NAMES
 
 
 def to_torch(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Raw elements -> a tensor of their dtype (by safetensors' name)."""
+    """Converts raw elements to a tensor of `dtype` (safetensors' name)."""
     signed = raw.view(f"<i{raw.itemsize}")
     return torch.from_numpy(signed).view(getattr(torch, TORCH_NAMES[dtype])).reshape(shape)
 
 
 def read_tensor(source: Source, name: str) -> torch.Tensor:
-    """One tensor of a source, an adapter's part added."""
+    """One tensor of a source, with its adapter applied."""
     entry = source.entry(name)
     raw = np.concatenate(list(source.blocks(name, CHUNK)) or [np.empty(0, "<u2")])
     return to_torch(raw, entry.dtype, entry.shape)
 
 
 def llama_config(source: Source) -> LlamaConfig:
+    """The configuration of a source, with RoPE settings as transformers 5 reads them."""
     config = {key: value for key, value in source.config.items() if key not in ("rope_scaling", "rope_theta")}
-    config["rope_parameters"] = both_ropes(source.config)["rope_parameters"]
+    config["rope_parameters"] = rope_config_v4_and_v5(source.config)["rope_parameters"]
     return LlamaConfig.from_dict(config)
 
 
-def load_state(kind: type[PreTrainedModel], config, state: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A model from tensors as they would stand in its files, in their dtype and in eval mode."""
+def load_state(cls: type[PreTrainedModel], config, state: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A model from the tensors of its checkpoint, in their dtype and in eval mode."""
     dtype = state["model.embed_tokens.weight"].dtype
-    return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
+    return cls.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
 
 
 def load_dense(source: Source) -> LlamaForCausalLM:
     """The whole Llama, in the dtype of its files."""
-    names = LlamaShape.of(source.config).tensors()
+    names = LlamaShape.from_config(source.config).tensors()
     return load_state(LlamaForCausalLM, llama_config(source), {name: read_tensor(source, name) for name in names})
 
 
 def layers_one_by_one(source: Source, batches: list[torch.Tensor]) -> Iterator[LlamaDecoderLayer]:
-    """Runs batches of ids through the layers, one layer in memory at a time; yields each before it runs, so that a hook
-    can be put on it. The batches' hidden states are kept between layers. Padding stands on the right, where no real
-    token sees it, so that attention without a mask, which is causal here, is enough."""
+    """Runs batches of ids with one layer in memory at a time; yields each layer before it runs, to add hooks.
+
+    The hidden states of all batches are kept between layers. Batches must be padded on the right: no real token attends
+    to later positions, and so causal attention needs no mask.
+    """
     config = llama_config(source)
     config._attn_implementation = "sdpa"
     embeddings = source.entry("model.embed_tokens.weight")
     dtype = getattr(torch, TORCH_NAMES[embeddings.dtype])
     states = [embed(source, ids) for ids in batches]
     rotary = LlamaRotaryEmbedding(config)
-    for number in range(config.num_hidden_layers):
+    for index in range(config.num_hidden_layers):
         with torch.device("meta"):
-            layer = LlamaDecoderLayer(config, number)
-        prefix = f"model.layers.{number}."
+            layer = LlamaDecoderLayer(config, index)
+        prefix = f"model.layers.{index}."
         weights = {name: read_tensor(source, prefix + name) for name, _ in layer.named_parameters()}
         layer.load_state_dict(weights, assign=True)
         layer.to(dtype).eval()
         yield layer
         for i, state in enumerate(states):
-            places = torch.arange(state.shape[1])[None]
-            states[i] = layer(state, position_ids=places, position_embeddings=rotary(state, position_ids=places))
+            positions = torch.arange(state.shape[1])[None]
+            states[i] = layer(state, position_ids=positions, position_embeddings=rotary(state, position_ids=positions))
 
 
 def embed(source: Source, ids: torch.Tensor) -> torch.Tensor:
-    """(B, T) ids -> (B, T, d) embeddings, reading the rows that are needed and no more."""
+    """Embeds ids `(B, T)` as `(B, T, d)`, reading only the rows that are needed."""
     entry = source.entry("model.embed_tokens.weight")
     rows, columns = entry.shape
     table = np.memmap(entry.file, f"<u{entry.nbytes // (rows * columns)}", "r", entry.start, entry.shape)
-    unique, place = np.unique(ids.numpy(), return_inverse=True)
-    found = to_torch(np.ascontiguousarray(table[unique]), entry.dtype, (len(unique), columns))
-    return found[torch.from_numpy(place.reshape(ids.shape))]
+    unique, inverse = np.unique(ids.numpy(), return_inverse=True)
+    embeddings = to_torch(np.ascontiguousarray(table[unique]), entry.dtype, (len(unique), columns))
+    return embeddings[torch.from_numpy(inverse.reshape(ids.shape))]

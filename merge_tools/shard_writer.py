@@ -1,7 +1,7 @@
-"""Writing a checkpoint so that it is there whole or not at all, and can be taken up again where it stopped.
+"""Writes a checkpoint atomically: the output is complete or does not exist, and an interrupted run can be resumed.
 
-Shards grow in a folder beside the output under a name of their own; a journal says which tensors are written and which
-shards are on the disk. At the end everything is synced and the folder renamed: that one step makes the output.
+Shards are written to a staging folder next to the output. A journal records which tensors are written and which shards
+are synced to disk. At the end everything is synced and the folder is renamed, which makes the output visible in one step.
 """
 
 import contextlib
@@ -16,13 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import MergeError, size
-from .planning import OutputTensor
-from .tensor_files import Audit, TensorEntry, audit, copy_range, nonfinite, pack_header, read_blocks, write_all
+from .errors import MergeError, format_size
+from .plan import OutputTensor
+from .tensor_files import (
+    ScanResult,
+    TensorEntry,
+    copy_range,
+    has_nonfinite,
+    hash_and_scan,
+    pack_header,
+    pwrite_all,
+    read_blocks,
+)
 
 try:
     import fcntl
-except ImportError:  # no locks on this system; two runs into one folder are then the user's to avoid
+except ImportError:  # no file locks on this system; two runs into one folder are not detected
     fcntl = None
 
 SHARD_BYTES = 5_000_000_000
@@ -30,18 +39,18 @@ PHASES = ("read", "write", "sync", "rename")
 
 
 class Progress:
-    """What a run tells while it works; this one tells nobody. Phases: read, write, sync, rename; units: bytes."""
+    """Receives the progress of a run; this base class ignores it. Phases: read, write, sync, rename; unit: bytes."""
 
     def start(self, phase: str, total: int):
-        """A phase begins that will handle `total` bytes."""
+        """A phase that will process `total` bytes starts."""
 
     def advance(self, phase: str, count: int):
-        """`count` more bytes of the phase are done. Called from several threads."""
+        """`count` more bytes were processed. Called from several threads."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file to be written: its tensors in order, its header, where each tensor starts."""
+    """A file to write: its tensors in order, its header, and the offset of each tensor."""
 
     name: str
     tensors: tuple[OutputTensor, ...]
@@ -50,11 +59,12 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
 
-def lay_out(tensors: list[OutputTensor], limit: int = SHARD_BYTES) -> list[Shard]:
-    """Tensors in their order, in files of at most `limit` bytes (a tensor that is larger has its own)."""
+def assign_shards(tensors: list[OutputTensor], limit: int = SHARD_BYTES) -> list[Shard]:
+    """Assigns tensors in order to files of at most `limit` bytes; a larger tensor gets a file of its own."""
     groups: list[list[OutputTensor]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -64,15 +74,20 @@ def lay_out(tensors: list[OutputTensor], limit: int = SHARD_BYTES) -> list[Shard
         groups[-1].append(tensor)
         filled += tensor.nbytes
     shards = []
-    for number, group in enumerate(groups, 1):
-        name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+    for index, group in enumerate(groups, 1):
+        name = "model.safetensors" if len(groups) == 1 else f"model-{index:05d}-of-{len(groups):05d}.safetensors"
         header, starts = pack_header([(t.name, t.dtype, t.shape) for t in group])
         shards.append(Shard(name, tuple(group), header, tuple(starts)))
     return shards
 
 
+def partial_folder(out: Path) -> Path:
+    """The staging folder of an output."""
+    return out.parent / f".{out.name}.partial"
+
+
 def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> str:
-    """Of everything that decides the bytes: what has this in its journal may be continued."""
+    """A hash of everything that determines the output. A run with the same fingerprint can be resumed."""
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
@@ -80,16 +95,16 @@ def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> st
     for shard in shards:
         digest.update(shard.header)
         for tensor in shard.tensors:
-            for part in tensor.parts:
-                places = [(s.given, tensor.tensor, str(s.entry(tensor.tensor).file)) for s in part.sources]
-                digest.update(repr((places, part.weights, part.start, part.stop)).encode())
-            if tensor.given is not None:
-                digest.update(tensor.given.tobytes())
+            for part in tensor.slices:
+                locations = [(s.origin, tensor.tensor, str(s.entry(tensor.tensor).file)) for s in part.sources]
+                digest.update(repr((locations, part.weights, part.start, part.stop)).encode())
+            if tensor.values is not None:
+                digest.update(tensor.values.tobytes())
     return digest.hexdigest()
 
 
 class Journal:
-    """One line a step, in the folder that grows. After a crash of the machine only what was synced counts."""
+    """One line per completed step, stored in the staging folder. After a system crash only synced shards count."""
 
     def __init__(self, path: Path, plan: str, resume: bool, shards: list[Shard]):
         self.written: set[str] = set()
@@ -101,16 +116,16 @@ class Journal:
             self._read(path, plan, boot)
             for shard in shards:
                 file = path.with_name(shard.name)
-                if not file.is_file() or file.stat().st_size != shard.nbytes:  # somebody made room, or the disk lost it
+                if not file.is_file() or file.stat().st_size != shard.nbytes:  # deleted or lost
                     self.synced.discard(shard.name)
                     self.written.difference_update(tensor.name for tensor in shard.tensors)
-        kept = [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
-        kept += [{"audit": record} for record in self.audits.values()]
-        fresh = path.with_suffix(".new")
-        fresh.write_text(
-            "".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *kept]), encoding="utf-8"
+        lines = [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
+        lines += [{"audit": record} for record in self.audits.values()]
+        new = path.with_suffix(".new")
+        new.write_text(
+            "".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *lines]), encoding="utf-8"
         )
-        os.replace(fresh, path)  # at no moment is there half a journal
+        os.replace(new, path)  # atomic
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def _read(self, path: Path, plan: str, boot: str):
@@ -118,11 +133,11 @@ class Journal:
         for line in path.read_text(errors="replace", encoding="utf-8").splitlines():
             try:
                 lines.append(dict(json.loads(line)))
-            except (ValueError, TypeError):  # cut short by the interruption
+            except (ValueError, TypeError):  # truncated by the interruption
                 break
         if not lines or lines[0].get("plan") != plan:
-            what = "was another merge: its recipe or its sources differ" if lines else "has lost its journal"
-            raise KeepError(f"What was begun in {path.parent} {what}. Start over without --resume.")
+            reason = "it has another recipe or other sources" if lines else "its journal is missing"
+            raise ResumableError(f"Cannot resume the run in {path.parent}: {reason}. Start again without --resume.")
         for line in lines[1:]:
             if "written" in line:
                 self.written.add(line["written"])
@@ -130,56 +145,64 @@ class Journal:
                 self.synced.add(line["synced"])
             if "audit" in line:
                 self.audits[line["audit"]["file"]] = line["audit"]
-        if lines[0].get("boot") != boot:  # the machine was restarted: pages not yet on the disk are lost
+        if lines[0].get("boot") != boot:  # after a reboot, pages that were not synced are lost
             self.written.clear()
 
     def add(self, **line):
+        """Appends a line."""
         with self._lock:
             os.write(self._file, (json.dumps(line) + "\n").encode())
 
     def close(self):
+        """Closes the file."""
         os.close(self._file)
 
 
 def boot_id() -> str:
+    """An id that changes when the system restarts; empty if unknown."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-class KeepError(MergeError):
-    """A refusal that leaves what was begun as it lies."""
+class ResumableError(MergeError):
+    """An error that leaves the staging folder unchanged."""
 
 
 @contextlib.contextmanager
-def growing_folder(out: Path, resume: bool) -> Iterator[Path]:
-    """The folder beside `out` in which it grows, locked against a second run.
+def staging_folder(out: Path, resume: bool) -> Iterator[Path]:
+    """Creates and locks the staging folder of `out`.
 
-    It is kept when interrupted, for `--resume`, and removed when the merge itself is refused.
+    The folder is kept after an interruption, for `--resume`, and removed after a MergeError.
     """
     out = out.expanduser().resolve()
-    made = [parent for parent in out.parents if not parent.exists()]
+    created = [parent for parent in out.parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.parent / f".{out.name}.partial"
+    folder = partial_folder(out)
     folder.mkdir(exist_ok=True)
     with locked(folder):
         if not resume:
-            for left in folder.iterdir():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         try:
             yield folder
-        except KeepError:
+        except ResumableError:
             raise
         except MergeError:
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # somebody else's file is in it by now
-                for parent in made:
+            with contextlib.suppress(OSError):  # not empty
+                for parent in created:
                     parent.rmdir()
             raise
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    busy = KeepError(f"Another run is writing in {folder}. Wait for it, or choose another output.")
+    """Holds an exclusive lock on a folder.
+
+    Raises:
+        ResumableError: if another run holds it.
+    """
+    busy = ResumableError(f"Another run is writing to {folder}. Wait for it, or choose another output folder.")
     handle = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
@@ -190,31 +213,34 @@ def locked(folder: Path) -> Iterator[None]:
             except OSError:  # a file system without locks
                 pass
         if not folder.is_dir() or not os.path.samestat(os.fstat(handle), folder.stat()):
-            raise busy  # it has ended in this very moment, and what was opened is its output now
+            raise busy  # the other run has just finished and renamed its folder
         yield
     finally:
         os.close(handle)
 
 
 class Writer:
-    """Writes the shards of one plan while its sources are read through for hashes and values that are not finite."""
+    """Writes the shards of a plan, while two threads hash the sources and scan them for NaN and infinity."""
 
     def __init__(self, folder: Path, shards: list[Shard], files: dict[Path, list[TensorEntry]], resume: bool, progress):
         self.folder, self.shards, self.files, self.progress = folder, shards, files, progress
-        self.states = {file: state(file) for file in files}
+        self.stat_keys = {file: stat_key(file) for file in files}
         self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume, shards)
         self.stop = threading.Event()
         names = {shard.name for shard in shards} | {"journal.jsonl"}
-        for stray in folder.iterdir():
-            if stray.name not in names:
-                stray.unlink()
+        for path in folder.iterdir():
+            if path.name not in names:
+                path.unlink()
 
-    def run(self) -> dict[Path, Audit]:
-        """Writes everything -> what the reading of each source file showed.
+    def run(self) -> dict[Path, ScanResult]:
+        """Writes all shards.
+
+        Returns:
+            The scan result of each source file.
 
         Raises:
-            MergeError: for values that are not finite, or a source that changes meanwhile.
-            OSError: of the disk.
+            MergeError: if a source holds NaN or infinity, or changes while it is read.
+            OSError: if reading or writing fails.
         """
         try:
             self.progress.start("read", sum(file.stat().st_size for file in self.files))
@@ -222,14 +248,14 @@ class Writer:
             with ThreadPoolExecutor(2) as readers, ThreadPoolExecutor(1) as syncer:
                 return self._run(readers, syncer)
         finally:
-            self.journal.close()  # after the threads, which write into it
+            self.journal.close()  # after the threads, which write to it
 
-    def _run(self, readers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, Audit]:
-        audits = {}
+    def _run(self, readers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, ScanResult]:
+        scans = {}
         try:
-            # largest first, so that the two readers end together
+            # largest first, so both readers commit_output at about the same time
             order = sorted(self.files, key=lambda file: -file.stat().st_size)
-            audits = {file: readers.submit(self._audit, file) for file in order}
+            scans = {file: readers.submit(self._scan, file) for file in order}
             syncs = []
             for shard in self.shards:
                 if shard.name not in self.journal.synced:
@@ -239,46 +265,48 @@ class Writer:
                     self.progress.advance("write", shard.nbytes)
             for sync in syncs:
                 sync.result()
-            found = {file: audits[file].result() for file in self.files}
-            for file, before in self.states.items():
-                if state(file) != before:
-                    raise MergeError(f"{file} was changed while it was merged. Start over when nothing writes there.")
-            return found
+            results = {file: scans[file].result() for file in self.files}
+            for file, before in self.stat_keys.items():
+                if stat_key(file) != before:
+                    raise MergeError(
+                        f"{file} was modified during the merge. Start again when no other program writes to it."
+                    )
+            return results
         except BaseException as error:
             self.stop.set()
             syncer.shutdown(wait=False, cancel_futures=True)
             readers.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, Stopped):
-                for future in audits.values():
+            if isinstance(error, WorkerStoppedError):
+                for future in scans.values():
                     fault = None if future.cancelled() else future.exception()
-                    if fault and not isinstance(fault, Stopped):
+                    if fault and not isinstance(fault, WorkerStoppedError):
                         raise fault from None
             raise
 
     def _tick(self, phase: str):
         def advance(count: int):
             if self.stop.is_set():
-                raise Stopped
+                raise WorkerStoppedError
             self.progress.advance(phase, count)
 
         return advance
 
-    def _audit(self, file: Path) -> Audit:
+    def _scan(self, file: Path) -> ScanResult:
         status = file.stat()
-        known = self.journal.audits.get(str(file))
-        if known and (known["nbytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
+        recorded = self.journal.audits.get(str(file))
+        if recorded and (recorded["nbytes"], recorded["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
             self.progress.advance("read", status.st_size)
-            return Audit(file, known["sha256"], status.st_size, ())
+            return ScanResult(file, recorded["sha256"], status.st_size, ())
         try:
-            found = audit(file, self.files[file], self._tick("read"))
-            if found.nonfinite:
-                raise NotFinite(file, found.nonfinite)
+            scan = hash_and_scan(file, self.files[file], self._tick("read"))
+            if scan.nonfinite:
+                raise NotFiniteError(file, scan.nonfinite)
         except BaseException:
             self.stop.set()
             raise
-        record = {"file": str(file), "sha256": found.sha256, "nbytes": found.nbytes, "mtime_ns": status.st_mtime_ns}
+        record = {"file": str(file), "sha256": scan.sha256, "nbytes": scan.nbytes, "mtime_ns": status.st_mtime_ns}
         self.journal.add(audit=record)
-        return found
+        return scan
 
     def _write(self, shard: Shard):
         tick = self._tick("write")
@@ -287,27 +315,29 @@ class Writer:
         try:
             if os.fstat(target).st_size != shard.nbytes:
                 os.truncate(target, 0)
-                reserve(target, shard.nbytes)
-            write_all(target, shard.header, 0)
+                preallocate(target, shard.nbytes)
+            pwrite_all(target, shard.header, 0)
             tick(len(shard.header))
             for tensor, start in zip(shard.tensors, shard.starts, strict=True):
                 if tensor.name in self.journal.written:
                     tick(tensor.nbytes)
                     continue
-                entry = tensor.verbatim
+                entry = tensor.copy_source
                 if entry is not None:
                     if entry.file not in sources:
                         sources[entry.file] = os.open(entry.file, os.O_RDONLY)
                     try:
                         copy_range(sources[entry.file], entry.start, entry.nbytes, target, start, tick)
                     except EOFError:
-                        raise MergeError(f"{entry.file} became shorter while it was copied.") from None
+                        raise MergeError(
+                            f"{entry.file} was truncated while it was copied. Restore it and start again."
+                        ) from None
                 else:
-                    at = start
+                    position = start
                     for block in tensor.blocks():
-                        if tensor.dtype == "F16" and nonfinite(block, "F16"):
-                            raise too_large(tensor)
-                        at += write_all(target, block, at)
+                        if tensor.dtype == "F16" and has_nonfinite(block, "F16"):
+                            raise overflow_error(tensor)
+                        position += pwrite_all(target, block, position)
                         tick(block.nbytes)
                 self.journal.add(written=tensor.name)
         finally:
@@ -326,60 +356,58 @@ class Writer:
         self.progress.advance("sync", shard.nbytes)
 
 
-class Stopped(Exception):
-    """The other side of the run has failed."""
+class WorkerStoppedError(Exception):
+    """Stops a thread after another one has failed."""
 
 
-class NotFinite(MergeError):
-    """A source file with NaN or infinite values."""
+class NotFiniteError(MergeError):
+    """A source file holds NaN or infinity."""
 
     def __init__(self, file: Path, names: tuple[str, ...]):
         self.file, self.names = file, names
-        super().__init__(f"{file}: {names[0]!r} holds NaN or infinite values. Take an earlier checkpoint.")
+        super().__init__(f"{file}: {names[0]!r} holds NaN or infinity. Use an earlier checkpoint.")
 
 
-def too_large(tensor: OutputTensor) -> MergeError:
-    """Why a tensor of float16 is not finite: it was not before, or its values are beyond what float16 holds."""
-    for part in tensor.parts:
+def overflow_error(tensor: OutputTensor) -> MergeError:
+    """The error for a float16 tensor that is not finite: a source is not, or values exceed the range of float16."""
+    for part in tensor.slices:
         for source in part.sources:
             entry = source.entry(tensor.tensor)
-            if any(nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
-                return NotFinite(entry.file, (entry.name,))
+            if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
+                return NotFiniteError(entry.file, (entry.name,))
     return MergeError(
-        f"{tensor.name!r} would hold values beyond 65,504, where float16 ends. Use dtype: bfloat16 or float32."
+        f"{tensor.name!r} has values above 65,504, the maximum of float16. Use dtype: bfloat16 or float32."
     )
 
 
-def state(file: Path) -> tuple[int, int]:
-    """What a file that is written to does not keep."""
+def stat_key(file: Path) -> tuple[int, int]:
+    """Size and modification time, which change when a file is written."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
 
-def reserve(handle: int, count: int):
-    """Takes the room on the disk at once: a full disk is noticed here and not hours later."""
+def preallocate(handle: int, count: int):
+    """Allocates disk space before writing, so a full disk is noticed immediately."""
     try:
         os.posix_fallocate(handle, 0, count)
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise MergeError(f"The disk is full: {size(count)} are needed for the next file. Make room.") from error
+            raise MergeError(f"The disk is full: the next file needs {format_size(count)}. Free some space.") from error
         os.truncate(handle, count)
 
 
-def finish(folder: Path, out: Path, shards: list[Shard], small_files: dict[str, bytes], progress: Progress):
-    """Verifies the lengths, writes the small files, configuration and index last, syncs, and renames to `out`."""
+def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[str, bytes], progress: Progress):
+    """Checks the sizes of the shards, writes the metadata files (configuration and index last), syncs, and renames."""
     for shard in shards:
-        found = (folder / shard.name).stat().st_size
-        if found != shard.nbytes:
-            raise MergeError(
-                f"{shard.name} holds {found} bytes instead of {shard.nbytes}: the disk lost some. Start over."
-            )
+        size = (folder / shard.name).stat().st_size
+        if size != shard.nbytes:
+            raise MergeError(f"{shard.name} has {size} bytes instead of {shard.nbytes}. Start again.")
     last = ("config.json", "model.safetensors.index.json")
-    files = dict(small_files)
+    files = dict(metadata)
     if len(shards) > 1:
-        places = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
+        weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
         total = sum(tensor.nbytes for shard in shards for tensor in shard.tensors)
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         files["model.safetensors.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
     progress.start("rename", len(files))
     for name in sorted(files, key=lambda name: (name in last, last.index(name) if name in last else 0, name)):
@@ -396,12 +424,15 @@ def finish(folder: Path, out: Path, shards: list[Shard], small_files: dict[str, 
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        raise KeepError(f"{out} has been occupied meanwhile. The mixture lies whole in {folder}: move it.") from error
+        raise ResumableError(
+            f"{out} was created by another program during the merge. The complete mixture is in {folder}: move it."
+        ) from error
     sync_folder(out.parent)
     progress.advance("rename", 0)
 
 
 def sync_folder(folder: Path):
+    """Syncs the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

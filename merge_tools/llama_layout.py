@@ -1,4 +1,4 @@
-"""What a Llama is made of, read from its config.json: tensors and their shapes, rotary settings, where routers sit."""
+"""The layout of a Llama according to its config.json: tensor names and shapes, RoPE settings, and routed modules."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,7 @@ DEFAULT_THETA = 10000.0
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The sizes that decide every tensor's shape.
-
-    Raises:
-        MergeError: for a configuration that lacks one.
-    """
+    """The sizes that determine the shapes of all tensors."""
 
     hidden_size: int
     intermediate_size: int
@@ -30,7 +26,12 @@ class LlamaShape:
     tied: bool
 
     @classmethod
-    def of(cls, config: dict) -> "LlamaShape":
+    def from_config(cls, config: dict) -> "LlamaShape":
+        """Reads the sizes from a config.json.
+
+        Raises:
+            MergeError: if one is missing.
+        """
         try:
             hidden, heads = config["hidden_size"], config["num_attention_heads"]
             return cls(
@@ -46,23 +47,18 @@ class LlamaShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
             )
         except KeyError as error:
-            raise MergeError(f"config.json lacks {error.args[0]!r}.") from error
+            raise MergeError(f"config.json is missing {error.args[0]!r}. Copy or download it again.") from error
 
     def linear(self, name: str) -> tuple[int, int]:
-        """(out, in) of a linear of a layer."""
+        """Shape `(out, in)` of a linear layer."""
         d, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (queries, d),
-            "k_proj": (keys, d),
-            "v_proj": (keys, d),
-            "o_proj": (d, queries),
-            "gate_proj": (self.intermediate_size, d),
-            "up_proj": (self.intermediate_size, d),
-            "down_proj": (d, self.intermediate_size),
-        }[name]
+        shapes = {"q_proj": (queries, d), "k_proj": (keys, d), "v_proj": (keys, d), "o_proj": (d, queries)}
+        shapes["gate_proj"] = shapes["up_proj"] = (self.intermediate_size, d)
+        shapes["down_proj"] = (d, self.intermediate_size)
+        return shapes[name]
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of all tensors, in the order in which they are used."""
+        """Name -> shape of all tensors, in the order in which a forward pass uses them."""
         d = self.hidden_size
         shapes = {"model.embed_tokens.weight": (self.vocab_size, d)}
         for layer in range(self.layers):
@@ -82,19 +78,19 @@ class LlamaShape:
 
 
 def rope_parameters(config: dict) -> dict:
-    """The rotary settings, whichever spelling they are in: {"rope_type", "rope_theta", ...}."""
+    """The RoPE settings of a config of transformers 4 or 5 as `{"rope_type", "rope_theta", ...}`."""
     new = config.get("rope_parameters") or {}
     old = config.get("rope_scaling") or {}
     settings = {**old, **new}
-    kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
+    rope_type = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
     theta = settings.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA
     settings = {key: value for key, value in settings.items() if value is not None}
-    return {"rope_type": kind, "rope_theta": float(theta), **settings}
+    return {"rope_type": rope_type, "rope_theta": float(theta), **settings}
 
 
-def both_ropes(config: dict) -> dict:
-    """The rotary settings in both spellings: transformers 5 reads the first, 4.x the others."""
+def rope_config_v4_and_v5(config: dict) -> dict:
+    """The RoPE settings in two spellings: transformers 5 reads `rope_parameters`, 4.x the other keys."""
     settings = rope_parameters(config)
     scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
     return {
@@ -106,54 +102,59 @@ def both_ropes(config: dict) -> dict:
 
 @dataclass(frozen=True)
 class RoutedPart:
-    """One router and what it routes: a whole MLP, or one linear."""
+    """One router and the module that it routes: a whole MLP, or one linear layer."""
 
     layer: int
-    part: str  # "mlp" or a linear's name
+    part: str  # "mlp" or the name of a linear layer
 
     @property
     def module(self) -> str:
-        """The Llama module whose input the router sees."""
+        """The name of the dense module, whose input is the input of the router."""
         inner = "mlp" if self.part == "mlp" else f"{BLOCK_OF[self.part]}.{self.part}"
         return f"model.layers.{self.layer}.{inner}"
 
     @property
     def prefix(self) -> str:
-        """Where gate and experts lie in the mixture's files."""
+        """The prefix of gate and experts in a mixture's files."""
         return f"model.layers.{self.layer}.block_sparse_moe" if self.part == "mlp" else self.module
 
     @property
     def gate(self) -> str:
+        """The name of the gate's weight."""
         return f"{self.prefix}.gate.weight"
 
     def expert_tensors(self, shape: LlamaShape) -> list[tuple[str, str]]:
-        """[(name in a dense Llama, what follows `experts.M.` in the mixture)]."""
+        """`[(name in a dense Llama, suffix after "experts.N." in the mixture)]`."""
         if self.part == "mlp":
             return [(f"{self.module}.{name}.weight", f"{short}.weight") for name, short in MIXTRAL_NAMES.items()]
         bias = shape.mlp_bias if self.part in MLP_LINEARS else shape.attention_bias
-        return [(f"{self.module}.{kind}", kind) for kind in ("weight", "bias")[: 1 + bias]]
+        return [(f"{self.module}.{suffix}", suffix) for suffix in ("weight", "bias")[: 1 + bias]]
 
     def expert(self, index: int, suffix: str) -> str:
+        """The name of an expert's tensor."""
         return f"{self.prefix}.experts.{index}.{suffix}"
 
     def input_size(self, shape: LlamaShape) -> int:
+        """The size of the vectors that are routed."""
         return shape.hidden_size if self.part == "mlp" else shape.linear(self.part)[1]
 
 
 def routed_parts(layers: int, router_layers: list[str], index: list[int] | None) -> list[RoutedPart]:
-    """All routers in the order in which a forward pass comes to them."""
+    """All routers in the order of a forward pass.
+
+    Raises:
+        MergeError: if `index` contains a layer that does not exist.
+    """
     order = [name for name in (*LINEARS[:4], "mlp", *MLP_LINEARS) if name in router_layers]
     chosen = range(layers) if index is None else sorted(set(index))
     for layer in chosen:
         if not isinstance(layer, int) or not 0 <= layer < layers:
-            raise MergeError(
-                f"router_layers_index: there is no layer {layer!r}. The experts have layers 0 to {layers - 1}."
-            )
+            raise MergeError(f"router_layers_index contains {layer!r}; the experts have layers 0 to {layers - 1}.")
     return [RoutedPart(layer, part) for layer in chosen for part in order]
 
 
 def gated_parts(recipe: Recipe, layers: int) -> list[RoutedPart]:
-    """The routers that have a gate: all; for the domain policy the first alone, or none."""
+    """The routers that have a gate: all; with the domain policy only the first, or none."""
     parts = routed_parts(layers, recipe.router_layers, recipe.router_layers_index)
     if recipe.routing_policy != "domain":
         return parts

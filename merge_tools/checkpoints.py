@@ -1,0 +1,370 @@
+"""The sources of a merge: dense Llama checkpoints, and LoRA adapters on top of one. Opening reads only the headers."""
+
+import difflib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .averaging import from_float, to_float32
+from .errors import MergeError, join_names, short_reason
+from .tensor_files import TORCH_NAMES, TensorEntry, read_blocks, read_header
+
+MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."
+# Options of peft with which an adapter is not W + scaling * B A.
+UNSUPPORTED_OPTIONS = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens")
+UNSUPPORTED_OPTIONS += ("use_qalora",)
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass
+class Checkpoint:
+    """A folder with config.json and safetensors files. `entries` locates its tensors by name; none is read yet."""
+
+    folder: Path
+    config: dict
+    entries: dict[str, TensorEntry]
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The safetensors files, sorted."""
+        return sorted({entry.file for entry in self.entries.values()})
+
+    def tensors_of(self, file: Path) -> list[TensorEntry]:
+        """The tensors of one file in the order of their bytes."""
+        return sorted((e for e in self.entries.values() if e.file == file), key=lambda e: e.start)
+
+
+@dataclass
+class Adapter:
+    """A LoRA adapter: W + scaling * B A for some linear layers, and full weights for others (`modules_to_save`)."""
+
+    folder: Path
+    config: dict
+    lora_pairs: dict[str, tuple[TensorEntry, TensorEntry, float]]  # name of W -> A, B, scaling
+    full_modules: dict[str, TensorEntry]
+    files: list[Path]
+    base_is_fallback: bool = False  # its own base was not found; the recipe's base_model is used
+
+    @property
+    def entries(self) -> list[TensorEntry]:
+        """All tensors of the adapter in the order of their bytes."""
+        halves = [entry for a, b, _ in self.lora_pairs.values() for entry in (a, b)]
+        return sorted([*halves, *self.full_modules.values()], key=lambda entry: entry.start)
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of the weights that the adapter changes."""
+        return [*self.lora_pairs, *self.full_modules]
+
+
+@dataclass
+class Source:
+    """An expert or the base: a checkpoint, with or without an adapter."""
+
+    name: str
+    origin: str  # path or Hub id, as in the recipe
+    checkpoint: Checkpoint
+    adapter: Adapter | None = None
+
+    @property
+    def config(self) -> dict:
+        """config.json of the checkpoint."""
+        return self.checkpoint.config
+
+    @property
+    def files(self) -> list[Path]:
+        """All files with tensors of this source."""
+        return self.checkpoint.files + (self.adapter.files if self.adapter else [])
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is searched first for tokenizer and licence."""
+        return self.adapter.folder if self.adapter else self.checkpoint.folder
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.checkpoint.entries
+
+    def entry(self, name: str) -> TensorEntry:
+        """The location of a tensor; if it is changed by LoRA, the location of the base's tensor."""
+        if self.adapter and name in self.adapter.full_modules:
+            return self.adapter.full_modules[name]
+        return self.checkpoint.entries[name]
+
+    def is_verbatim(self, name: str) -> bool:
+        """Whether the stored bytes of the tensor are its value, i.e. LoRA does not change it."""
+        return self.adapter is None or name not in self.adapter.lora_pairs
+
+    def blocks(self, name: str, elements: int):
+        """Yields the raw elements of a tensor in blocks, with the adapter applied."""
+        entry = self.entry(name)
+        if self.is_verbatim(name):
+            yield from read_blocks(entry, elements)
+            return
+        a, b, scaling = self.adapter.lora_pairs[name]
+        rows, columns = entry.shape
+        a = to_float32(*read_all(a)).reshape(a.shape)
+        b = to_float32(*read_all(b)).reshape(b.shape)
+        step = max(elements // columns, 1)
+        rest = np.empty(0, f"<u{entry.nbytes // (rows * columns)}")
+        for top in range(0, rows, step):
+            base = next(read_blocks(entry, step * columns, top * columns, min(top + step, rows) * columns))
+            value = to_float32(base, entry.dtype).reshape(-1, columns) + (b[top : top + step] @ a) * scaling
+            rest = np.concatenate([rest, from_float(value.ravel(), entry.dtype)])
+            while len(rest) >= elements:  # equal block sizes, so several sources can be read in parallel
+                yield rest[:elements]
+                rest = rest[elements:]
+        if len(rest):
+            yield rest
+
+
+def read_all(entry: TensorEntry) -> tuple[np.ndarray, str]:
+    """All raw elements of a small tensor, and its dtype."""
+    count = entry.nbytes
+    return next(read_blocks(entry, max(count, 1)), np.empty(0, "<u2")), entry.dtype
+
+
+def open_source(name: str, origin: str, base: str | None = None) -> Source:
+    """Opens a folder or Hub id. A folder with adapter_config.json is an adapter over the base that it names.
+
+    Args:
+        name: name of the expert, for messages.
+        origin: folder or Hub id.
+        base: model to use as the adapter's base if the one that it names does not exist.
+
+    Raises:
+        MergeError: if a file is missing, truncated or unreadable. The message names the file.
+    """
+    folder = find_folder(origin)
+    if not (folder / "adapter_config.json").is_file():
+        return Source(name, origin, open_checkpoint(folder))
+    adapter = open_adapter(folder)
+    base_folder, adapter.base_is_fallback = find_base(folder, adapter.config.get("base_model_name_or_path"), base)
+    checkpoint = open_checkpoint(base_folder)
+    for weight, (a, b, _) in adapter.lora_pairs.items():
+        entry = checkpoint.entries.get(weight)
+        if entry is None or entry.shape != (b.shape[0], a.shape[1]):
+            actual = f"has {weight!r} of shape {list(entry.shape)}" if entry else f"has no tensor {weight!r}"
+            raise MergeError(
+                f"The adapter {folder} changes {weight!r} of shape [{b.shape[0]}, {a.shape[1]}], but its base "
+                f"{checkpoint.folder} {actual}. Set base_model to the model that the adapter was trained on."
+            )
+    for weight, entry in adapter.full_modules.items():
+        if weight not in checkpoint.entries or checkpoint.entries[weight].shape != entry.shape:
+            raise MergeError(
+                f"The adapter {folder} replaces {weight!r} of shape {list(entry.shape)}, which its base "
+                f"{checkpoint.folder} does not have. {MERGE_FIRST}"
+            )
+    return Source(name, origin, checkpoint, adapter)
+
+
+def find_base(folder: Path, named: Any, fallback: str | None) -> tuple[Path, bool]:
+    """The folder of an adapter's base, and whether it is the fallback because the named base does not exist."""
+    if isinstance(named, str) and named:
+        for path in (Path(named).expanduser(), folder / named):
+            if os.path.isdir(path):
+                return path, False
+        if not is_local_path(named) and (fallback is None or not os.path.isdir(Path(fallback).expanduser())):
+            return find_folder(named), False
+    if fallback is None:
+        raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. Set base_model to its base.")
+    return find_folder(fallback), True
+
+
+def is_local_path(origin: str) -> bool:
+    """Whether a string cannot be a Hub id."""
+    return origin.startswith((".", "/", "~")) or not HUB_ID.fullmatch(origin)
+
+
+def find_folder(origin: str) -> Path:
+    """The folder itself, or the downloaded snapshot of a Hub repository."""
+    path = Path(origin).expanduser()
+    if os.path.isdir(path):
+        return path
+    if os.path.isfile(path):
+        raise MergeError(f"{origin!r} is a file. Give the folder with config.json and the weights.")
+    if is_local_path(origin) or "/" not in origin:
+        raise MergeError(f"Folder {origin!r:.300} does not exist.{suggest_sibling(path)}")
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(origin, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"])
+        )
+    except Exception as error:  # HTTP errors, offline mode, a full disk, ...
+        cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
+        raise MergeError(
+            f"Folder {origin!r} does not exist, and no model with this name could be downloaded from the Hub "
+            f"({cause}).{suggest_sibling(path) or ' Check the spelling, or download it first and give its folder.'}"
+        ) from error
+
+
+def suggest_sibling(path: Path) -> str:
+    """`' Did you mean ...?'` for a folder with a similar name in the same parent folder."""
+    if not os.path.isdir(path.parent):
+        return ""
+    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], n=1)
+    return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
+
+
+def read_json(path: Path) -> dict:
+    """Reads a JSON object.
+
+    Raises:
+        MergeError: if the file is missing, unreadable, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MergeError(f"{path.parent} has no {path.name}. Give the folder of a complete checkpoint.") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise MergeError(f"{path} cannot be read ({short_reason(error)}). Copy or download it again.") from error
+    if not isinstance(content, dict):
+        raise MergeError(f"{path} must be a JSON object, but is a {type(content).__name__}. Copy or download it again.")
+    return content
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Opens the configuration, the index and the headers of a checkpoint, and checks that they agree."""
+    if not (folder / "config.json").is_file():
+        inner = [str(path.parent) for path in sorted(folder.glob("*/config.json"))]
+        if inner:
+            raise MergeError(f"{folder} has no config.json, but its subfolders have. Give one: {join_names(inner)}.")
+    config = read_json(folder / "config.json")
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if single.is_file() and index.is_file():
+        raise MergeError(
+            f"{folder} has both model.safetensors and {index.name}, which is ambiguous. Remove the outdated one."
+        )
+    if single.is_file():
+        return Checkpoint(folder, config, {entry.name: entry for entry in read_header(single)})
+    if index.is_file():
+        return Checkpoint(folder, config, read_shards(folder, index))
+    for path in (single, index):
+        if path.is_symlink():
+            raise MergeError(f"{path} is a broken symbolic link. Copy or download the file again.")
+    others = sorted(p.name for p in folder.glob("*.bin")) or sorted(p.name for p in folder.glob("*.safetensors"))
+    remedy = (
+        f"It has {join_names(others)}. Pickled weights are not opened, because they can run code. Load the model where "
+        "you trust it, and save it again with save_pretrained()."
+        if others
+        else "It has no weights. Save the model again with save_pretrained()."
+    )
+    raise MergeError(f"{folder} has neither model.safetensors nor {index.name}. {remedy}")
+
+
+def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
+    """The tensors of all shards. Index and shards must agree on which file holds which tensor."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise MergeError(f"{index} has no weight_map from tensors to files. Save the checkpoint again.")
+    files = sorted(set(weight_map.values()))
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise MergeError(
+            f"{folder} is missing {join_names(missing)} of the {len(files)} shards in its index. Copy or download "
+            f"{'it' if len(missing) == 1 else 'them'} again."
+        )
+    remedy = "Index and shards are from different checkpoints. Copy or download the folder again."
+    entries: dict[str, TensorEntry] = {}
+    for name in files:
+        for entry in read_header(folder / name):
+            indexed = weight_map.get(entry.name)
+            if indexed != name:
+                expected = f"in {indexed} according to the index" if indexed else "not in the index"
+                raise MergeError(f"{folder / name} holds {entry.name!r}, which is {expected}. {remedy}")
+            entries[entry.name] = entry
+    missing = sorted(set(weight_map) - set(entries))
+    if missing:
+        raise MergeError(
+            f"{folder}: the index locates {missing[0]!r} in {weight_map[missing[0]]}, which does not hold it. {remedy}"
+        )
+    return entries
+
+
+def open_adapter(folder: Path) -> Adapter:
+    """Opens a LoRA adapter as peft saves it.
+
+    Raises:
+        MergeError: for other kinds of adapters, which have to be merged with peft first, and for broken files.
+    """
+    config = read_json(folder / "adapter_config.json")
+    if config.get("peft_type") != "LORA":
+        raise MergeError(f"{folder} has peft_type {config.get('peft_type')!r}; only LORA is supported. {MERGE_FIRST}")
+    for key in UNSUPPORTED_OPTIONS:
+        if config.get(key):
+            raise MergeError(f"{folder} is an adapter with {key}, which is not supported. {MERGE_FIRST}")
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        raise MergeError(f"{folder} has no adapter_model.safetensors. Save the adapter again with save_pretrained().")
+    halves: dict[str, dict[str, TensorEntry]] = {}
+    full_modules = {}
+    for entry in read_header(file):
+        name = entry.name.removeprefix("base_model.model.")
+        match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
+        if entry.dtype not in TORCH_NAMES:
+            raise MergeError(f"{file}: {entry.name!r} has dtype {entry.dtype}; quantised adapters are not supported.")
+        if match:
+            halves.setdefault(match[1], {})[match[2]] = entry
+        elif "lora_" in name or "base_layer" in name:
+            raise MergeError(f"{file} holds {entry.name!r}, which is not a plain LoRA weight. {MERGE_FIRST}")
+        else:
+            full_modules[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = entry
+    if not halves and not full_modules:
+        raise MergeError(f"{file} is empty. Save the adapter again.")
+    pairs = {f"{module}.weight": lora_pair(folder, config, module, half) for module, half in halves.items()}
+    return Adapter(folder, config, pairs, full_modules, [file])
+
+
+def lora_pair(
+    folder: Path, config: dict, module: str, half: dict[str, TensorEntry]
+) -> tuple[TensorEntry, TensorEntry, float]:
+    """A, B and the scaling of one module.
+
+    Raises:
+        MergeError: if A and B do not match each other or the configuration.
+    """
+    if set(half) != {"A", "B"}:
+        raise MergeError(f"{folder}: {module!r} has only lora_{''.join(half)}. Save the adapter again.")
+    a, b = half["A"], half["B"]
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        raise MergeError(
+            f"{folder}: lora_A and lora_B of {module!r} have incompatible shapes {list(a.shape)} and {list(b.shape)}. "
+            "Save the adapter again."
+        )
+    try:
+        rank, scaling = lora_scaling(config, module)
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError, re.error) as error:
+        raise MergeError(
+            f"{folder / 'adapter_config.json'} has no valid r and lora_alpha for {module!r} ({short_reason(error)}). "
+            "Save the adapter again."
+        ) from error
+    if rank != a.shape[0]:
+        raise MergeError(
+            f"{folder}: {module!r} has rank {rank} in adapter_config.json and rank {a.shape[0]} in its tensors. Save the "
+            "adapter again."
+        )
+    return a, b, scaling
+
+
+def lora_scaling(config: dict, module: str) -> tuple[int, float]:
+    """Rank r, and scaling alpha / r, or alpha / sqrt(r) with rsLoRA. Both can be set per module."""
+
+    def module_value(patterns: dict | None, default):
+        for pattern, value in (patterns or {}).items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        return default
+
+    rank = module_value(config.get("rank_pattern"), config["r"])
+    alpha = module_value(config.get("alpha_pattern"), config["lora_alpha"])
+    scaling = float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+    if not math.isfinite(scaling):
+        raise ValueError(scaling)
+    return rank, scaling

@@ -1,0 +1,1 @@
+"""Clusters definitions into domains: embeddings, balanced k-means, and the command `cluster`."""

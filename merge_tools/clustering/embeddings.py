@@ -1,0 +1,155 @@
+"""Sentence embeddings of many texts, cached on disk by the hash of text and model."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
+
+from ..errors import MergeError
+
+BLOCK = 2048  # texts that are embedded and cached at once
+
+
+class Cache:
+    """Vectors by 32-byte keys, stored in safetensors files that are written atomically; in memory without a folder."""
+
+    def __init__(self, folder: str | Path | None):
+        self.folder, self.index, self.files = Path(folder) if folder else None, {}, []
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(self.folder.glob("*.safetensors")):
+                self.files.append(load_file(path))
+                for row, key in enumerate(self.files[-1]["keys"]):
+                    self.index[key.tobytes()] = (len(self.files) - 1, row)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.index
+
+    def get(self, key: bytes) -> np.ndarray:
+        """The vector of a key."""
+        file, row = self.index[key]
+        return self.files[file]["vectors"][row]
+
+    def add(self, keys: Sequence[bytes], vectors: np.ndarray):
+        """Stores vectors in a new file."""
+        table = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32), "vectors": vectors}
+        for row, key in enumerate(keys):
+            self.index[key] = (len(self.files), row)
+        self.files.append(table)
+        if self.folder:
+            name = hashlib.sha256(b"".join(keys)).hexdigest()[:24]
+            new = self.folder / f"{name}.new-{os.getpid()}"
+            save_file({name: np.ascontiguousarray(value) for name, value in table.items()}, new)
+            new.replace(self.folder / f"{name}.safetensors")
+
+
+def model_identity(embedder: str) -> str:
+    """An identifier of a model: its Hub id, or the hash of its folder's content, independent of the path."""
+    folder = Path(embedder)
+    if not folder.is_dir():
+        return embedder
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
+            status = path.stat()
+            content = file_hash(str(path.resolve()), status.st_size, status.st_mtime_ns)
+            digest.update(json.dumps([path.relative_to(folder).as_posix(), content]).encode())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def file_hash(path: str, size: int, modified: int) -> str:
+    """SHA-256 of a file, which is read again only if its size or modification time changes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]:
+    """Returns a function from texts to vectors.
+
+    Args:
+        embedder: name or folder of a sentence-transformers model, an object with `.encode`, or a callable.
+
+    Raises:
+        ImportError: if `embedder` is a name and sentence-transformers is not installed.
+        MergeError: if the model cannot be opened.
+    """
+    if not isinstance(embedder, str):
+        return getattr(embedder, "encode", embedder)
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            f"embedder={embedder!r} needs sentence-transformers. Install it with: pip install lexperts[cluster]"
+        ) from error
+    try:
+        model = SentenceTransformer(embedder)
+    except (OSError, ValueError) as error:
+        raise MergeError(f"embedder={embedder!r} cannot be opened: {str(error):.300}") from error
+    return lambda texts: model.encode(texts, show_progress_bar=False)
+
+
+def embed_texts(
+    texts: Sequence[str],
+    embedder: str | Callable,
+    *,
+    cache: str | Path | None = None,
+    name: str | None = None,
+    block: int = BLOCK,
+) -> np.ndarray:
+    """Embeds texts as unit vectors.
+
+    Args:
+        texts: n texts.
+        embedder: see `load_embedder`; it is loaded only if a text is not in the cache.
+        cache: folder that stores the vectors; an interrupted call resumes from it.
+        name: name of an embedder that is a callable, for the cache.
+        block: texts that are embedded and cached at once.
+
+    Returns:
+        Vectors `(n, c)`, float32.
+
+    Raises:
+        MergeError: if a vector is zero or not finite. The message contains its text.
+    """
+    if cache is not None and name is None and not isinstance(embedder, str):
+        raise MergeError("cache needs name=..., because a callable embedder has no name.")
+    model = model_identity(embedder) if isinstance(embedder, str) else name or ""
+    keys = [hashlib.sha256(f"{model}\0{text}".encode()).digest() for text in texts]
+    vectors_by_key, encode = Cache(cache), None
+    new = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors_by_key}
+    order = sorted(new, key=lambda key: len(new[key]), reverse=True)  # similar lengths together
+    with tqdm(total=len(order), unit="text", desc="embeddings", disable=not order or None) as bar:
+        for start in range(0, len(order), block):
+            batch = order[start : start + block]
+            encode = encode or load_embedder(embedder)
+            vectors = np.asarray(encode([new[key] for key in batch]), dtype=np.float32)
+            check_vectors(vectors, [new[key] for key in batch])
+            vectors_by_key.add(batch, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+            bar.update(len(batch))
+    return np.stack([vectors_by_key.get(key) for key in keys]) if keys else np.zeros((0, 1), np.float32)
+
+
+def check_vectors(vectors: np.ndarray, texts: list[str]):
+    """Checks the shape and the values of embeddings.
+
+    Raises:
+        MergeError: if they cannot be used.
+    """
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise MergeError(
+            f"The embedder returned shape {vectors.shape} for {len(texts)} texts; expected one vector per text."
+        )
+    bad = ~np.isfinite(vectors).all(1) | (np.abs(vectors).max(1) == 0)
+    if bad.any():
+        text = texts[int(bad.argmax())]
+        raise MergeError(
+            f"{int(bad.sum())} embeddings are zero or not finite; the first is that of {text!r:.100}. Check the text "
+            "and the embedder's precision."
+        )

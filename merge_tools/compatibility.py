@@ -1,0 +1,233 @@
+"""Compatibility of sources: each must be a Llama that matches its configuration, and all must agree with each other."""
+
+import hashlib
+import re
+from typing import Any
+
+from .checkpoints import Source
+from .errors import MergeError
+from .findings import Report
+from .llama_layout import LlamaShape, rope_parameters
+from .tensor_files import TORCH_NAMES
+from .tokenizers import DifferenceKind, compare, read_tokenizer, source_tokenizer, vocabulary
+
+# Fields that determine shapes or results: experts that differ in one cannot be merged.
+MUST_AGREE = {
+    "hidden_size": "tensor shapes differ",
+    "intermediate_size": "MLP shapes differ",
+    "num_hidden_layers": "the number of layers differs",
+    "num_attention_heads": "attention heads differ",
+    "num_key_value_heads": "attention heads differ",
+    "head_dim": "attention heads differ",
+    "attention_bias": "biases would be lost or missing",
+    "mlp_bias": "biases would be lost or missing",
+    "hidden_act": "MLPs use different activations",
+    "rms_norm_eps": "norms give different results",
+    "tie_word_embeddings": "output layers are stored differently",
+}
+# Other fields, with the level of a difference.
+SETTINGS = {
+    "max_position_embeddings": "warning", "bos_token_id": "warning", "eos_token_id": "warning",
+    "pad_token_id": "warning", "initializer_range": "note", "attention_dropout": "note", "dtype": "note",
+}  # fmt: skip
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+MAX_TENSOR_ERRORS = 3
+
+
+def check_shapes(report: Report, source: Source) -> bool:
+    """Checks that a source is a Llama and has every tensor in its shape.
+
+    Returns:
+        False if the source cannot be compared with others.
+    """
+    model_type = source.config.get("model_type")
+    if model_type != "llama":
+        message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
+        report.add("error", "model type", source.name, message)
+        return False
+    errors = find_config_errors(source.config)
+    for error in errors:
+        report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
+    if errors:
+        return False
+    shape = LlamaShape.from_config(source.config)
+    errors = find_tensor_errors(report, source, shape)
+    for error in errors[:MAX_TENSOR_ERRORS]:
+        report.add("error", "tensors", source.name, f"{error}.")
+    more = len(errors) - MAX_TENSOR_ERRORS
+    if more > 0:
+        report.add("error", "tensors", source.name, f"{more} more such tensor{'s' * (more > 1)}.")
+    if not errors:
+        names = shape.tensors()
+        dtypes = sorted({TORCH_NAMES[source.entry(name).dtype] for name in names})
+        report.add("ok", "tensors", source.name, f"{len(names)} tensors, {', '.join(dtypes)}")
+    return True
+
+
+def find_config_errors(config: dict[str, Any]) -> list[str]:
+    """Fields that are missing or have invalid values."""
+    errors = [f"{key} is missing" for key in SIZES if config.get(key) is None]
+    for key in (*SIZES, *OPTIONAL_SIZES):
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            errors.append(f"{key} must be a positive integer, got {value!r:.60}")
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            errors.append(f"{key} must be a dict, got {value!r:.60}")
+        elif not isinstance(value.get("rope_theta", 1.0), int | float | None):
+            errors.append(f"rope_theta in {key} must be a number, got {value['rope_theta']!r:.60}")
+    if not isinstance(config.get("rope_theta"), int | float | None):
+        errors.append(f"rope_theta must be a number, got {config['rope_theta']!r:.60}")
+    return errors
+
+
+def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> list[str]:
+    """Differences between the stored tensors and those that the configuration requires."""
+    entries = source.checkpoint.entries
+    layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
+    if layers != shape.layers:
+        return [f"num_hidden_layers is {shape.layers} in config.json, but the files have tensors of {layers} layers"]
+    expected, errors = shape.tensors(), []
+    for name, dims in expected.items():
+        if name not in entries:
+            errors.append(f"tensor {name!r} is missing")
+        elif entries[name].shape != dims:
+            errors.append(f"{name!r} has shape {list(entries[name].shape)}, but config.json requires {list(dims)}")
+        elif entries[name].dtype not in TORCH_NAMES:
+            errors.append(f"{name!r} has dtype {entries[name].dtype}; quantised weights cannot be merged")
+    for name in sorted(set(entries) - set(expected)):
+        if name.endswith(".bias"):
+            errors.append(f"{name!r} is a bias that config.json does not enable, and so the merge would drop it")
+        elif name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+            report.add("note", "tensors", source.name, f"{name!r} is ignored: the configuration does not use it.")
+        else:
+            errors.append(f"{name!r} is not a tensor of a Llama")
+    return errors
+
+
+def check_configuration(report: Report, first: Source, other: Source, dtype: str | None = None):
+    """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported.
+
+    Args:
+        report: where findings are added.
+        first: the source to compare with.
+        other: the source to check.
+        dtype: dtype of the output, if the recipe sets one.
+    """
+    ours, theirs = with_llama_defaults(first.config), with_llama_defaults(other.config)
+    differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
+    for key in differing:
+        message = f"{describe_difference(key, theirs, ours, first)}: {MUST_AGREE[key]}."
+        report.add("error", "configuration", other.name, message)
+    for key, level in SETTINGS.items():
+        if ours.get(key) != theirs.get(key):
+            kept = (dtype if key == "dtype" else None) or ours.get(key)
+            result = "the output has none" if kept is None else f"the output has {kept}"
+            message = f"{describe_difference(key, theirs, ours, first)}: {result}."
+            report.add(level, "configuration", other.name, message)
+    if not differing:
+        report.add("ok", "configuration", other.name, f"compatible with {first.name}")
+
+
+def describe_difference(key: str, theirs: dict[str, Any], ours: dict[str, Any], first: Source) -> str:
+    """'hidden_size is 64 (32 in birds)'."""
+    value, expected = ("not set" if config.get(key) is None else f"{config[key]!s:.60}" for config in (theirs, ours))
+    return f"{key} is {value} ({expected} in {first.name})"
+
+
+def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with LlamaConfig's defaults for missing fields."""
+    shape = LlamaShape.from_config(config)
+    defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
+    return {
+        **defaults,
+        "initializer_range": 0.02,
+        "dtype": config.get("torch_dtype"),
+        **{key: value for key, value in config.items() if value is not None},
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+def check_rope(report: Report, first: Source, other: Source):
+    """Compares RoPE settings."""
+    ours, theirs = rope_parameters(first.config), rope_parameters(other.config)
+    changed = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    if not changed:
+        report.add("ok", "rope", other.name, f"{ours['rope_type']}, base {ours['rope_theta']:g}")
+        return
+    differences = ", ".join(describe_difference(key, theirs, ours, first) for key in changed)
+    message = f"its RoPE settings differ: {differences}. Merged attention would use inconsistent positions."
+    report.add("error", "rope", other.name, message, "rope")
+
+
+def check_vocabulary(report: Report, first: Source, other: Source):
+    """Compares embedding rows and tokenizers."""
+    check_rows(report, first, other)
+    check_tokenizer(report, first, other)
+
+
+def check_rows(report: Report, first: Source, other: Source):
+    """Compares the number of embedding rows."""
+    ours, theirs = (LlamaShape.from_config(source.config).vocab_size for source in (first, other))
+    if ours != theirs:
+        message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
+        report.add("error", "vocabulary", other.name, message, "vocab")
+
+
+def check_own_tokenizers(report: Report, sources: list[Source]):
+    """Checks that tokenizers can be read and that every token id has an embedding row."""
+    last_ids: dict[bytes, int] = {}  # SHA-256 of a file -> its last id; most experts share one tokenizer
+    for source in sources:
+        file = source_tokenizer(source)
+        if file is None or file.suffix != ".json":
+            continue
+        try:
+            digest = hashlib.sha256(file.read_bytes()).digest()
+            if digest not in last_ids:
+                last_ids[digest] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
+        except (MergeError, OSError) as error:
+            report.add("error", "tokenizer", source.name, str(error))
+            continue
+        rows = source.config["vocab_size"]
+        if last_ids[digest] >= rows:
+            message = (
+                f"its tokenizer has ids up to {last_ids[digest]}, but its embeddings have {rows} rows: the "
+                "model fails on such a token."
+            )
+            report.add("warning", "tokenizer", source.name, message)
+
+
+def check_tokenizer(report: Report, first: Source, other: Source):
+    """Compares tokenizers: the same ids must represent the same texts."""
+    ours, theirs = source_tokenizer(first), source_tokenizer(other)
+    if ours is None or theirs is None:
+        without = first.name if ours is None else other.name
+        report.add("note", "tokenizer", other.name, f"{without} has no tokenizer; tokenizers were not compared.")
+        return
+    try:
+        difference = compare(ours, theirs)
+    except MergeError as error:
+        if not any(finding.message == str(error) for finding in report.findings):
+            report.add("error", "tokenizer", other.name, str(error))
+        return
+    if difference is None:
+        report.add("ok", "tokenizer", other.name, f"same as {first.name}")
+        return
+    message = f"compared with {first.name}: {difference.text}"
+    if difference.kind is DifferenceKind.SUPERSET:
+        report.add("error", "tokenizer", other.name, f"{message}.", "vocab")
+    elif difference.kind in (DifferenceKind.SPECIAL_TOKENS, DifferenceKind.DECODER_ONLY):
+        level = "warning" if difference.kind is DifferenceKind.SPECIAL_TOKENS else "note"
+        report.add(level, "tokenizer", other.name, f"{message}. The base model's tokenizer is written.")
+    else:
+        same_ids = difference.kind is DifferenceKind.TOKENS
+        effect = "the same ids represent different texts" if same_ids else "the same text is split into different ids"
+        report.add("error", "tokenizer", other.name, f"{message}: {effect}.", "tokenizer")

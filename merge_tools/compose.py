@@ -1,0 +1,212 @@
+"""Merges the experts of a recipe into one mixture, on disk or in memory."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .card import model_card
+from .centroids import read_centroids
+from .checkpoints import Source
+from .errors import MergeError
+from .findings import Report
+from .gates import Gates, make_gates
+from .output_config import code_files, mixture_config, output_format, to_json_bytes
+from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors
+from .preflight import Preflight, describe_nonfinite, run_preflight
+from .provenance import RECORD, merge_record
+from .recipe import Recipe
+from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, Writer, assign_shards, commit_output, staging_folder
+from .tensor_files import TensorEntry, has_nonfinite, read_header
+from .tokenizers import mixture_tokenizer
+
+
+@dataclass
+class Plan:
+    """Everything about a mixture except its bytes."""
+
+    report: Report
+    recipe: Recipe
+    base: Source
+    experts: list[Source]
+    format: str  # "mixtral" or "lexicon"
+    tensors: list[OutputTensor]
+    gates: Gates
+    counts: dict[str, int]  # parameters: total, active
+    config: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all tensors in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def summary(self) -> dict[str, Any]:
+        """Format, experts, size on disk and in memory, parameters in total and active per token."""
+        return {
+            "format": self.format,
+            "experts": self.recipe.names,
+            "tensors": len(self.tensors),
+            "bytes": self.nbytes,
+            "parameters": self.counts["total"],
+            "active_parameters": self.counts["active"],
+            "memory_bytes": self.nbytes,
+        }
+
+
+def check_and_plan(
+    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, low_memory: bool = False, **changes
+) -> Plan:
+    """Checks a recipe and plans the mixture without writing it.
+
+    Args:
+        recipe: YAML file, dict or `Recipe`.
+        out: output folder, which is then checked too.
+        low_memory: computes gates with one layer of the base model in memory at a time.
+        changes: keys of the recipe to replace.
+
+    Raises:
+        MergeError: with all errors of the preflight.
+    """
+    preflight = run_preflight(recipe, out, **changes)
+    preflight.report.raise_for_errors()
+    gates = make_gates(preflight.recipe, preflight.sources.base, low_memory=low_memory)
+    return make_plan(preflight, gates)
+
+
+def make_plan(preflight: Preflight, gates: Gates) -> Plan:
+    """The plan of a recipe that passed the preflight, with the given gates."""
+    recipe, base, experts = preflight.recipe, preflight.sources.base, preflight.sources.experts
+    format = output_format(recipe, base)
+    tensors = plan_tensors(recipe, base, experts, gates.values)
+    centroids = read_centroids(recipe)
+    if centroids is not None:
+        tensors.append(centroid_tensor(centroids))
+    vocab_size = tensors[0].shape[0]
+    config = mixture_config(recipe, base, vocab_size, format, None if centroids is None else centroids.shape[1])
+    counts = count_parameters(recipe, tensors)
+    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, counts, config)
+
+
+def compose(
+    recipe: Recipe | dict | str | Path,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    low_memory: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+    **changes,
+) -> dict[str, Any]:
+    """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist.
+
+    Args:
+        recipe: YAML file, dict or `Recipe`.
+        out: output folder, which must not exist or be empty.
+        resume: continues an interrupted run of the same recipe.
+        low_memory: computes gates with one layer of the base model in memory at a time.
+        shard_bytes: maximum size of a file.
+        progress: receives the progress of each phase.
+        changes: keys of the recipe to replace.
+
+    Returns:
+        A summary of the mixture (see `Plan.summary`), `out` and `warnings`.
+
+    Raises:
+        MergeError: if the preflight finds errors. Nothing is written then.
+    """
+    progress = progress or Progress()
+    out = Path(out)
+    plan = check_and_plan(recipe, out, low_memory=low_memory, **changes)
+    write_mixture(plan, out, resume=resume, shard_bytes=shard_bytes, progress=progress)
+    return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
+
+
+def write_mixture(plan: Plan, out: Path, *, resume: bool, shard_bytes: int, progress: Progress):
+    """Writes the tensors and metadata files of a plan."""
+    shards = assign_shards(plan.tensors, shard_bytes)
+    files = source_files([plan.base, *plan.experts])
+    with staging_folder(out, resume) as folder:
+        try:
+            scans = Writer(folder, shards, files, resume, progress).run()
+        except NotFiniteError as error:
+            raise MergeError(name_expert(error, [*plan.experts, plan.base])) from error
+        record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
+        commit_output(folder, out, shards, metadata_files(plan, record), progress)
+
+
+def metadata_files(plan: Plan, record: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a mixture except its weights: tokenizer, configuration, record, model card, and code if needed."""
+    files = mixture_tokenizer(plan.base, plan.experts)
+    files |= {
+        "config.json": to_json_bytes(plan.config),
+        RECORD: to_json_bytes(record),
+        "README.md": model_card(record, plan.counts, plan.nbytes),
+    }
+    return files | (code_files() if plan.format == "lexicon" else {})
+
+
+def source_files(sources: list[Source]) -> dict[Path, list[TensorEntry]]:
+    """All files of the sources with the tensors in them."""
+    return {file: read_header(file) for source in sources for file in source.files}
+
+
+def name_expert(error: NotFiniteError, sources: list[Source]) -> str:
+    """The message of an error, with the name of the expert that the file belongs to."""
+    for source in sources:
+        if error.file in source.files:
+            return f"{source.name}: {error.file.name}: {describe_nonfinite(list(error.names))}"
+    return str(error)
+
+
+def load_experts(
+    experts: Iterable[str | Path | dict],
+    *,
+    base_model: str | Path | None = None,
+    routing_policy: str = "token",
+    gate_mode: str | None = None,
+    low_memory: bool = False,
+    **options,
+):
+    """Builds a mixture in memory without writing it, for example to try it before `compose`.
+
+    Args:
+        experts: folders, Hub ids, or mappings as in a recipe.
+        base_model: see `Recipe`.
+        routing_policy: see `Recipe`.
+        gate_mode: see `Recipe`.
+        low_memory: computes gates with one layer of the base model in memory at a time.
+        options: other keys of a recipe, such as `experts_per_token`, `average`, `dtype`.
+
+    Returns:
+        A `LexiconForCausalLM` that equals `compose` followed by `from_pretrained`.
+
+    Raises:
+        MergeError: with all errors of the preflight.
+    """
+    from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+
+    from .llama_runtime import load_state, to_torch
+
+    recipe = {
+        "experts": [e if isinstance(e, dict) else str(e) for e in experts],
+        "base_model": None if base_model is None else str(base_model),
+        "routing_policy": routing_policy,
+        "gate_mode": gate_mode,
+        "format": "lexicon",
+        **options,
+    }
+    recipe = {key: value for key, value in recipe.items() if value is not None}
+    plan = check_and_plan(recipe, low_memory=low_memory)
+    state = {}
+    for tensor in plan.tensors:
+        raw = np.concatenate(list(tensor.blocks()))
+        if has_nonfinite(raw, tensor.dtype):
+            raise MergeError(
+                f"{tensor.name!r} would hold NaN or infinity. Run `merge-experts check --deep` to find the broken expert."
+            )
+        state[tensor.name] = to_torch(raw, tensor.dtype, tensor.shape)
+    other_spellings = ("auto_map", "torch_dtype", "rope_scaling", "rope_theta")
+    config = {key: value for key, value in plan.config.items() if key not in other_spellings}
+    return load_state(LexiconForCausalLM, LexiconConfig.from_dict(config), state)

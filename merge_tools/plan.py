@@ -1,0 +1,199 @@
+"""The plan of a mixture: every tensor to be written and the sources that it is computed from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .averaging import from_float, mean_equal, mean_float64, to_float32, view
+from .checkpoints import Source
+from .errors import MergeError
+from .llama_layout import LlamaShape, RoutedPart, gated_parts, routed_parts
+from .recipe import Recipe
+from .tensor_files import DTYPE_BYTES, FLOATS, TensorEntry, read_blocks
+
+CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements `start` to `stop` of a tensor: the weighted mean of these elements in some sources."""
+
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...]  # sum to 1
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """A tensor of the mixture: slices of the sources' `tensor`, or the raw elements `values`."""
+
+    name: str
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+    tensor: str = ""
+    slices: tuple[Slice, ...] = ()
+    values: np.ndarray | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def copy_source(self) -> TensorEntry | None:
+        """The stored tensor that can be copied byte by byte, or None if the tensor has to be computed."""
+        if len(self.slices) != 1 or len(self.slices[0].sources) != 1:
+            return None
+        source = self.slices[0].sources[0]
+        entry = source.entry(self.tensor)
+        same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
+        return entry if same and source.is_verbatim(self.tensor) else None
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the raw elements in blocks."""
+        if self.values is not None:
+            yield self.values.reshape(-1)
+            return
+        for part in self.slices:
+            dtypes = [source.entry(self.tensor).dtype for source in part.sources]
+            equal = len(set(part.weights)) == 1
+            for raws in zip(*(self._read(source, part) for source in part.sources), strict=True):
+                if len(raws) == 1:
+                    yield convert(raws[0], dtypes[0], self.dtype)
+                elif equal:
+                    yield mean_equal(list(raws), dtypes, self.dtype)
+                else:
+                    yield mean_float64(list(raws), dtypes, list(part.weights), self.dtype)
+
+    def _read(self, source: Source, part: Slice) -> Iterator[np.ndarray]:
+        if source.is_verbatim(self.tensor):
+            return read_blocks(source.entry(self.tensor), CHUNK, part.start, part.stop)
+        if part.start or part.stop != self.elements:
+            raise MergeError(
+                f"The adapter {source.name!r} changes {self.tensor!r} and has a different vocabulary. Merge it "
+                "with peft's merge_and_unload() first."
+            )
+        return source.blocks(self.tensor, CHUNK)
+
+
+def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:
+    """Converts raw elements to another dtype."""
+    if dtype == out:
+        return raw
+    return from_float(view(raw, dtype) if dtype == "F64" else to_float32(raw, dtype), out)
+
+
+def plan_tensors(
+    recipe: Recipe,
+    base: Source,
+    experts: list[Source],
+    gates: dict[str, np.ndarray],
+    averaged: list[Source] | None = None,
+) -> list[OutputTensor]:
+    """All tensors of the mixture in the order in which a forward pass uses them.
+
+    Args:
+        recipe: the recipe.
+        base: the base model.
+        experts: the experts, in the order of the recipe.
+        gates: name of a gate -> values `(E, d)`, float32.
+        averaged: the experts that weights without routing are averaged over; default: all.
+    """
+    shape = LlamaShape.from_config(base.config)
+    parts = routed_parts(shape.layers, recipe.router_layers, recipe.router_layers_index)
+    with_gate = set(gated_parts(recipe, shape.layers))
+    part_of: dict[str, RoutedPart] = {}
+    for part in parts:
+        part_of.update({dense: part for dense, _ in part.expert_tensors(shape)})
+    weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
+    averaged = experts if averaged is None else averaged
+    planned, tensors = set(), []
+    for name in shape.tensors():
+        dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(name).dtype
+        part = part_of.get(name)
+        if part is None:
+            tensors.append(shared_tensor(name, dtype, recipe.average, base, averaged, weights))
+            continue
+        if part in planned:
+            continue
+        planned.add(part)
+        if part in with_gate:
+            values = gates[part.gate]
+            tensors.append(OutputTensor(part.gate, dtype, values.shape, values=from_float(values, dtype)))
+        for index, expert in enumerate(experts):
+            for dense, suffix in part.expert_tensors(shape):
+                tensors.append(copy_tensor(part.expert(index, suffix), dense, dtype, expert))
+    return tensors
+
+
+def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
+    """A tensor of one source under another name."""
+    shape = source.entry(tensor).shape
+    count = int(np.prod(shape, dtype=np.int64))
+    return OutputTensor(name, dtype, shape, tensor, (Slice((source,), (1.0,), 0, count),))
+
+
+def centroid_tensor(centroids: np.ndarray) -> OutputTensor:
+    """The centroids `(E, size)`, float32, as a tensor of the mixture."""
+    return OutputTensor("domain_centroids", "F32", centroids.shape, values=centroids.view("<u4"))
+
+
+def shared_tensor(
+    name: str, dtype: str, average: str, base: Source, experts: list[Source], weights: dict[int, float]
+) -> OutputTensor:
+    """A tensor that is not routed: the mean over the experts, or the base's. Rows that only some have are their mean.
+
+    Args:
+        name: name of the tensor.
+        dtype: dtype of the output.
+        average: "mean" or "base".
+        base: the base model.
+        experts: the experts to average.
+        weights: `id` of an expert -> its weight in the mean.
+    """
+    sources = [base, *experts]
+    largest = max(sources, key=lambda source: source.entry(name).shape[0]).entry(name).shape
+    width = int(np.prod(largest[1:], dtype=np.int64))
+    preferred = [base] if average == "base" else [s for s in experts if weights[id(s)] > 0]
+    slices, start = [], 0
+    for stop in sorted({source.entry(name).shape[0] for source in sources}):
+        for group in (preferred, experts, [base]):
+            group = [source for source in group if source.entry(name).shape[0] >= stop]
+            if group:
+                break
+        shares = [weights.get(id(source), 1.0) for source in group]
+        shares = shares if sum(shares) > 0 else [1.0] * len(group)
+        slices.append(Slice(tuple(group), tuple(s / sum(shares) for s in shares), start * width, stop * width))
+        start = stop
+    return OutputTensor(name, dtype, (start, *largest[1:]), name, merge_adjacent_slices(slices))
+
+
+def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:
+    """Joins adjacent slices of the same sources."""
+    merged: list[Slice] = []
+    for part in slices:
+        if merged and [id(s) for s in merged[-1].sources] == [id(s) for s in part.sources]:
+            part = Slice(part.sources, part.weights, merged.pop().start, part.stop)
+        merged.append(part)
+    return tuple(merged)
+
+
+def count_parameters(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
+    """The number of parameters, and how many of them are active per token."""
+    total = sum(t.elements for t in tensors)
+    in_experts = sum(t.elements for t in tensors if ".experts." in t.name)
+    return {"total": total, "active": active_parameters(recipe, total, in_experts)}
+
+
+def active_parameters(recipe: Recipe, total: int, in_experts: int) -> int:
+    """The parameters that are active per token, of `total` parameters with `in_experts` in all experts together."""
+    count = len(recipe.experts)
+    selected = {"token": recipe.experts_per_token, "sequence_soft": count}.get(recipe.routing_policy, 1)
+    return total - in_experts * (count - selected) // count

@@ -1,0 +1,364 @@
+"""The preflight: finds everything that would spoil a merge, all at once, before the first byte is written."""
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .centroids import read_centroids
+from .checkpoints import Checkpoint, Source, open_source
+from .compatibility import (
+    check_configuration,
+    check_own_tokenizers,
+    check_rope,
+    check_rows,
+    check_shapes,
+    check_tokenizer,
+)
+from .errors import MergeError, format_size, short_reason
+from .findings import Report
+from .gates import make_gates, prompts_for, tokenize
+from .llama_layout import LlamaShape, rope_parameters
+from .output_config import output_format
+from .plan import plan_tensors
+from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
+from .shard_writer import partial_folder
+from .tensor_files import hash_and_scan, sample_nonfinite
+from .tokenizers import source_tokenizer
+
+SLACK = 16 << 20  # bytes reserved for files other than tensors
+
+
+@dataclass
+class OpenedSources:
+    """The base model and the experts of a recipe that could be opened."""
+
+    base: Source | None = None
+    experts: list[Source] = field(default_factory=list)
+
+    @property
+    def distinct(self) -> list[Source]:
+        """Base and experts, without a base that is one of the experts."""
+        base = self.base
+        separate = base is not None and not any(expert.checkpoint is base.checkpoint for expert in self.experts)
+        return [base, *self.experts] if separate else self.experts
+
+
+@dataclass
+class Preflight:
+    """The findings on a recipe, and its sources. `recipe` is None if it could not be read."""
+
+    report: Report
+    recipe: Recipe | None = None
+    sources: OpenedSources = field(default_factory=OpenedSources)
+
+
+def check(
+    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, deep: bool = False, **changes
+) -> Report:
+    """Checks everything that a merge needs, without writing anything.
+
+    Args:
+        recipe: YAML file, dict or `Recipe`.
+        out: output folder; if given, its path and the free disk space are checked too.
+        deep: scans every element for NaN and infinity instead of samples.
+        changes: keys of the recipe to replace; `allow` is added to the recipe's.
+
+    Returns:
+        All findings, including errors. `report.raise_for_errors()` raises them as one exception.
+    """
+    return run_preflight(recipe, out, deep=deep, **changes).report
+
+
+def run_preflight(
+    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, deep: bool = False, **changes
+) -> Preflight:
+    """Like `check`, but also returns the recipe and the opened sources."""
+    report = Report()
+    try:
+        recipe = read_recipe(recipe, **changes)
+    except MergeError as error:
+        report.add("error", "recipe", "recipe", str(error))
+        return Preflight(report)
+    report.allow = recipe.allow
+    sources = open_sources(report, recipe)
+    base = sources.base
+    usable = [source for source in sources.distinct if check_shapes(report, source)]
+    check_agreement(report, recipe, base, usable)
+    check_values(report, sources.distinct, deep)
+    check_distinct(report, recipe, sources.experts)
+    check_adapters(report, recipe, sources)
+    if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
+        check_format(report, recipe, base)
+        check_gates(report, recipe, base)
+    check_centroids(report, recipe)
+    if out is not None:
+        check_output_path(report, Path(out), sources)
+        if report.ok:
+            check_disk(report, Path(out), planned_bytes(recipe, sources))
+    return Preflight(report, recipe, sources)
+
+
+def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
+    """Opens base and experts. A base that is one of the experts is opened once."""
+
+    def try_open(name: str, origin: str, base: str | None) -> Source | None:
+        try:
+            source = open_source(name, origin, base)
+        except MergeError as error:
+            report.add("error", "files", name, str(error))
+            return None
+        except OSError as error:
+            report.add("error", "files", name, f"{origin} cannot be read: {error.strerror or error}.")
+            return None
+        count, total = len(source.files), sum(file.stat().st_size for file in source.files)
+        report.add("ok", "files", name, f"{count} file{'s' * (count > 1)}, {format_size(total)}")
+        return source
+
+    sources = OpenedSources()
+    by_path: dict[str, Source | None] = {}
+    for expert in recipe.experts:
+        source = try_open(expert.name, expert.source_model, recipe.base_model)
+        by_path[os.path.realpath(Path(expert.source_model).expanduser())] = source
+        sources.experts += [source] if source else []
+    path = os.path.realpath(Path(recipe.base_model or recipe.experts[0].source_model).expanduser())
+    if recipe.base_model is None:
+        sources.base = sources.experts[0] if by_path[path] else None
+    elif path in by_path:
+        sources.base = by_path[path] and replace(by_path[path], name="base", origin=recipe.base_model)
+    else:
+        sources.base = try_open("base", recipe.base_model, None)
+    return sources
+
+
+def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources: list[Source]):
+    """Compares every source with the base, or with the first source if the base cannot be used."""
+    if not sources:
+        return
+    first = base if base and any(source.checkpoint is base.checkpoint for source in sources) else sources[0]
+    with_tokenizer = next((source for source in [first, *sources] if source_tokenizer(source)), first)
+    check_own_tokenizers(report, sources)
+    for source in sources:
+        if source is not first and source.checkpoint is not first.checkpoint:
+            check_configuration(report, first, source, recipe.dtype)
+            check_rows(report, first, source)
+        check_rope(report, first, source)
+        if source is not with_tokenizer:
+            check_tokenizer(report, with_tokenizer, source)
+
+
+def check_values(report: Report, sources: list[Source], deep: bool):
+    """Looks for NaN and infinity: in samples of every tensor, or in all elements."""
+    bad_by_file: dict[Path, list[str]] = {}
+    for source in sources:
+        for file in source.files:
+            if file in bad_by_file:
+                continue
+            of_adapter = source.adapter and file in source.adapter.files
+            entries = source.adapter.entries if of_adapter else source.checkpoint.tensors_of(file)
+            bad_by_file[file] = list(hash_and_scan(file, entries).nonfinite) if deep else sample_nonfinite(entries)
+        bad = [name for file in source.files for name in bad_by_file[file]]
+        if bad:
+            report.add("error", "values", source.name, describe_nonfinite(bad))
+        else:
+            report.add("ok", "values", source.name, "all finite" if deep else "finite in all samples")
+
+
+def describe_nonfinite(names: list[str]) -> str:
+    """The message for tensors with NaN or infinity."""
+    more = len(names) - 1
+    subject = f"{names[0]!r} holds" if not more else f"{names[0]!r} and {more} more tensor{'s' * (more > 1)} hold"
+    return f"{subject} NaN or infinity: the expert is broken. Use an earlier checkpoint."
+
+
+def sampled_digest(checkpoint: Checkpoint, modules: tuple[str, ...] = ()) -> str:
+    """SHA-256 of some bytes from the middle of every tensor (of `modules` only, if given)."""
+    digest = hashlib.sha256()
+    handles = {file: os.open(file, os.O_RDONLY) for file in checkpoint.files}
+    try:
+        for name, entry in sorted(checkpoint.entries.items()):
+            if not modules or any(module in name for module in modules):
+                count = min(entry.nbytes, 4096)
+                digest.update(os.pread(handles[entry.file], count, entry.start + (entry.nbytes - count) // 2))
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+    return digest.hexdigest()
+
+
+def routed_modules(recipe: Recipe) -> tuple[str, ...]:
+    """The linear layers that the recipe routes."""
+    return tuple(name for part in recipe.router_layers for name in (MLP_LINEARS if part == "mlp" else (part,)))
+
+
+def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
+    """Warns about experts whose routed weights are equal: routing between them has no effect."""
+    modules, names = routed_modules(recipe), {}
+    for source in experts:
+        adapter = str(source.adapter.folder.resolve()) if source.adapter else ""
+        key = (adapter, sampled_digest(source.checkpoint, modules))
+        if key in names:
+            message = (
+                f"has the same routed weights as {names[key]} (in all samples): routing between them has no effect."
+            )
+            report.add("warning", "experts", source.name, message)
+        names.setdefault(key, source.name)
+
+
+def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Checks that all adapters belong to the same base: the recipe's, if it names one."""
+    adapters = [expert for expert in sources.experts if expert.adapter]
+    if not adapters:
+        return
+    base = sources.base
+    first = base if base and (recipe.base_model or base.adapter) else adapters[0]
+    expected = sampled_digest(first.checkpoint)
+    for expert in adapters:
+        if sampled_digest(expert.checkpoint) != expected:
+            message = (
+                f"is an adapter over {expert.checkpoint.folder}, whose weights differ from those of {first.name} "
+                f"({first.checkpoint.folder}). Set base_model to its own base, or merge it with peft first."
+            )
+            report.add("error", "adapter", expert.name, message)
+        elif expert.adapter.base_is_fallback:
+            trained_on = expert.adapter.config.get("base_model_name_or_path")
+            message = (
+                f"was trained on {trained_on!r}, which does not exist; {expert.checkpoint.folder} is used instead."
+            )
+            report.add("warning", "adapter", expert.name, message)
+        else:
+            report.add("ok", "adapter", expert.name, f"LoRA over {expert.checkpoint.folder}")
+        check_left_out(report, recipe, expert)
+
+
+def check_left_out(report: Report, recipe: Recipe, expert: Source):
+    """Warns if `average: base` drops what an adapter changes outside the routed layers."""
+    if recipe.average != "base":
+        return
+    routed = [f".{module}." for module in routed_modules(recipe)]
+    lost = [name for name in expert.adapter.changed if not any(module in name for module in routed)]
+    if lost:
+        message = (
+            f"changes {lost[0]!r} and {len(lost) - 1} more tensors that are not routed, and average: base drops these "
+            "changes. Use average: mean to include them."
+        )
+        report.add("warning", "adapter", expert.name, message)
+
+
+def check_gates(report: Report, recipe: Recipe, base: Source):
+    """Checks that prompts and samples for gates can be read and tokenized for the base."""
+    if recipe.gate_mode not in ("hidden", "cheap_embed", "centroid"):
+        return
+    texts = []
+    for expert in recipe.experts:
+        try:
+            texts += [text for group in prompts_for(recipe, expert) for text in group]
+        except MergeError as error:
+            report.add("error", "gates", expert.name, str(error))
+        except (OSError, ValueError) as error:
+            report.add("error", "gates", expert.name, f"its samples cannot be read ({short_reason(error)}).")
+    if any(finding.check in ("gates", "tokenizer") and finding.level == "error" for finding in report.findings):
+        return
+    try:
+        tokens = tokenize(base, texts)
+    except MergeError as error:
+        report.add("error", "gates", base.name, str(error))
+        return
+    except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
+        message = f"its tokenizer cannot be opened ({short_reason(error)}). Copy it again."
+        report.add("error", "gates", base.name, message)
+        return
+    last, rows = max(max(ids) for ids in tokens), LlamaShape.from_config(base.config).vocab_size
+    if last >= rows:
+        message = f"a prompt has the token id {last}, but its embeddings have {rows} rows."
+        report.add("error", "gates", base.name, message)
+    else:
+        report.add("ok", "gates", base.name, f"{len(texts)} texts with {sum(map(len, tokens)):,} tokens")
+
+
+def check_centroids(report: Report, recipe: Recipe):
+    """Checks the file of centroids."""
+    try:
+        read_centroids(recipe)
+    except MergeError as error:
+        report.add("error", "centroids", "centroids", str(error))
+
+
+def check_format(report: Report, recipe: Recipe, base: Source):
+    """Checks that the format can represent the mixture, and which software can read it."""
+    shape, rope = LlamaShape.from_config(base.config), rope_parameters(base.config)
+    bad = [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.layers]
+    if bad:
+        message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.layers - 1}."
+        report.add("error", "recipe", "router_layers_index", message)
+    if shape.mlp_bias and "mlp" in recipe.router_layers:
+        message = (
+            "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj instead."
+        )
+        report.add("error", "format", base.name, message)
+    if recipe.format == "mixtral" and shape.attention_bias:
+        message = "its attention has biases, which a Mixtral does not support. Use format: lexicon."
+        report.add("error", "format", base.name, message)
+    if output_format(recipe, base) != "mixtral":
+        message = "LexiconForCausalLM: needs `import modeling_lexicon` or trust_remote_code=True"
+        report.add("note", "format", "output", message)
+        return
+    report.add("ok", "format", "output", "MixtralForCausalLM of transformers")
+    if rope["rope_type"] != "default":
+        message = (
+            f"Mixtral in transformers 4.x releases without RoPE scaling silently ignores {rope['rope_type']!r}: open the "
+            "output with transformers 5."
+        )
+        report.add("warning", "rope", "output", message)
+    if shape.head_dim * shape.heads != shape.hidden_size:
+        report.add("warning", "format", "output", f"only transformers 5 reads head_dim ({shape.head_dim}).")
+
+
+def check_output_path(report: Report, out: Path, sources: OpenedSources):
+    """Checks that the output folder is free and outside the sources."""
+    target = out.expanduser().resolve()
+    for source in [sources.base, *sources.experts]:
+        folders = {source.checkpoint.folder.resolve(), source.folder.resolve()} if source else set()
+        for folder in folders:
+            relation = "is" if target == folder else "contains" if target in folder.parents else "is inside"
+            if relation != "is inside" or folder in target.parents:
+                message = f"{relation} the source {source.name!r}, which must not be modified. Choose another folder."
+                report.add("error", "output", str(out), message)
+                return
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        report.add("error", "output", str(out), "exists and is not empty. Choose another folder, or delete it first.")
+        return
+    parent = existing_parent(target)
+    if not parent.is_dir():
+        report.add("error", "output", str(out), f"cannot be created: {parent} is a file. Choose another folder.")
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        report.add("error", "output", str(out), f"cannot be created: {parent} is not writable. Choose another folder.")
+    else:
+        report.add("ok", "output", str(out), "is free")
+
+
+def planned_bytes(recipe: Recipe, sources: OpenedSources) -> int:
+    """Size of all tensors; gates have the same size in every mode."""
+    recipe = with_zero_gates(recipe)
+    gates = make_gates(recipe, sources.base).values
+    return sum(tensor.nbytes for tensor in plan_tensors(recipe, sources.base, sources.experts, gates))
+
+
+def existing_parent(path: Path) -> Path:
+    """The closest parent that exists."""
+    return next((parent for parent in path.parents if os.path.lexists(parent)), path)
+
+
+def check_disk(report: Report, out: Path, needed: int):
+    """Checks the free disk space; the partial output of an interrupted run counts as free."""
+    target = out.expanduser().resolve()
+    free = shutil.disk_usage(existing_parent(target)).free
+    partial = partial_folder(target)
+    if partial.is_dir():
+        free += sum(file.stat().st_blocks * 512 for file in partial.iterdir())
+    if free < needed + SLACK:
+        message = f"{format_size(needed + SLACK)} are needed, but {format_size(free)} are free. Free some disk space."
+        report.add("error", "disk", str(out), message)
+    else:
+        report.add("ok", "disk", str(out), f"{format_size(needed)} of {format_size(free)} free")
