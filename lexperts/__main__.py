@@ -1,0 +1,5 @@
+"""`python -m lexperts` is the command `lexperts`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,25 @@
+"""The command `lexperts`, and its shortcuts `keyphrases` and `merge-experts`.
+
+One file per group of commands. Each command imports what it needs when it runs, so that `--help` does not wait for torch.
+"""
+
+from .common import new_app
+
+
+def build_app():
+    """The command `lexperts` with all of its groups."""
+    from . import define, evaluate, keyphrases, merge, summarize, train
+
+    app = new_app("lexperts", "Mixture-of-experts models for keyphrases, summaries and definitions.")
+    app.add_typer(keyphrases.app, name="keyphrases")
+    app.add_typer(merge.app, name="merge")
+    app.add_typer(define.app, name="define")
+    app.command("summarize")(summarize.summarize)
+    app.add_typer(train.app, name="train")
+    app.add_typer(evaluate.app, name="evaluate")
+    return app
+
+
+def main() -> None:
+    """Runs the command line."""
+    build_app()()

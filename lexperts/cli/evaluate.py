@@ -1,0 +1,8 @@
+"""`lexperts evaluate`: the recipes that score and analyse."""
+
+from ..recipes import EVALUATE
+from .common import new_app
+from .recipes import add_recipes
+
+app = new_app("evaluate", "Score models: `lexperts evaluate exhird --model runs/warm --test_files test.jsonl`.")
+add_recipes(app, EVALUATE)

@@ -1,0 +1,196 @@
+"""`lexperts keyphrases`, also installed as `keyphrases`: the command line of keyphrase_tools.
+
+Each command imports what it needs when it runs, so that `--help` is fast.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import AsJson, Debug, Device, new_app, print_result, user_errors
+
+app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
+
+Source = Annotated[str, typer.Argument(help="A folder of .txt files, a .jsonl file, or a data set on the Hub.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a token classifier, such as SEKE.")]
+Split = Annotated[str, typer.Option(help="The split of a data set on the Hub.")]
+TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
+TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
+Dtype = Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")]
+
+
+def distributed_state():
+    """The process group if the command was started by torchrun or accelerate, else `None`."""
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+        return None
+    import torch
+
+    try:
+        from accelerate import PartialState
+    except ImportError as error:
+        raise ImportError("Several processes need accelerate. Install it with: pip install lexperts[train]") from error
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+@app.command()
+def extract(
+    source: Source,
+    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
+    model: Model,
+    top_k: Annotated[int, typer.Option(min=1, help="Maximum number of keyphrases per document.")] = 10,
+    threshold: Annotated[
+        float | None, typer.Option(help="Threshold for a word's probability; by default the model's.")
+    ] = None,
+    min_score: Annotated[float, typer.Option(help="Leave out keyphrases with a lower score.")] = 0.0,
+    batch_size: BatchSize = 16,
+    split: Split = "test",
+    text_column: TextColumn = "text",
+    title_column: TitleColumn = "title",
+    device: Device = None,
+    dtype: Dtype = "float32",
+    mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
+    debug: Debug = False,
+):
+    """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
+
+    \b
+    Examples:
+      lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
+      torchrun --nproc_per_node 2 -m lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
+    """
+    with user_errors(debug):
+        from transformers import pipeline
+
+        from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
+        from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
+
+        check_output(output)
+        dtype, state, processes = parse_dtype(dtype), distributed_state(), {}
+        if state is not None:
+            processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
+        device = state.device if state is not None and device is None else parse_device(device)
+        corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
+        with describe_load_errors("--model", model):
+            extractor = pipeline("keyphrase-extraction", model=model, dtype=dtype, device=device)
+        options = {"top_k": top_k, "min_score": min_score} | ({} if threshold is None else {"threshold": threshold})
+        options |= {"batch_size": batch_size, "mentions": mentions, **processes}
+        summary = extract_corpus(extractor, corpus, output, **options)
+        if state is None or state.is_main_process:
+            by = f" by {state.num_processes} processes" if state is not None else ""
+            errors = f'; {summary.errors:,} could not be read (see their "error" field)' if summary.errors else ""
+            print(f"{summary.documents:,} documents in {output}{by}{errors}")
+        if state is not None:
+            state.destroy_process_group()
+
+
+@app.command()
+def score(
+    predictions: Annotated[Path, typer.Argument(help="JSON Lines with keyphrases, as `extract` writes them.")],
+    gold: Annotated[Path, typer.Argument(help="JSON Lines with title, text and keyphrases, in the same order.")],
+    convention: Annotated[str, typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
+    rules: Annotated[
+        str, typer.Option(help="How gold keyphrases are matched to texts: lexperts or seke.")
+    ] = "lexperts",
+    k: Annotated[list[int] | None, typer.Option("-k", help="Cutoff k of F1@k; can be repeated.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
+
+    \b
+    Example:
+      lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
+    """
+    with user_errors(debug):
+        from keyphrase_tools.evaluation import score_files
+
+        cuts = tuple(k or (5, 10))
+        scores = score_files(predictions, gold, rules=rules, convention=convention, k=cuts)
+        rows = [f"{'':4}{'precision':>10}{'recall':>10}{'F1':>10}"]
+        for cut in cuts:
+            values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))
+            rows.append(f"@{cut:<3}" + "".join(f"{value:10.1f}" for value in values))
+        print_result(scores, as_json, lambda: "\n".join(rows))
+
+
+@app.command()
+def explain(
+    source: Source,
+    output: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The folder to write the tables, the heat map and the page to.")
+    ],
+    model: Model,
+    spacy: Annotated[str, typer.Option(help="An installed spaCy pipeline, or blank:LANGUAGE.")] = "blank:en",
+    documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
+    page: Annotated[int, typer.Option(min=0, help="Index of the document that is shown in colours.")] = 0,
+    batch_size: BatchSize = 16,
+    split: Split = "test",
+    text_column: TextColumn = "text",
+    title_column: TitleColumn = "title",
+    device: Device = None,
+    dtype: Dtype = "float32",
+    debug: Debug = False,
+):
+    """Show what experts specialise in. Writes Cramér's V, a heat map, and a document in colours.
+
+    \b
+    Example:
+      lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
+    """
+    with user_errors(debug):
+        from tqdm import tqdm
+        from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+        from keyphrase_tools.corpus import Corpus, read_texts
+        from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
+        from keyphrase_tools.specialisation import load_spacy, token_experts
+        from keyphrase_tools.specialisation_report import write_report
+
+        nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
+        corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
+        texts, errors = read_texts(corpus, documents)
+        if page not in texts:
+            reason = errors.get(page) or f"it must be the index of a document, from 0 to {len(texts) + len(errors) - 1}"
+            raise ValueError(f"--page {page} cannot be shown: {reason}.")
+        for number, error in errors.items():
+            print(f"document {number} is skipped: {error}", file=sys.stderr)
+        with describe_load_errors("--model", model):
+            classifier = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype).to(device)
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        progress = tqdm(texts.values(), unit="document")
+        tokens = token_experts(classifier, tokenizer, progress, nlp, batch_size=batch_size)
+        print(write_report(tokens, list(texts.values()), output, list(texts).index(page)))
+
+
+@app.command()
+def card(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The output folder of a training run, with results.json.")
+    ],
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the card to DIR/README.md instead of printing it.")
+    ] = False,
+    debug: Debug = False,
+):
+    """Create the model card of a training run.
+
+    \b
+    Example:
+      lexperts keyphrases card runs/seke-minilm --write
+    """
+    with user_errors(debug):
+        from keyphrase_tools.cards import build_card, read_record
+
+        text = str(build_card(read_record(folder), folder.resolve().name))
+        if write:
+            (folder / "README.md").write_text(text, encoding="utf-8")
+        print(f"wrote {folder / 'README.md'}" if write else text)
+
+
+def main():
+    """Entry point of the command `keyphrases`."""
+    app()

@@ -1,0 +1,432 @@
+"""`merge-experts`: the command line of `merge_tools`. Each command calls the function of the same name."""
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.text import Text
+except ImportError as error:
+    raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
+
+import merge_tools
+from merge_tools import MergeError, Progress, console
+from merge_tools.clustering.pipeline import EMBEDDED, METHODS
+from merge_tools.compose import make_plan
+from merge_tools.gates import make_gates
+from merge_tools.preflight import run_preflight
+from merge_tools.recipe import ALLOWANCES, with_zero_gates
+from merge_tools.shard_writer import SHARD_BYTES, partial_folder
+
+from .common import AsJson, Debug, format_error, new_app, print_json, user_errors
+
+DEFAULT_WIDTH = 120  # columns if the output is not a terminal
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
+
+app = new_app("merge-experts", "Merge independently fine-tuned Llamas into one sparse checkpoint, and edit the result.")
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.yml", help="The recipe: experts, base_model, gate_mode, ...")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A mixture written by merge-experts.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, which must not exist or be empty.")]
+Name = Annotated[str, typer.Option("--expert", help="The expert's name, as shown by `inspect`.")]
+ALLOWED = "; ".join(f"{name} ({text})" for name, text in ALLOWANCES.items())
+Allow = Annotated[list[str] | None, typer.Option(help=f"Accept a difference: {ALLOWED}.")]
+Reaverage = Annotated[
+    bool, typer.Option("--reaverage", help="Compose again from all sources, with new averages of the shared weights.")
+]
+LowMemory = Annotated[
+    bool, typer.Option("--low-memory", help="Compute gates with one layer of the base model in memory at a time.")
+]
+
+
+@dataclass
+class Screen:
+    """Prints results to the standard output, and progress bars and messages to the standard error."""
+
+    as_json: bool
+    out: Console
+    err: Console
+
+    def result(self, content: dict[str, Any], render: Callable[[], Any]):
+        """Prints a result as JSON, or rendered."""
+        if self.as_json:
+            return print_json(content)
+        rendered = render()
+        self.out.print(rendered, soft_wrap=isinstance(rendered, Text))
+
+    def print(self, text: str):
+        """Prints a line, unless results are printed as JSON."""
+        if not self.as_json:
+            self.out.print(Text(text), soft_wrap=True)
+
+    def warnings(self, result: dict[str, Any]):
+        """Logs the warnings of a result, with JSON too."""
+        self.log("warning", "yellow", "\n".join(result.get("warnings", [])))
+
+    def log(self, level: str, colour: str, text: str):
+        """Prints each line of a message to the standard error."""
+        for line in text.splitlines():
+            self.err.print(Text.assemble((f"{level}: ", colour), line), soft_wrap=True)
+
+    def error(self, message: str):
+        """Prints an error, with JSON also as `{"error": ...}`."""
+        if self.as_json:
+            print_json({"error": message})
+        self.log("error", "red", message)
+
+
+@contextmanager
+def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool = False):
+    """Runs a command. User errors end it with exit status 2, and are printed without a traceback."""
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or DEFAULT_WIDTH)
+    view = Screen(as_json, Console(width=width), Console(stderr=True))
+    errors = (MergeError, OSError, ImportError)
+    try:
+        with user_errors(debug, view.error, errors=errors, format=format_os_error if resumable else format_error):
+            yield view
+    except KeyboardInterrupt:
+        view.log("interrupted", "yellow", interruption_hint(out, resumable))
+        raise typer.Exit(130) from None
+
+
+def format_os_error(error: Exception) -> str:
+    """The message of an exception; for a full disk, with how to resume."""
+    disk_is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return format_error(error) + (" Then use --resume." if disk_is_full else "")
+
+
+def interruption_hint(out: Path | None, resumable: bool) -> str:
+    """What an interrupted command has written."""
+    if out is None:
+        return "nothing was written."
+    path = out.expanduser().resolve()
+    if path.is_dir() and any(path.iterdir()):
+        return f"{out} is complete."
+    partial = partial_folder(path)
+    action = "Continue with --resume, or delete it" if resumable else "Delete it"
+    return f"{out} was not written." + (f" The partial output is in {partial}. {action}." if partial.is_dir() else "")
+
+
+def progress_bars(view: Screen):
+    """Progress bars on a terminal; no progress otherwise."""
+    return console.ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
+
+
+@app.command()
+def compose(
+    config: Config,
+    out: Out,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, without writing it.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    low_memory: LowMemory = False,
+    allow: Allow = None,
+    shard_size: Annotated[float, typer.Option(help="Maximum size of a weights file in GB.")] = SHARD_BYTES / 1e9,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Upload the mixture to this repository afterwards.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Merge the experts of a recipe into one mixture.
+
+    \b
+    Example:
+      lexperts merge compose recipe.yml mixture
+    """
+    with screen(as_json, debug, out, resumable=True) as view:
+        if not 0.001 <= shard_size <= 1e6:
+            raise MergeError(f"--shard-size must be at least 0.001 (GB), got {shard_size:g}.")
+        if dry_run:
+            return show_plan(view, config, out, allow)
+        with progress_bars(view) as progress:
+            options = {"resume": resume, "low_memory": low_memory, "allow": allow or None, "progress": progress}
+            result = merge_tools.compose(config, out, shard_bytes=int(shard_size * 1e9), **options)
+        if push_to_hub:
+            result["pushed_to"] = push(out, push_to_hub, private)
+        view.warnings(result)
+        view.result(result, lambda: console.render_summary(result))
+        view.print(f"wrote {out}")
+        if push_to_hub:
+            view.print(f"pushed to {result['pushed_to']}")
+
+
+def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
+    """Prints the findings of the preflight and, without errors, the plan."""
+    preflight = run_preflight(config, out, allow=allow or None)
+    report, plan = preflight.report, None
+    if report.ok:
+        plan = make_plan(preflight, make_gates(with_zero_gates(preflight.recipe), preflight.sources.base)).summary()
+    view.result(report.to_dict() | ({"plan": plan} if plan else {}), lambda: console.render_findings(report))
+    if not view.as_json:
+        if plan:
+            view.out.print(console.render_summary(plan))
+        view.out.print(console.render_verdict(report))
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+def push(folder: Path, repository: str, private: bool) -> str:
+    """Uploads a finished mixture and returns the repository's address.
+
+    Raises:
+        MergeError: if the upload fails.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        url = HfApi().create_repo(repository, private=private, exist_ok=True)
+        HfApi().upload_folder(
+            repo_id=url.repo_id,
+            folder_path=folder,
+            commit_message="Upload mixture of experts",
+            delete_patterns=list(WEIGHTS),  # otherwise readers would prefer the shards of an earlier upload
+        )
+    except Exception as error:  # HTTP errors, offline mode, permissions, ...
+        message = " ".join(str(error).split())
+        raise MergeError(
+            f"{folder} is complete, but could not be pushed to {repository!r} ({type(error).__name__}: {message:.200}). "
+            f"Log in with `hf auth login`, then run: hf upload {repository} {folder}"
+        ) from error
+    return str(url)
+
+
+@app.command()
+def check(
+    config: Config,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="An output folder, to check its path and the disk space.")
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Scan every element for NaN and infinity.")] = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Check a recipe and its experts without writing anything.
+
+    \b
+    Example:
+      lexperts merge check recipe.yml mixture --deep
+    """
+    with screen(as_json, debug) as view:
+        report = merge_tools.check(config, out, deep=deep, allow=allow or None)
+        view.result(report.to_dict(), lambda: console.render_findings(report))
+        if not as_json:
+            view.out.print(console.render_verdict(report))
+        if not report.ok:
+            raise typer.Exit(2)
+
+
+@app.command()
+def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
+    """Show the experts, parameters and gates of a mixture.
+
+    \b
+    Example:
+      lexperts merge inspect mixture
+    """
+    with screen(as_json, debug) as view:
+        facts = merge_tools.inspect(folder)
+        view.result(facts, lambda: console.render_mixture(facts))
+
+
+@app.command()
+def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
+    """Compare a mixture with its sources, byte by byte. Exit status 1 if they differ.
+
+    \b
+    Example:
+      lexperts merge verify mixture
+    """
+    with screen(as_json, debug) as view:
+        with progress_bars(view) as progress:
+            result = merge_tools.verify(folder, progress=progress)
+        if as_json:
+            print_json(result)
+        for line in [*result["faults"], *result["notes"]]:
+            view.print(line)
+        counts, faults = result["compared"], len(result["faults"])
+        verdict = f"{faults} difference{'s' * (faults > 1)}." if faults else "no differences."
+        view.print(
+            f"compared {counts['experts']} expert tensors, {counts['shared']} shared tensors and {counts['gates']} "
+            f"gates: {verdict}"
+        )
+        if not result["ok"]:
+            raise typer.Exit(1)
+
+
+def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args, **options) -> dict[str, Any]:
+    """Runs a function of `merge_tools` that writes a mixture or an expert, with progress bars, and prints its result."""
+    with progress_bars(view) as progress:
+        result = function(*args, **options, progress=progress)
+    view.warnings(result)
+    view.result(result, lambda: Text(f"wrote {out}"))
+    return result
+
+
+@app.command()
+def add(
+    folder: Folder,
+    out: Out,
+    expert: Annotated[str, typer.Option("--expert", metavar="PATH", help="Folder or Hub id of the new expert.")],
+    name: Annotated[str, typer.Option(help="Name of the new expert. Default: the name of its folder.")] = "",
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A text of its domain, for gates from texts; can be repeated.")
+    ] = None,
+    samples: Annotated[Path | None, typer.Option(help="A file of its own data, for gate_mode centroid.")] = None,
+    reaverage: Reaverage = False,
+    low_memory: LowMemory = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Add an expert to a mixture.
+
+    \b
+    Example:
+      lexperts merge add mixture larger --expert llama-biology
+    """
+    with screen(as_json, debug, out) as view:
+        options = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
+        flags = {"reaverage": reaverage, "low_memory": low_memory, "allow": allow or ()}
+        edit(view, out, merge_tools.add, folder, options, out, **flags)
+
+
+@app.command()
+def remove(
+    folder: Folder,
+    out: Out,
+    expert: Name,
+    reaverage: Reaverage = False,
+    low_memory: LowMemory = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Remove an expert from a mixture.
+
+    \b
+    Example:
+      lexperts merge remove mixture smaller --expert medicine
+    """
+    with screen(as_json, debug, out) as view:
+        edit(view, out, merge_tools.remove, folder, expert, out, reaverage=reaverage, low_memory=low_memory)
+
+
+@app.command()
+def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
+    """Extract an expert as a dense Llama.
+
+    \b
+    Example:
+      lexperts merge extract mixture dense --expert medicine
+    """
+    with screen(as_json, debug, out) as view:
+        result = edit(view, out, merge_tools.extract, folder, expert, out)
+        view.print(format_shared_diff(result["shared"]))
+
+
+def format_shared_diff(shared: dict[str, Any]) -> str:
+    """How the extracted shared weights compare with the expert's own."""
+    if not shared["compared"]:
+        return f"The shared weights were not compared with its source: {shared['why']}"
+    if shared["equal"]:
+        return "All weights equal those of its source."
+    return (
+        f"The routed weights equal those of its source; {shared['differing']} of {shared['tensors']} shared tensors "
+        f"differ, by at most {shared['largest']:.3g}."
+    )
+
+
+@app.command()
+def export(
+    folder: Folder,
+    out: Out,
+    format: Annotated[str, typer.Option("--format", help="mixtral or lexicon")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Write a mixture in the other format.
+
+    \b
+    Example:
+      lexperts merge export mixture as-lexicon --format lexicon
+    """
+    with screen(as_json, debug, out) as view:
+        edit(view, out, merge_tools.export, folder, out, format)
+
+
+@app.command()
+def route(
+    folder: Folder,
+    text: Annotated[list[str], typer.Option("--text", help="A text to route; can be repeated.")],
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map to this file.")
+    ] = None,
+    domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Show which experts are selected for each token, layer by layer.
+
+    \b
+    Example:
+      lexperts merge route mixture --text "a dose of aspirin" --plot heat.png
+    """
+    with screen(as_json, debug) as view:
+        routings = merge_tools.route(folder, text, domain=domain)
+        if plot:
+            merge_tools.plot(routings, plot)
+        content = {"experts": routings[0].names, "texts": [routing.to_dict() for routing in routings]}
+        view.result(content, lambda: console.render_routings(routings))
+        if plot:
+            view.print(f"wrote {plot}")
+
+
+@app.command()
+def cluster(
+    data: Annotated[
+        list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines files or folders, then the output folder.")
+    ],
+    k: Annotated[int, typer.Option("--clusters", "-k", help="Number of clusters.")] = 4,
+    method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
+    embedder: Annotated[
+        str | None, typer.Option(help="Name or folder of a sentence-transformers model, needed by balanced and kmeans.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the embedder to save with the centroids.")] = None,
+    embedded: Annotated[str, typer.Option(help="Text to embed: " + " or ".join(EMBEDDED) + ".")] = "prompt",
+    cache: Annotated[Path | None, typer.Option(help="Folder that stores embeddings.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 42,
+    plot: Annotated[bool, typer.Option(help="Draw clusters.png.")] = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Cluster definitions into domains, one per expert.
+
+    \b
+    Example:
+      lexperts merge cluster train.jsonl clusters -k 4 --embedder sentence-transformers/all-MiniLM-L6-v2
+    """
+    *sources, out = data
+    with screen(as_json, debug) as view:
+        if not sources:
+            raise MergeError(f"Only one path was given ({out}). Give the data, then the output folder.")
+        options = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
+        result = merge_tools.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
+        view.result(result, lambda: console.render_clusters(result))
+        view.print(f"wrote {out}")
+
+
+def main():
+    """Runs the command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""`lexperts summarize`: summaries of the documents of a JSON Lines file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import Debug, Device, user_errors
+
+
+def option(name: str, help: str, **settings):
+    """An option that is spelled with underscores or hyphens."""
+    return typer.Option(f"--{name}", f"--{name.replace('_', '-')}", help=help, **settings)
+
+
+def parse_length(value: str | None) -> int | float | None:
+    """A length: a number of tokens (60) or a fraction (0.2)."""
+    if value is None:
+        return None
+    try:
+        return float(value) if "." in value else int(value)
+    except ValueError:
+        raise ValueError(f"--max_length {value!r} must be a number of tokens (60) or a fraction (0.2).") from None
+
+
+def summarize(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="JSON Lines, one document per line.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
+    dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
+    text_column: Annotated[str, option("text_column", "Column of the documents.")] = "document",
+    dataset_column: Annotated[
+        str | None, option("dataset_column", "Column of dataset names, one per document.")
+    ] = None,
+    max_length: Annotated[
+        str | None, option("max_length", "Maximum length of a summary in tokens (60) or as a fraction (0.2).")
+    ] = None,
+    num_beams: Annotated[
+        int | None, option("num_beams", "Beams of the beam search; default: the model's, or 4.", min=1)
+    ] = None,
+    batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
+    on_long: Annotated[
+        str, option("on_long", "Documents longer than the encoder's positions: window, truncate or error.")
+    ] = "window",
+    device: Device = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it has other settings.")] = False,
+    debug: Debug = False,
+):
+    """Summarise the documents of a JSON Lines file.
+
+    Each line of OUT is the line of IN with "summary_text", or with "error" if it has no text. An interrupted command resumes
+    when it is started again.
+
+    \b
+    lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max_length 60
+    """
+    with user_errors(debug):
+        length = parse_length(max_length)
+        from ..recipes.moesumm.summarize_file import summarize_file
+
+        options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})
+        count, empty = summarize_file(
+            source, output, model, dataset=dataset, text_column=text_column, dataset_column=dataset_column,
+            batch_size=batch_size, device=device, overwrite=overwrite, **options,
+        )  # fmt: skip
+        print(f"{count:,} documents in {output}" + (f'; {empty:,} have no text (see their "error")' if empty else ""))

@@ -1,0 +1,50 @@
+"""Training and evaluation that users run: `lexperts train seke minilm_cpu --train_files train.jsonl`.
+
+One package per system. Each has `arguments.py` (what its commands take, without importing torch), one module per command
+with a `main(argv)`, and its configurations as YAML files. `common/` holds what they share.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A module `lexperts.recipes.RECIPE.MODULE`, and what it does in a line."""
+
+    recipe: str
+    module: str
+    summary: str
+
+    @property
+    def name(self) -> str:
+        """The full name of the module."""
+        return f"lexperts.recipes.{self.recipe}.{self.module}"
+
+
+TRAIN = {
+    "seke": Command("seke", "train", "Fine-tune a keyphrase extractor (SEKE) and score it."),
+    "exhird": Command("exhird", "train", "Train a keyphrase generator (ExHiRD) and score it."),
+    "exhird-data": Command("exhird", "prepare", "Prepare documents once for several ExHiRD trainings."),
+    "hypernet-keyphrases": Command("hypernet", "train_keyphrases", "Train a title-conditioned keyphrase extractor."),
+    "hypernet-classes": Command("hypernet", "train_classification", "Train a title-conditioned text classifier."),
+    "hypernet-qa": Command("hypernet", "train_qa", "Train a question-conditioned extractive reader."),
+    "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
+    "moesumm-backbone": Command("moesumm", "pretrain", "Pretrain a small BART on unlabelled documents."),
+    "lexicon-expert": Command("lexicon", "train_expert", "Fine-tune a Llama on definitions."),
+    "lexicon-router": Command("lexicon", "tune_router", "Fine-tune the routers of a mixture on definitions."),
+    "lexicon-reward": Command("lexicon", "train_reward", "Train a reward model that chooses among definitions."),
+}
+EVALUATE = {
+    "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),
+    "moesumm": Command(
+        "moesumm", "evaluate", "Write summaries of test sets and compare systems by ROUGE and BERTScore."
+    ),
+    "moesumm-deputies": Command("moesumm", "analyse", "Show what each deputy expert specialises in."),
+    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to six metrics."),
+}
+DEFINE = {
+    "run": Command("lexicon", "run", "Run the whole recipe: clusters, experts, mixture, router, definitions, scores."),
+    "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
+    "generate": Command("lexicon", "generate", "Write the definitions of a file of terms in context."),
+    "in-context": Command("lexicon", "in_context", "The same with a base model and examples in the prompt."),
+}

@@ -1,0 +1,157 @@
+"""Arguments of the recipes' commands: a YAML file, then options on the command line; errors that end in one line."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from .help import TRAINING, check_config, config_names, did_you_mean, format_help, read_config
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which PyYAML would silently take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        """As PyYAML does, after a check of the keys."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ValueError(f"line {key_node.start_mark.line + 1}: the key {key!r} occurs twice. Remove one.")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict:
+    """A YAML file of settings.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: for invalid YAML, a key that occurs twice, and anything but a mapping; the file is named.
+    """
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a mapping. Write one setting per line, such as learning_rate: 2.0e-4.")
+    return content
+
+
+def option(default, text: str):
+    """A field of a dataclass of arguments: its default, and what `--help` prints."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+def required(text: str):
+    """A field without a default."""
+    return field(metadata={"help": text})
+
+
+@dataclass
+class RunFolderArguments:
+    """What may happen to an earlier run in the output folder."""
+
+    overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
+
+
+def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tuple:
+    """The arguments of a recipe's command: an instance of each class of `ARGUMENTS[module]` in its `arguments.py`.
+
+    Args:
+        recipe: such as `"seke"`; `module`: such as `"train"`.
+        argv: the arguments; by default those of the command line. The first may be a YAML file, or the name of one that
+            comes with the recipe. In YAML `null` means "not set": the default holds.
+
+    `--help` and `--show-config` print and end the process; errors end it in one line with the exit status 2.
+    """
+    given = sys.argv[1:] if argv is None else list(argv)
+    kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
+    debug = "--traceback" in given
+    if print_help_or_config(f"lexperts.recipes.{recipe}.{module}", recipe, module, given):
+        sys.exit(0)
+    from transformers import HfArgumentParser, TrainingArguments
+
+    classes = tuple(TrainingArguments if kind == TRAINING else kind for kind in kinds)
+    parser = HfArgumentParser(classes, allow_abbrev=False)
+    if "--help-all" in given:
+        parser.print_help()
+        sys.exit(0)
+    return run_or_exit(parse, parser, given, recipe, module, traceback=debug)
+
+
+def print_help_or_config(command: str, recipe: str, module: str, given: list[str]) -> bool:
+    """Answers `--help` and `--show-config NAME`, without importing the command's module -> whether one was asked for."""
+    if {"-h", "--help"} & set(given):
+        kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
+        print(format_help(command, recipe, module, kinds))
+        return True
+    if "--show-config" in given:
+        name = given[(given.index("--show-config") + 1) :][:1] or [""]
+        print(run_or_exit(read_config, recipe, module, name[0], traceback="--traceback" in given), end="")
+        return True
+    return False
+
+
+def parse(parser, given: list[str], recipe: str, module: str) -> tuple:
+    """The parsed groups of arguments.
+
+    Raises:
+        ValueError: for an unknown name, with the nearest known one, and for a value of the wrong type.
+    """
+    parser.error = raise_value_error  # argparse itself prints the names of all options before the message
+    known = [option.lstrip("-") for option in parser._option_string_actions]
+    if given and not given[0].startswith("-"):
+        given = [*options_of(find_config(given[0], recipe, module), known), *given[1:]]
+    *found, rest = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
+    if rest:
+        hint = did_you_mean(rest[0].lstrip("-").partition("=")[0], known, "--") if rest[0].startswith("-") else ""
+        raise ValueError(f"The argument {rest[0]!r} is not known.{hint} --help lists all options.")
+    return tuple(found)
+
+
+def raise_value_error(message: str) -> None:
+    """In place of argparse's `error`, which exits."""
+    raise ValueError(f"{message}. --help lists all options.")
+
+
+def find_config(given: str, recipe: str, module: str) -> Path:
+    """The YAML file of a path, or of the name of a configuration that comes with the command."""
+    path = Path(given)
+    if path.exists() or path.suffix in (".yml", ".yaml"):
+        return path
+    check_config(given, config_names(recipe, module))
+    return Path(__file__).parents[1] / recipe / f"{given}.yml"
+
+
+def options_of(path: str, known: Iterable[str]) -> list[str]:
+    """A YAML file as options of the command line."""
+    options: list[str] = []
+    for name, value in read_yaml(path).items():
+        if name not in known:
+            raise ValueError(f"{path}: the key {name!r} is not known.{did_you_mean(str(name), known)}")
+        if value is None:
+            continue
+        value = json.dumps(value) if isinstance(value, dict) else value
+        values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
+        options += [f"--{name}", *map(str, values)]
+    return options
+
+
+def run_or_exit(call, *args, traceback: bool = False, **named):
+    """What the call returns; an error that the user can fix ends the script in one line, with the exit status 2."""
+    try:
+        return call(*args, **named)
+    except (OSError, ValueError, ImportError) as error:
+        if traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

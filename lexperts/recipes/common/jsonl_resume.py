@@ -1,0 +1,167 @@
+"""JSON Lines files that are written chunk by chunk: a run that was killed at any moment resumes, and ends in the same file."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from .run_folder import SettingsMismatchError, replace_file
+from .settings import iter_differences
+
+
+class ResumableJsonl:
+    """A JSON Lines file with one object per row, and the record of the settings that it was made with.
+
+    Until `finish`, the rows of `x.jsonl` are in `x.part`. The settings are in `x.settings.json`; they are compared on every
+    start, so that two runs never mix in one file.
+
+    Args:
+        path: the finished file.
+        settings: everything that the content depends on, as JSON: options, `fingerprint`s of models, a `digest` of the rows.
+
+    Example:
+
+    ```python
+    >>> file = ResumableJsonl("runs/summaries.jsonl", {"num_beams": 4, "rows_sha256": digest(rows)})
+    >>> if not file.is_complete():
+    ...     file.write(rows, lambda chunk, first: [{"summary": text} for text in summarize(chunk)], batch_size=64)
+    ...     file.finish()
+    ```"""
+
+    def __init__(self, path: str | Path, settings: Mapping):
+        self.path, self.settings = Path(path), json.loads(json.dumps(settings))
+        self.part = self.path.with_suffix(".part")
+        self.record = self.path.with_suffix(".settings.json")
+
+    def is_complete(self, overwrite: bool = False) -> bool:
+        """Whether the file is finished, with these settings.
+
+        Args:
+            overwrite: remove a file that was made with other settings.
+
+        Raises:
+            SettingsMismatchError: if the file was started with other settings (they are listed), or without a record.
+        """
+        if difference := self.find_difference():
+            if not overwrite:
+                raise SettingsMismatchError(
+                    f"{self.path} {difference}. Remove it and {self.record.name}, or write elsewhere."
+                )
+            self.remove()
+        if self.path.exists():
+            self.part.unlink(missing_ok=True)
+        return self.path.exists()
+
+    def find_difference(self) -> str:
+        """How the existing file differs from these settings; "" if it does not, or if there is none."""
+        if not (self.path.exists() or self.part.exists()):
+            return ""
+        if not self.record.exists():
+            return f"has no record of its settings ({self.record.name})"
+        before = self.read_record().get("settings", {})
+        names = sorted({*before, *self.settings})
+        difference = "; ".join(iter_differences(before, self.settings, names))
+        return f"was made with other settings: {difference}" if difference else ""
+
+    def remove(self) -> None:
+        """Removes the file, its part and its record."""
+        for path in (self.path, self.part, self.record):
+            path.unlink(missing_ok=True)
+
+    def write(
+        self,
+        rows: Sequence,
+        process: Callable[[Sequence, int], Iterable[dict]],
+        *,
+        batch_size: int,
+        seed: int | None = None,
+        desc: str | None = None,
+        unit: str = "row",
+    ) -> int:
+        """Appends an object for each row that has none yet.
+
+        An interrupted batch is computed again from its first row. With a `seed`, torch is seeded for each batch, so that
+        sampled results do not depend on interruptions either.
+
+        Args:
+            rows: all rows.
+            process: the rows of a batch, and the index of the first one -> one object for each.
+            batch_size: rows that are processed, and flushed to disk, together.
+            seed: the seed of the first batch; the batch that starts at row i has `seed + i`.
+            desc, unit: for the progress bar.
+
+        Returns: the number of new rows.
+
+        Raises:
+            SettingsMismatchError: as in `is_complete`.
+        """
+        from tqdm import tqdm
+
+        if self.is_complete():
+            return 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.part.exists():
+            replace_file(self.record, json.dumps({"settings": self.settings}, ensure_ascii=False, indent=1))
+        done = count_lines(self.part)
+        with (
+            self.part.open("a", encoding="utf-8", newline="\n") as file,
+            tqdm(total=len(rows), initial=done, desc=desc or self.path.stem, unit=unit) as bar,
+        ):
+            for start in range(done - done % batch_size, len(rows), batch_size):
+                if seed is not None:
+                    import torch
+
+                    torch.manual_seed(seed + start)
+                batch = rows[start : start + batch_size]
+                count = min(batch_size, len(rows) - start)
+                lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in process(batch, start)]
+                if len(lines) != count:
+                    raise ValueError(f"{len(lines)} results for the {count} rows from row {start} of {self.path}.")
+                file.writelines(lines[max(done - start, 0) :])
+                file.flush()
+                bar.update(count - max(done - start, 0))
+        return len(rows) - done
+
+    def read_part(self) -> list[dict]:
+        """The objects written so far."""
+        return read_lines(self.part)
+
+    def finish(self, lines: Iterable[dict] | None = None) -> None:
+        """Gives the file its name. With `lines`, these are its content, in the place of what `write` has written."""
+        if lines is None:
+            os.replace(self.part, self.path)
+        else:
+            replace_file(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            self.part.unlink(missing_ok=True)
+
+    def read_record(self) -> dict:
+        """The content of the record: `settings`, and `report` if there is one."""
+        return json.loads(self.record.read_text(encoding="utf-8"))
+
+    def add_report(self, report: Mapping) -> None:
+        """Records results beside the settings, such as counts and times; they are not compared."""
+        content = {**self.read_record(), "report": report}
+        replace_file(self.record, json.dumps(content, ensure_ascii=False, indent=1))
+
+
+def count_lines(path: Path) -> int:
+    """The number of complete lines of a file. An incomplete last line, as a killed process leaves it, is cut off."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+    return content.count(b"\n")
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The objects of a JSON Lines file, whose lines end at "\\n" alone (a text may contain other line separators)."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def digest(value) -> str:
+    """The SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -1,0 +1,225 @@
+"""The output folder of a run. It records the settings of its run and refuses a start with other settings.
+
+A recipe may use what it finds in its output folder (checkpoints, a base model, a finished stage) only if that was made with
+the same settings: options that affect the result, the content of data files and models, the version of Lexperts.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+from .fingerprints import RECORD, parse_named_path
+from .settings import PATH_SETTINGS, collect_settings, differences
+
+# what a run writes, and another run could use by mistake
+RUN_OUTPUTS = (
+    "checkpoint-*", "base", "first", "seed-*", "*.safetensors", "*.safetensors.index.json", "*.bin", "config.json",
+    "generation_config.json", "adapter_config.json", "results.json", "scores.json", "log.json", "losses.json",
+)  # fmt: skip
+
+
+class SettingsMismatchError(ValueError):
+    """A folder holds the results of other settings; the message names the differences."""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the Trainer finished writing a checkpoint: the state is written last."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
+
+
+def last_checkpoint(output: str | Path) -> str | None:
+    """The newest complete checkpoint of a folder."""
+    complete = [folder for folder in Path(output).glob("checkpoint-*") if is_complete(folder)]
+    return str(max(complete, key=lambda folder: int(folder.name.split("-")[1]))) if complete else None
+
+
+class RunFolder:
+    """A folder with a record of the settings of its run.
+
+    Args:
+        path: the folder.
+        settings: from `collect_settings`.
+        outputs: patterns of what the run writes; as long as nothing matches them, other settings are accepted.
+        record: the file name of the record.
+        inputs: files and folders that the run reads and that overwriting must not remove.
+    """
+
+    def __init__(
+        self, path, settings: dict, outputs: Sequence[str] = RUN_OUTPUTS, record: str = RECORD, inputs: Sequence = ()
+    ):
+        self.path, self.settings, self.outputs, self.inputs = Path(path), settings, tuple(outputs), inputs
+        self.record = self.path / record
+        self.start: str | None = None
+
+    def leftovers(self) -> list[Path]:
+        """The outputs of an earlier run."""
+        return sorted({path for pattern in self.outputs for path in self.path.glob(pattern)})
+
+    def read(self) -> dict:
+        """The record, or an empty dictionary."""
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return record if "settings" in record else {}
+
+    def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
+        """Compares the settings with the record, or writes the record.
+
+        Args:
+            overwrite: remove the outputs of an earlier run, and what matches the patterns in `clear`.
+
+        Raises:
+            SettingsMismatchError: if the folder holds a run with other settings, or one without a record.
+        """
+        if overwrite:
+            self.remove(clear)
+        leftovers, record = self.leftovers(), self.read()
+        if leftovers and not record:
+            raise SettingsMismatchError(
+                f"{self.path} contains {leftovers[0].name}, without a record of its settings ({self.record.name}). "
+                f"{self.hint()}"
+            )
+        if leftovers and (text := differences(record["settings"], self.settings)):
+            raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.hint()}")
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        if leftovers:
+            changed = [f"{name} {record['versions'][name]}, now {now}" for name, now in versions.items()
+                       if record["versions"].get(name) != now]  # fmt: skip
+            if changed:
+                print(f"note: the run in {self.path} was started with {'; '.join(changed)}", flush=True)
+            return self
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write({"settings": self.settings, "versions": versions})
+        return self
+
+    def hint(self) -> str:
+        """How to resolve a mismatch."""
+        return "Use another --output_dir, or --overwrite_output_dir true to remove that run and start from scratch."
+
+    def write(self, record: dict) -> None:
+        """Replaces the record."""
+        replace_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
+
+    def remove(self, clear: Sequence[str]) -> None:
+        """Removes the outputs of a run and nothing else."""
+        outputs = [*self.leftovers(), *(path for pattern in clear for path in self.path.glob(pattern))]
+        for path in outputs:
+            for source in map(Path, self.inputs):
+                if source.exists() and (
+                    source.resolve().is_relative_to(path.resolve()) or path.resolve().is_relative_to(source.resolve())
+                ):
+                    raise SettingsMismatchError(
+                        f"--overwrite_output_dir true would remove {path}, an input of this run. Use another --output_dir."
+                    )
+        for path in outputs:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self.record.unlink(missing_ok=True)
+        if outputs:
+            print(f"removed from {self.path}: {', '.join(path.name for path in outputs)}", flush=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether a run with these settings has finished in this folder."""
+        record = self.read()
+        return bool(record.get("finished") and self.leftovers() and not differences(record["settings"], self.settings))
+
+    def mark_finished(self, **facts) -> None:
+        """Records that the run has finished, with facts such as steps and epochs."""
+        self.write({**self.read(), "finished": True, **facts})
+
+    def checkpoint(self, requested: str | None = None) -> str | None:
+        """The checkpoint to resume from: the newest in this folder, or the requested one.
+
+        Raises:
+            SettingsMismatchError: if the checkpoint's run has other settings or no record.
+            ValueError: if the folder is not a checkpoint, or for `false` although there are checkpoints.
+        """
+        newest = last_checkpoint(self.path)
+        if requested is None or requested.lower() == "true":
+            return newest and relocate_best(Path(newest))
+        if requested.lower() == "false":
+            if newest:
+                raise ValueError(f"--resume_from_checkpoint false, but {self.path} contains checkpoints. {self.hint()}")
+            return None
+        checkpoint = Path(requested).resolve()
+        if not is_complete(checkpoint):
+            raise ValueError(f"--resume_from_checkpoint {requested}: this is not a complete checkpoint of the Trainer.")
+        other = RunFolder(checkpoint.parent, self.settings, record=self.record.name).read()
+        if not other:
+            raise SettingsMismatchError(
+                f"--resume_from_checkpoint {requested}: its run has no record of its settings ({RECORD})."
+            )
+        if text := differences(other["settings"], self.settings):
+            raise SettingsMismatchError(
+                f"--resume_from_checkpoint {requested} belongs to a run with other settings: {text}."
+            )
+        return relocate_best(checkpoint)
+
+
+def relocate_best(checkpoint: Path) -> str:
+    """Makes a checkpoint's state refer to the best checkpoint in its present folder, so that a run that was moved does not
+    end with the model of another run at its old path.
+
+    Raises:
+        ValueError: if the best checkpoint is missing.
+    """
+    path = checkpoint / "trainer_state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint")
+    if not best:
+        return str(checkpoint)
+    moved = checkpoint.absolute().parent / Path(best).name
+    if not moved.exists():
+        raise ValueError(f"{checkpoint} names {best} as the best model, but {moved} does not exist. Restore it.")
+    if Path(best).absolute() != moved:
+        replace_file(path, json.dumps(state | {"best_model_checkpoint": str(moved)}, indent=2))
+    return str(checkpoint)
+
+
+def open_run(
+    command: str, training_args: TrainingArguments, *arguments, overwrite=False, clear=(), **more
+) -> RunFolder:
+    """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from.
+
+    Args:
+        arguments, more: as in `collect_settings`.
+        overwrite, clear: as in `RunFolder.open`.
+    """
+    settings = collect_settings(command, *arguments, training_args, **more)
+    inputs = []
+    for name, value in (item for group in arguments for item in asdict(group).items()):
+        if value and (name in PATH_SETTINGS or "files" in name):
+            inputs += [parse_named_path(path)[1] for path in (value if isinstance(value, list) else [value]) if path]
+    folder = RunFolder(training_args.output_dir, settings, inputs=inputs)
+    with training_args.main_process_first(desc="run folder"):
+        folder.open(overwrite and training_args.process_index == 0, clear)
+        folder.start = folder.checkpoint(training_args.resume_from_checkpoint)
+    return folder
+
+
+def training_summary(training_args: TrainingArguments, state) -> dict:
+    """How long a training ran, which `num_train_epochs` does not say after `max_steps` or early stopping."""
+    name = "max_steps" if training_args.max_steps > 0 else "num_train_epochs"
+    trained = {"trained_steps": state.global_step, "trained_epochs": round(state.epoch or 0.0, 4)}
+    return {name: getattr(training_args, name), **trained}

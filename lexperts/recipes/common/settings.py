@@ -1,0 +1,95 @@
+"""The settings of a run: what its result depends on, and how two runs differ."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+
+from transformers import TrainingArguments
+
+from .fingerprints import fingerprint, named_fingerprint, package_version
+
+# settings that name a model or a dataset: a folder is compared by its content
+PATH_SETTINGS = ("backbone", "start_from", "model_name_or_path", "reward_base", "dataset_name", "first_dataset")
+# settings that do not affect the result
+IGNORED = {
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "traceback", "show", "ablation", "states_dir",
+    "generation_batch_size", "logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node",
+    "logging_nan_inf_filter", "log_level", "log_level_replica", "include_num_input_tokens_seen", "disable_tqdm",
+    "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+    "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push",
+    "hub_revision", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches",
+    "eval_use_gather_object", "batch_eval_metrics", "save_total_limit", "save_only_model", "save_on_each_node",
+    "enable_jit_checkpoint", "use_cpu", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "torch_empty_cache_steps",
+    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers",
+    "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "skip_memory_metrics", "debug", "do_train",
+    "do_eval", "do_predict", "local_rank", "ddp_timeout", "ddp_backend", "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters", "ddp_static_graph", "restore_callback_states_from_checkpoint",
+}  # fmt: skip
+
+
+def collect_settings(command: str, *arguments, **more) -> dict:
+    """Everything that the result of a command depends on, as JSON.
+
+    Args:
+        command: such as `seke/train.py`.
+        arguments: dataclasses. Settings in IGNORED are left out; files and PATH_SETTINGS are stored as fingerprints.
+        more: computed settings, which replace those of the arguments.
+    """
+    settings: dict = {"script": command, "lexperts": package_version()}
+    for group in arguments:
+        training = isinstance(group, TrainingArguments)
+        if training:
+            settings["processes"] = group.world_size * max(1, group.n_gpu)
+        for name, value in (group.to_dict() if training else asdict(group)).items():
+            if name in IGNORED or name in more:
+                continue
+            if value and (name.endswith("_files") or name == "datasets"):
+                value = [named_fingerprint(path) for path in value]
+            elif isinstance(value, str) and name in PATH_SETTINGS:
+                value = fingerprint(value)
+            settings[name] = value
+    return json.loads(json.dumps(settings | more, default=str))
+
+
+def is_same(before, now) -> bool:
+    """Whether two settings are equal; fingerprints are equal if their content is, whatever the name."""
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(is_same, before, now))
+    if isinstance(before, dict) and isinstance(now, dict) and "name" in before and "name" in now:
+        if before.get("as") != now.get("as"):
+            return False
+        if "sha256" in before or "sha256" in now:
+            return before.get("sha256") == now.get("sha256")
+        commits = before.get("commit"), now.get("commit")
+        return before["name"] == now["name"] and (None in commits or commits[0] == commits[1])
+    return before == now
+
+
+def format_value(value) -> str:
+    """A setting for a message; fingerprints as their name and the first digits of their hash."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, dict) and "name" in value:
+        identity = value.get("sha256") or value.get("commit")
+        name = f"{value['as']}={value['name']}" if "as" in value else value["name"]
+        return name + (f" ({identity[:8]})" if identity else "")
+    return str(value)
+
+
+def iter_differences(before: Mapping, now: Mapping, names: Iterable[str], prefix: str = "") -> Iterator[str]:
+    """Each difference as a text, nested settings as "outer.inner"."""
+    for name in names:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict) and not {"name"} & {*old, *new}:
+            yield from iter_differences(old, new, sorted({*old, *new}), f"{prefix}{name}.")
+        elif not is_same(old, new):
+            yield f"{prefix}{name}={format_value(old)} before, {format_value(new)} now"
+
+
+def differences(before: Mapping, now: Mapping) -> str:
+    """The settings that differ, such as "learning_rate=0.01 before, 0.5 now"; "" if none does.
+
+    Settings that only one side has come with another version of transformers, and are left out.
+    """
+    return "; ".join(iter_differences(before, now, [name for name in now if name in before]))

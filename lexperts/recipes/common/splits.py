@@ -1,0 +1,46 @@
+"""Rows of the training, validation and test split, from JSON Lines files or from the Hub."""
+
+from datasets import Dataset, load_dataset
+
+from keyphrase_tools.jsonl import EXAMPLE, read_jsonl
+
+SPLITS = ("train", "validation", "test")
+
+
+def load_splits(
+    args, required: tuple[str, ...], hub_example: str, example: str = EXAMPLE, hint: str = ""
+) -> dict[str, list[dict]]:
+    """Rows of each split.
+
+    Args:
+        args: `dataset_name`, or `train_files`, `validation_files` and `test_files`.
+        required: columns that every row needs.
+        hub_example: a data set on the Hub, for the error message.
+        example: a row, for error messages.
+        hint: how to name other columns, for error messages.
+
+    Raises:
+        FileNotFoundError: if a file does not exist.
+        ValueError: without training data, and for missing columns.
+    """
+    if args.dataset_name:
+        dataset = load_dataset(args.dataset_name)
+        for split, rows in dataset.items():
+            missing = [name for name in required if name not in rows.column_names]
+            if missing:
+                raise ValueError(
+                    f"{args.dataset_name} has no {', '.join(map(repr, missing))} in {split}; the columns are "
+                    f"{', '.join(map(repr, rows.column_names))}. {hint}"
+                )
+        return {split: dataset[split].to_list() for split in SPLITS if split in dataset}
+    if not args.train_files:
+        raise ValueError(f"No training data. Pass --train_files train.jsonl or --dataset_name {hub_example}.")
+    files = {split: getattr(args, f"{split}_files") for split in SPLITS}
+    return {split: read_jsonl(paths, required, example, hint) for split, paths in files.items() if paths}
+
+
+def hold_out_validation(rows: dict[str, list[dict]], share: float):
+    """Moves a share of the training rows to the validation split, unless there is one."""
+    if "validation" not in rows:
+        parts = Dataset.from_dict({"i": range(len(rows["train"]))}).train_test_split(share, seed=42)
+        rows["train"], rows["validation"] = ([rows["train"][i] for i in parts[part]["i"]] for part in ("train", "test"))

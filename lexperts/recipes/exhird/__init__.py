@@ -1,0 +1,1 @@
+"""Training and evaluation of ExHiRD, a keyphrase generator."""

@@ -1,0 +1,113 @@
+"""The options of `lexperts train exhird`, `train exhird-data` and `evaluate exhird`. Imports no torch: `--help` is fast."""
+
+from dataclasses import dataclass
+
+from ..common.arguments import RunFolderArguments, option, required
+from ..common.help import TRAINING
+
+JSON_LINES = "JSON Lines with title, text, keyphrases"
+
+
+@dataclass
+class ModelArguments:
+    """The model: its encoder, its attention masks, and what prevents repeats."""
+
+    encoder_type: str = option("transformer", "encoder: bigru, bilstm, cnn, transformer or pretrained")
+    backbone: str = option(
+        "minilm",
+        "Hub id or folder of the encoder for encoder_type pretrained; 'minilm' is MiniLM-L6 from the extra "
+        "lexperts[offline]",
+    )
+    backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder")
+    freeze_backbone: bool = option(False, "keep a pretrained encoder frozen")
+    attention_dropout: float | None = option(
+        None, "attention dropout of a pretrained encoder, instead of its own; 0 is faster on a CPU"
+    )
+    hidden_size: int = option(300, "size of encoder and decoder states")
+    embedding_size: int | None = option(None, "size of word embeddings; by default 100, or a Transformer's hidden size")
+    num_hidden_layers: int = option(4, "number of encoder layers")
+    num_attention_heads: int = option(6, "number of attention heads of a Transformer")
+    intermediate_size: int = option(2048, "feed-forward size of a Transformer")
+    relative_attention: str = option(
+        "shared", "relative positions: shared, separate or none; off for absolute positions"
+    )
+    use_lead: bool = option(True, "use the lead mask")
+    use_window: bool = option(True, "use the window mask")
+    use_top_k: bool = option(True, "use the top-k mask")
+    lead_size: int = option(10, "number of lead words, g")
+    window_size: int = option(50, "window of the window mask, w")
+    attention_top_k: int = option(10, "number of keys of the top-k mask, k")
+    segment_length: int | None = option(None, "length of segments, if attention is limited to segments")
+    dropout: float = option(0.0, "dropout rate in the encoder")
+    exclusion_window: int = option(
+        1, "number of preceding phrases whose first words are excluded; -1 for all, 0 for none"
+    )
+    exclusive_loss_window: int = option(4, "window of the exclusive loss")
+    exclusive_loss_coef: float = option(0.0, "weight of the exclusive loss; 1 for ExHiRD-s")
+
+
+@dataclass
+class DataArguments:
+    """Documents, and when training ends."""
+
+    data: str | None = option(None, "folder of `lexperts train exhird-data`, instead of the next three options")
+    dataset_name: str | None = option(None, "dataset on the Hub, such as midas/kp20k")
+    train_files: list[str] | None = option(None, f"training files, {JSON_LINES}")
+    validation_files: list[str] | None = option(None, "validation files, same format")
+    test_files: list[str] | None = option(None, "NAME=FILE of test sets, same format; scored after training")
+    show: int = option(3, "number of test documents to print with their keyphrases")
+    max_train_rows: int | None = option(None, "train on the first N documents only")
+    stop_after_rises: int = option(3, "end training after N consecutive rises of the validation loss; 0 for never")
+    plateau_schedule: bool = option(
+        True, "halve the learning rate when the validation loss rises; else lr_scheduler_type"
+    )
+    ablation: str | None = option(None, "entry of ablations.yml, which overrides all other options")
+    traceback: bool = option(False, "show the traceback of an error")
+
+
+@dataclass
+class PrepareArguments:
+    """Documents, the vocabulary, and limits."""
+
+    output_dir: str = required("folder for the vocabulary and the rows")
+    dataset_name: str | None = option(None, "dataset on the Hub, such as midas/kp20k")
+    train_files: list[str] | None = option(None, f"training files, {JSON_LINES}")
+    validation_files: list[str] | None = option(None, "validation files, same format")
+    text_column: str = option("text", "column of texts, or of lists of words")
+    title_column: str = option("title", "column of titles, which may be empty")
+    keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings with ';' between them")
+    vocab_size: int = option(50_000, "size of the vocabulary: the most frequent words of sources and targets")
+    max_source_length: int = option(400, "maximum number of words of a document; longer ones are dropped")
+    max_target_length: int = option(
+        80, "maximum number of words of all its keyphrases, starts and ends included; longer ones are dropped"
+    )
+    backbone: str | None = option(
+        None, "for a warm start: Hub id or folder of the encoder whose sub-words are added, or 'minilm'"
+    )
+    traceback: bool = option(False, "show the traceback of an error")
+
+
+@dataclass
+class EvaluateArguments:
+    """A model, test sets, and how phrases are generated."""
+
+    model: str = required("folder or Hub id of a keyphrase generator")
+    test_files: list[str] = required(f"NAME=FILE of test sets, {JSON_LINES}")
+    output_dir: str | None = option(None, "folder for scores and phrases; by default the model's")
+    batch_size: int = option(32, "number of documents per batch")
+    exclusion_window: int | None = option(
+        None,
+        "number of preceding phrases whose first words are excluded; -1 for all, 0 for none; by default the model's",
+    )
+    num_beams: int = option(1, "number of hypotheses of each phrase")
+    max_rows: int | None = option(None, "use only the first N documents of each set")
+    traceback: bool = option(False, "show the traceback of an error")
+
+
+ARGUMENTS = {
+    "train": (ModelArguments, DataArguments, RunFolderArguments, TRAINING),
+    "prepare": (PrepareArguments, RunFolderArguments),
+    "evaluate": (EvaluateArguments,),
+}
+# the YAML files in this folder, by the command that they are for
+CONFIGS = {"train": ("bigru_paper", "transformer_paper", "warm_cpu")}

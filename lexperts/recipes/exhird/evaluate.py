@@ -1,0 +1,102 @@
+"""Generates keyphrases for test sets and scores them: present and absent keyphrases, and repeats.
+
+    lexperts evaluate exhird --model runs/bigru --test_files inspec=inspec/test.jsonl kp20k=kp20k/test.jsonl
+
+Scores follow the convention "exhird" of keyphrase_tools.metrics: F1@5 and F1@M from macro precision and recall, phrases compared
+by stems, phrases with <unk> dropped. #C@M and #C@5 are the numbers of correct phrases per document, #Avg.Len is the number of
+phrases per document. Repeats are the share of generated phrases whose stems occur in an earlier phrase of the same document.
+
+Scores are printed and written to scores.json in the model's folder, generated phrases to NAME.jsonl.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from keyphrase_tools.jsonl import read_jsonl
+from keyphrase_tools.loading import describe_load_errors
+from keyphrase_tools.metrics import keyphrase_f1
+from keyphrase_tools.stemming import stem_phrase
+from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.generation_exhird import KeyphraseGenerator
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.run_folder import replace_file
+from .arguments import EvaluateArguments
+
+METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}
+
+
+def repeat_rate(predictions: list[list[list[str]]]) -> float:
+    """The share of generated phrases that repeat an earlier one of their document."""
+    stems = [[stem_phrase(" ".join(words)) for words in phrases] for phrases in predictions]
+    total = sum(map(len, stems))
+    return 1 - sum(len(set(phrases)) for phrases in stems) / total if total else 0.0
+
+
+def score(predictions: list[list[list[str]]], references: list[list[list[str]]], sources: list[list[str]]) -> dict:
+    """Phrases as lists of words -> the metrics of the papers, for present, absent and all phrases."""
+    phrases, gold = ([[" ".join(words) for words in row] for row in rows] for rows in (predictions, references))
+    texts = [" ".join(words) for words in sources]
+    by_part = keyphrase_f1(phrases, gold, convention="exhird", sources=texts, k=(5, "M"))
+    scores = {part: {label: values[name] for name, label in METRICS.items()} for part, values in by_part.items()}
+    return scores | {"repeats": repeat_rate(predictions), "documents": len(predictions)}
+
+
+def parse_test_files(entries: list[str]) -> dict[str, str]:
+    """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `ValueError` for an entry without a name or a file."""
+    files = dict(entry.partition("=")[::2] for entry in entries)
+    if not all(files.values()):
+        raise ValueError(f"--test_files {' '.join(entries)}: pass NAME=FILE, such as inspec=inspec/test.jsonl.")
+    return files
+
+
+def format_scores(name: str, scores: dict) -> str:
+    """One line: present and absent scores, and repeats in per cent."""
+    parts = (
+        f"{part} " + " ".join(f"{k} {v:.3f}" if "F1" in k else f"{k} {v:g}" for k, v in scores[part].items())
+        for part in ("present", "absent")
+    )
+    return f"{name}: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%"
+
+
+def evaluate(args: EvaluateArguments) -> dict[str, dict]:
+    """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
+    files = parse_test_files(args.test_files)
+    with describe_load_errors("--model", args.model):
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    output = Path(args.output_dir or args.model)
+    output.mkdir(parents=True, exist_ok=True)
+    options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}
+    generator = KeyphraseGenerator(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
+    results = {}
+    for name, path in files.items():
+        rows = read_jsonl([path], ("text", "keyphrases"))[: args.max_rows]
+        documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
+        predictions = list(tqdm(generator.stream(documents), total=len(rows), unit="document", desc=name))
+        sources = [tokenizer.encode_source(row["text"], row.get("title")).words for row in rows]
+        gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
+        results[name] = score(predictions, gold, sources)
+        lines = []
+        for row, phrases in zip(rows, predictions, strict=True):
+            entry = {"keyphrases": row["keyphrases"], "generated": [" ".join(words) for words in phrases]}
+            lines.append(json.dumps({"title": row.get("title"), **entry}, ensure_ascii=False) + "\n")
+        replace_file(output / f"{name}.jsonl", "".join(lines))
+        print(format_scores(name, results[name]))
+    replace_file(output / "scores.json", json.dumps(results, indent=1))
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command `lexperts evaluate exhird`."""
+    (args,) = parse_command("exhird", "evaluate", argv)
+    run_or_exit(evaluate, args, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

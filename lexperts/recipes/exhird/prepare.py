@@ -1,0 +1,110 @@
+"""Prepares documents for keyphrase generation: the vocabulary, and rows of words and labels.
+
+    lexperts train exhird-data --train_files kp20k/train.jsonl --validation_files kp20k/validation.jsonl --output_dir runs/kp20k
+    lexperts train exhird-data --dataset_name midas/kp20k --output_dir runs/kp20k
+    lexperts train exhird transformer_paper --data runs/kp20k --output_dir runs/transformer
+
+The output folder contains `tokenizer`, `train` and `validation`, for `lexperts train exhird --data`. As in ExHiRD, documents of
+more than 400 words or 80 target words are dropped, and so are keyphrases of more than six words; the log counts them. Test sets
+need no preparation: `lexperts evaluate exhird` reads their JSON Lines.
+"""
+
+from pathlib import Path
+
+from datasets import Dataset, load_dataset
+from transformers import AutoTokenizer
+
+from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
+from keyphrase_tools.loading import describe_load_errors
+from modeling_exhird import ExhirdTokenizer, tokenize_documents
+from modeling_exhird.backbone_exhird import resolve_backbone
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.fingerprints import fingerprint
+from ..common.run_folder import RunFolder
+from ..common.settings import collect_settings
+from .arguments import PrepareArguments
+
+COLUMNS = ("title", "text", "keyphrases")
+PREPARED = "prepared.json"  # the record of the settings and files that documents were prepared with
+
+
+def load(args: PrepareArguments) -> dict[str, dict[str, list]]:
+    """Loads files or a dataset on the Hub: split -> columns. Raises a `ValueError` if neither is set."""
+    if args.dataset_name:
+        hub = load_dataset(args.dataset_name)
+        splits = {split: hub[split].to_list() for split in ("train", "validation") if split in hub}
+    elif args.train_files and args.validation_files:
+        required = (args.text_column, args.keyphrases_column)
+        files = {"train": args.train_files, "validation": args.validation_files}
+        splits = {split: read_jsonl(paths, required, hint=NAME_COLUMNS) for split, paths in files.items()}
+    else:
+        raise ValueError("No documents. Pass --train_files and --validation_files, or --dataset_name midas/kp20k.")
+    names = {"text": args.text_column, "title": args.title_column, "keyphrases": args.keyphrases_column}
+    return {
+        split: {column: [row.get(name) for row in rows] for column, name in names.items()}
+        for split, rows in splits.items()
+    }
+
+
+def vocabulary_texts(columns: dict[str, list]):
+    """All texts from which the vocabulary is counted."""
+    for name in ("title", "text"):
+        yield from (text if isinstance(text, str) else " ".join(text) for text in columns[name] if text)
+    for phrases in columns["keyphrases"]:
+        yield phrases if isinstance(phrases, str) else " ; ".join(phrases)
+
+
+def data_folder(args: PrepareArguments) -> RunFolder:
+    """The folder of prepared documents, not yet opened."""
+    backbone = fingerprint(resolve_backbone(args.backbone)) if args.backbone else None
+    settings = collect_settings("exhird/prepare.py", args, backbone=backbone)
+    return RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED)
+
+
+def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
+    """Prepares the documents, unless they have been prepared with the same settings and files.
+
+    Raises:
+        SettingsMismatchError: if the folder contains documents of other files or settings, and `overwrite` is false.
+    """
+    folder = data_folder(args).open(overwrite)
+    if folder.finished:
+        print(f"the documents in {args.output_dir} are already prepared")
+        return folder
+    write_data(args)
+    folder.mark_finished()
+    return folder
+
+
+def write_data(args: PrepareArguments):
+    """Writes the tokenizer and the rows of both splits."""
+    output, splits = Path(args.output_dir), load(args)
+    tokenizer = ExhirdTokenizer.from_texts(vocabulary_texts(splits["train"]), vocab_size=args.vocab_size)
+    if args.backbone:
+        with describe_load_errors("The encoder", args.backbone):
+            subword_tokenizer = AutoTokenizer.from_pretrained(resolve_backbone(args.backbone))
+            tokenizer = tokenizer.with_subword_tokenizer(subword_tokenizer)
+    tokenizer.save_pretrained(output / "tokenizer")
+    print(f"vocabulary: {len(tokenizer):,} words")
+    lengths = {"max_source_length": args.max_source_length, "max_target_length": args.max_target_length}
+    for split, columns in splits.items():
+        options = {"batched": True, "remove_columns": list(COLUMNS), "desc": split, "load_from_cache_file": False}
+        rows = Dataset.from_dict(columns).map(
+            tokenize_documents, fn_kwargs={"tokenizer": tokenizer, **lengths}, **options
+        )
+        rows.save_to_disk(output / split)
+        starts = [row[0] for labels in rows["labels"] for row in labels]
+        present, absent = (starts.count(i) for i in (tokenizer.present_token_id, tokenizer.absent_token_id))
+        documents = f"{len(rows):,} of {len(columns['text']):,} documents"
+        print(f"{split}: {documents}, {present:,} present and {absent:,} absent keyphrases")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command `lexperts train exhird-data`."""
+    args, folder_args = parse_command("exhird", "prepare", argv)
+    run_or_exit(prepare, args, folder_args.overwrite_output_dir, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

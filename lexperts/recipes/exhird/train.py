@@ -1,0 +1,180 @@
+"""Trains a keyphrase generator with the stock Trainer and the reference's plateau schedule, and scores it.
+
+    lexperts train exhird bigru_paper --dataset_name midas/kp20k --output_dir runs/bigru
+    lexperts train exhird warm_cpu --train_files train.jsonl --validation_files validation.jsonl \\
+        --test_files mine=test.jsonl --output_dir runs/warm
+    lexperts train exhird bigru_paper --data runs/kp20k --output_dir runs/bigru        # prepared documents
+    lexperts train exhird transformer_paper --data runs/kp20k --output_dir runs/ablations --ablation table7_no_window
+
+Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
+models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. --ablation NAME applies a row of the papers'
+tables and trains in OUTPUT_DIR/NAME. The output folder holds the best model by validation loss, its code and its pipeline.
+
+Repeat the same command after an interruption: training resumes from the last checkpoint. If the settings differ, the command
+stops and names the difference; then use another --output_dir, or --overwrite_output_dir true.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from datasets import load_from_disk
+from transformers import Trainer, pipeline, set_seed
+
+from keyphrase_tools.evaluation import keep_best
+from keyphrase_tools.jsonl import read_jsonl
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdForKeyphraseGeneration,
+    ExhirdTokenizer,
+)
+from modeling_exhird.backbone_exhird import resolve_backbone
+
+from ..common.arguments import RunFolderArguments, parse_command, read_yaml, run_or_exit
+from ..common.fingerprints import fingerprint
+from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
+from ..common.training import train_or_resume, trainer_options
+from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
+from .evaluate import evaluate, parse_test_files
+from .prepare import PREPARED, prepare
+from .schedule import PlateauSchedule, StopAfterRises
+
+BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout")  # not fields of the configuration
+ABLATIONS = Path(__file__).parent / "ablations.yml"
+
+
+def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKeyphraseGeneration:
+    """A new model, on a pretrained encoder for `encoder_type="pretrained"`."""
+    options = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in BACKBONE_OPTIONS}
+    options["relative_attention"] = None if args.relative_attention == "off" else args.relative_attention
+    if args.encoder_type == "pretrained":
+        options["attention_dropout"] = args.attention_dropout
+        return ExhirdForKeyphraseGeneration.from_backbone(args.backbone, tokenizer, **options)
+    return ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **options))
+
+
+def apply_ablation(name: str, *arguments):
+    """Sets the options of an entry of ablations.yml.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    ablations = read_yaml(ABLATIONS)
+    if name not in ablations:
+        raise ValueError(f"--ablation {name!r} is not in ablations.yml. Use one of {', '.join(ablations)}.")
+    for field_name, value in ablations[name].items():
+        for holder in arguments:
+            if hasattr(holder, field_name):
+                setattr(holder, field_name, value)
+
+
+def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.optim.Optimizer:
+    """The reference's Adam, with a separate learning rate for a pretrained encoder."""
+    backbone = set(getattr(model.encoder.reader, "backbone", torch.nn.Module()).parameters())
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in backbone]}]
+    trained = [p for p in backbone if p.requires_grad]
+    if trained:
+        groups.append({"params": trained, "lr": backbone_lr})
+    return torch.optim.Adam(groups, lr=learning_rate, eps=1e-9)
+
+
+def open_documents(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
+    """The folder of the prepared documents; prepares them if necessary.
+
+    Raises:
+        SettingsMismatchError: if the folder contains documents of other files, or for another encoder.
+        ValueError: without documents, and for a --data folder that is not complete.
+    """
+    if args.data:
+        if not (Path(args.data) / "tokenizer").is_dir():
+            raise ValueError(f"--data {args.data!r} contains no 'tokenizer'. Make it with lexperts train exhird-data.")
+        data = RunFolder(args.data, {}, record=PREPARED)
+        if not data.read().get("finished"):
+            raise ValueError(
+                f"--data {args.data!r} is not complete: {PREPARED} does not mark it as finished. Prepare the documents "
+                "again with lexperts train exhird-data ... --overwrite_output_dir true."
+            )
+        return data
+    names = ("dataset_name", "train_files", "validation_files")
+    prepare_args = PrepareArguments(str(folder), **{name: getattr(args, name) for name in names}, backbone=backbone)
+    try:
+        return prepare(prepare_args)
+    except SettingsMismatchError:
+        if not overwrite:
+            raise
+        return prepare(prepare_args, overwrite=True)
+
+
+def document_settings(documents: RunFolder) -> dict:
+    """The settings that documents were prepared with, for the record of a run; independent of their folder."""
+    data = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
+    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
+    return unused | {"data": data}
+
+
+def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """The run folder and the trainer: everything before training, and all errors that the user can fix."""
+    data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
+    if data_args.ablation:
+        apply_ablation(data_args.ablation, model_args, training_args)
+        training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
+    for path in parse_test_files(data_args.test_files or []).values():
+        if not Path(path).exists():
+            raise ValueError(f"--test_files: the file {path!r} does not exist.")
+    backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
+    with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
+        documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
+    folder = open_run(
+        "exhird/train.py", training_args, model_args, data_args, overwrite=overwrite,
+        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **document_settings(documents),
+    )  # fmt: skip
+    tokenizer = ExhirdTokenizer.from_pretrained(documents.path / "tokenizer")
+    rows = {split: load_from_disk(str(documents.path / split)) for split in ("train", "validation")}
+    rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
+    set_seed(training_args.seed)
+    model = build_model(model_args, tokenizer)
+    keep_best(training_args, "loss", greater_is_better=False)
+    training_args.prediction_loss_only = True
+    optimizer, schedule = None, None
+    if data_args.plateau_schedule:
+        optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
+        schedule = PlateauSchedule(optimizer)
+    collator = DataCollatorForKeyphraseGeneration(tokenizer)
+    options = trainer_options(model, training_args, rows, collator, tokenizer)
+    options["callbacks"] = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
+    return folder, Trainer(**options, optimizers=(optimizer, schedule))
+
+
+def print_examples(generate, path: str, count: int):
+    """Prints the titles of the first documents with their generated and their gold keyphrases."""
+    for row in read_jsonl([path], ("text", "keyphrases"))[:count]:
+        phrases = generate({"title": row.get("title"), "text": row["text"]})
+        print(f"\n{row.get('title') or row['text'][:80]}")
+        for name, present in (("present", True), ("absent", False)):
+            generated = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
+            print(f"  {name:7}  {'; '.join(generated)}")
+        gold = row["keyphrases"]
+        print(f"  gold     {gold if isinstance(gold, str) else '; '.join(gold)}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command `lexperts train exhird`."""
+    arguments = parse_command("exhird", "train", argv)
+    _, data_args, _, training_args = arguments
+    folder, trainer = run_or_exit(set_up, *arguments, traceback=data_args.traceback)
+    output = training_args.output_dir
+    train_or_resume(trainer, folder.start)
+    generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
+    generate.save_pretrained(output)
+    print(f"validation loss per document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
+    if data_args.test_files and trainer.is_world_process_zero():
+        evaluate(EvaluateArguments(output, data_args.test_files))
+        print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
+    if trainer.is_world_process_zero():
+        folder.mark_finished(ran=training_summary(training_args, trainer.state))
+    print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
+
+
+if __name__ == "__main__":
+    main()

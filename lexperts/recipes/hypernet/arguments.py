@@ -1,0 +1,96 @@
+"""Arguments of the hypernetwork's commands. Imports neither torch nor transformers, so `--help` is fast."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..common.arguments import RunFolderArguments, option
+from ..common.help import TRAINING
+
+
+@dataclass
+class ModelArguments:
+    """The model and its backbone."""
+
+    backbone: str = option("minilm", "Hub id or folder of any encoder; 'minilm' is the model of lexperts[offline]")
+    reader: Literal["hypernet", "bilstm", "title_guided", "plain"] = option(
+        "hypernet", "layer that encodes the text: the hypernetwork, or a baseline"
+    )
+    freeze_backbone: bool = option(True, "whether to freeze the backbone")
+    backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen")
+    attention_dropout: float | None = option(
+        None, "attention dropout of the backbone, by default its own; 0 is faster on a CPU"
+    )
+    meta_embedding_size: int = option(16, "size of the title's vector z")
+    hidden_size: int = option(512, "hidden size of the layer that encodes the text")
+    bidirectional: bool = option(False, "whether to encode the text in reverse too")
+    normalize_meta_embedding: bool = option(True, "whether to normalise z to mean 0 and length 1")
+    meta_dropout: float = option(0.0, "dropout on z")
+    shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
+    classifier_dropout: float = option(0.1, "dropout on the text's states")
+    pooling: Literal["last", "mean"] = option(
+        "last", "input of the classifier of whole texts: the last state, or the mean state"
+    )
+
+
+@dataclass
+class DataArguments:
+    """Options that the data of all three tasks share."""
+
+    dataset_name: str | None = option(None, "data set on the Hub, instead of files")
+    train_files: list[str] | None = option(None, "training files, JSON Lines")
+    validation_files: list[str] | None = option(None, "validation files, same format")
+    test_files: list[str] | None = option(None, "test files, same format")
+    cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
+    states_dir: str | None = option(None, "folder of these states (default: output_dir)")
+    traceback: bool = option(False, "whether to show the traceback of an error")
+
+
+@dataclass
+class KeyphraseDataArguments(DataArguments):
+    """Documents with titles and keyphrases."""
+
+    cache_states: bool = option(True, "whether to compute a frozen backbone's states once")
+    validation_share: float = option(0.2, "share of the training documents for validation, without validation files")
+    text_column: str = option("text", "column of texts, or of lists of words")
+    title_column: str = option("title", "column of titles")
+    keyphrases_column: str = option("keyphrases", "column of keyphrases: lists, or strings separated by semicolons")
+    max_length: int = option(256, "maximum sub-tokens of title and text")
+    early_stopping_patience: int = option(5, "number of epochs without improvement before training stops; 0 for never")
+    show: int = option(3, "number of test documents to print with their keyphrases")
+
+
+@dataclass
+class ClassificationDataArguments(DataArguments):
+    """Texts with titles and classes."""
+
+    validation_share: float = option(0.1, "share of the training texts for validation, without validation files")
+    text_column: str = option("text", "column of texts")
+    title_column: str = option("title", "column of titles, which may be empty")
+    label_column: str = option("label", "column of names or numbers of classes")
+    max_length: int = option(512, "maximum tokens of title and text")
+    max_train_rows: int | None = option(None, "use only the first N training texts")
+    max_test_rows: int | None = option(None, "use only the first N test texts")
+
+
+@dataclass
+class QuestionDataArguments(DataArguments):
+    """Questions with contexts and answers, in SQuAD's columns."""
+
+    max_seq_len: int = option(384, "tokens of a window, including the question")
+    doc_stride: int = option(128, "tokens by which neighbouring windows overlap")
+    max_train_rows: int | None = option(None, "use only the first N training questions")
+    max_test_rows: int | None = option(None, "use only the first N test questions")
+    show: int = option(3, "number of questions to print with their answers")
+
+
+ARGUMENTS = {
+    "train_keyphrases": (ModelArguments, KeyphraseDataArguments, RunFolderArguments, TRAINING),
+    "train_classification": (ModelArguments, ClassificationDataArguments, RunFolderArguments, TRAINING),
+    "train_qa": (ModelArguments, QuestionDataArguments, RunFolderArguments, TRAINING),
+}
+# the YAML files in this folder, by the command that they are for
+CONFIGS = {
+    "train_keyphrases": ("inspec_cpu", "keyphrases_paper"),
+    "train_classification": ("news_cpu", "news_paper"),
+    "train_qa": ("squad_cpu", "squad_paper"),
+}

@@ -1,0 +1,326 @@
+"""Arguments of the commands of LM-Lexicon's recipe."""
+
+from dataclasses import dataclass
+
+from ..common.arguments import RunFolderArguments, option, required
+from ..common.help import TRAINING
+
+TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
+ROUTER_PARTS = ("gates", "experts", "all")
+PAIRS = ("gold", "nearest")
+SCORERS = ("likelihood", "reward", "oracle")
+ON_LONG = ("truncate", "error")
+ORDERS = ("random", "retrieved")
+METRICS = ("bleu", "rouge", "meteor", "bertscore", "moverscore", "mauve")
+BLEU_KINDS = ("sacrebleu", "nltk", "moses")
+WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
+ROWS = "JSON Lines with term, context, definition"
+DTYPE = "data type of the loaded weights: float32, bfloat16, auto"
+
+
+def check_choice(name: str, value: str, choices) -> None:
+    """Raises a ValueError for a value that is not one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not supported. Use one of {', '.join(choices)}.")
+
+
+def check_at_least(least: int, **values: int | None) -> None:
+    """Raises a ValueError for a value below the minimum; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}.")
+
+
+@dataclass
+class ModelArguments:
+    """The model that is fine-tuned."""
+
+    model_name_or_path: str | None = option(None, "Hub id or folder of a dense Llama")
+    from_scratch: str | None = option(
+        None, "train a new model instead: fields of LlamaConfig as JSON; a tokenizer is trained too"
+    )
+    dtype: str = option("float32", DTYPE)
+    attention_dropout: float | None = option(None, "dropout probability of the attention, the only dropout of a Llama")
+    train: str = option(
+        "all", "weights to train: all; mlp; or linear (MLPs and attention), which merging can keep per expert"
+    )
+    learn: str = option(
+        "definition", "tokens with a loss: the definition given its prompt; or the whole row, for a new model"
+    )
+
+    def __post_init__(self):
+        check_choice("train", self.train, TRAINED)
+        check_choice("learn", self.learn, ("definition", "row"))
+        if (self.model_name_or_path is None) == (self.from_scratch is None):
+            raise ValueError(
+                f"model_name_or_path={self.model_name_or_path!r} and from_scratch={self.from_scratch!r}: a model is either "
+                "loaded or new. Pass one of them."
+            )
+
+
+@dataclass
+class DataArguments:
+    """The rows of training and validation."""
+
+    train_files: list[str] = required(f"training files: {ROWS}")
+    validation_files: list[str] | None = option(None, "validation files, same format")
+    max_length: int = option(128, "maximum tokens per row; longer rows are dropped, none is truncated")
+    traceback: bool = option(False, "show the traceback of an error")
+
+
+@dataclass
+class RouterArguments:
+    """The mixture, and its parts that are trained."""
+
+    model_name_or_path: str = required("folder or Hub id of the mixture")
+    train: str = option("gates", "weights to train: gates; experts; gates,experts; or all")
+    router_aux_loss_coef: float | None = option(
+        None, "weight of the load-balancing loss; unset, it is off for a Mixtral"
+    )
+    lora: bool = option(False, "train LoRA on the attention too, and save an adapter with the trained parts in full")
+    lora_r: int = option(16, "rank of LoRA")
+    dtype: str = option("float32", DTYPE)
+
+    def __post_init__(self):
+        self.parts = tuple(part.strip() for part in self.train.split(","))
+        for part in self.parts:
+            if part not in ROUTER_PARTS:
+                raise ValueError(f"train={self.train!r}: unknown part {part!r}. Use gates, or gates,experts, or all.")
+        if self.lora and "all" in self.parts:
+            raise ValueError(
+                "train='all' cannot be combined with lora: an adapter has a part of the weights. Unset one."
+            )
+
+
+@dataclass
+class RewardArguments:
+    """Arguments of `lexperts train lexicon-reward`."""
+
+    model_name_or_path: str = required("Hub id or folder of the model that samples definitions")
+    reward_base: str = required("model to start the reward model from: a dense Llama with the same tokenizer")
+    train_files: list[str] = required(f"training files: {ROWS}")
+    validation_files: list[str] | None = option(None, "validation files, same format")
+    chosen: str = option(
+        "gold", "preferred definition of a pair: gold, the reference; or nearest, the sample nearest to it"
+    )
+    samples: int = option(32, "number of sampled definitions per row")
+    kept: int = option(
+        8, "number of rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones"
+    )
+    max_rows: int | None = option(None, "use only the first N rows of each split")
+    max_new_tokens: int = option(48, "maximum tokens of a sampled definition")
+    sampling_batch_size: int = option(16, "rows per batch while sampling")
+    max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped")
+    traceback: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self):
+        check_choice("chosen", self.chosen, PAIRS)
+        check_at_least(1, samples=self.samples, kept=self.kept, max_rows=self.max_rows)
+
+
+@dataclass
+class WritingArguments:
+    """Arguments that `generate` and `in-context` have in common."""
+
+    model_name_or_path: str = required("Hub id or folder of the model")
+    test_files: list[str] = required(f"files of rows to define: {ROWS}")
+    output: str = required("output file, .jsonl")
+    max_rows: int | None = option(None, "use only the first N rows")
+    batch_size: int = option(16, "rows per batch; each batch has its own random seed")
+    max_new_tokens: int = option(64, "maximum tokens of a definition")
+    sample: bool = option(False, "sample a definition instead of greedy decoding")
+    temperature: float = option(0.6, "sampling temperature")
+    top_k: int = option(50, "number of most likely tokens to sample from")
+    top_p: float = option(0.9, "probability mass of the tokens to sample from")
+    repetition_penalty: float = option(1.05, "repetition penalty while sampling")
+    on_long: str = option("truncate", "contexts that are too long: truncate them around the term, or error")
+    seed: int = option(42, "random seed of sampling")
+    dtype: str = option("float32", DTYPE)
+    device: str | None = option(None, "device, such as cpu; by default cuda if available")
+    traceback: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self):
+        if not self.output.endswith(".jsonl"):
+            raise ValueError(f"output={self.output!r} must end in .jsonl: it is written as JSON Lines.")
+        check_choice("on_long", self.on_long, ON_LONG)
+        check_at_least(1, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens, max_rows=self.max_rows)
+
+    def generate_kwargs(self) -> dict:
+        """Decoding options for `DefinitionGenerator`; greedy decoding needs no others."""
+        if not self.sample:
+            return {"max_new_tokens": self.max_new_tokens}
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+        return {"do_sample": True} | {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class GenerateArguments(WritingArguments):
+    """Arguments of `lexperts define generate`."""
+
+    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken")
+    scorer: str | None = option(
+        None,
+        "score that selects the best sample: reward, likelihood, or oracle (nearest to a gold definition, for "
+        "analysis only); by default reward if there is a reward model",
+    )
+    reward_model: str | None = option(None, "Hub id or folder of a model by `lexperts train lexicon-reward`")
+    curve: list[int] | None = option(None, "sample counts: also write the best of the first n samples, one file per n")
+    keep_samples: bool = option(False, "also write all samples with their scores")
+    routing_policy: str | None = option(None, "routing policy, in place of the mixture's own")
+    experts_per_token: int | None = option(None, "experts per token of the token policy, in place of the mixture's own")
+    embedder: str | None = option(None, "sentence embedder of the centroids, or minilm; by default the mixture's own")
+    embedding_cache: str | None = option(None, "folder that caches embeddings")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.scorer = self.scorer or ("reward" if self.reward_model else "likelihood")
+        check_choice("scorer", self.scorer, SCORERS)
+        if (self.scorer == "reward") != (self.reward_model is not None):
+            raise ValueError(
+                f"scorer={self.scorer!r} and reward_model={self.reward_model!r} do not match: scorer='reward' needs a "
+                "reward_model, and no other scorer has one. Pass both, or neither."
+            )
+        check_at_least(1, best_of=self.best_of)
+        for n in self.curve or ():
+            if not 1 <= n <= self.best_of:
+                raise ValueError(f"curve={n} must be between 1 and best_of={self.best_of}.")
+        self.sample = self.sample or self.best_of > 1
+
+
+@dataclass
+class InContextArguments(WritingArguments):
+    """Arguments of `lexperts define in-context`."""
+
+    train_files: list[str] = option([], f"files that examples are taken from: {ROWS}")
+    shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number")
+    shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)")
+    embedder: str | None = option(
+        None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF is used"
+    )
+    embedding_cache: str | None = option(None, "folder that caches embeddings")
+    chat: bool = option(False, "format prompts by the tokenizer's chat template")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choice("shots_by", self.shots_by, ORDERS)
+        if not self.shots or min(self.shots) < 0:
+            raise ValueError(f"shots={self.shots} must be one or more numbers of examples, each at least 0.")
+        if max(self.shots) and not self.train_files:
+            raise ValueError(f"shots={self.shots} needs train_files to take examples from. Pass some.")
+
+
+@dataclass
+class EvaluationArguments:
+    """Arguments of `lexperts evaluate definitions`."""
+
+    files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds")
+    output_dir: str = required("folder for scores.json and the scores of rows")
+    baseline: str | None = option(None, "system that others are compared with")
+    references: list[str] | None = option(None, "further JSON Lines files whose definitions are references")
+    metrics: list[str] = option(list(METRICS), "metrics to compute")
+    bleu: str = option("sacrebleu", "implementation of BLEU: sacrebleu, nltk, or moses (the paper's)")
+    bertscore_model: str | None = option(None, "model of BERTScore: folder or Hub id, such as roberta-large")
+    bertscore_layer: int | None = option(None, "layer of that model; by default bert-score's choice, or the last")
+    moverscore_model: str | None = option(None, "model of MoverScore: folder or Hub id, such as bert-base-uncased")
+    mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large")
+    batch_size: int = option(64, "texts per batch of these models")
+    seed: int = option(0, "bootstrap seed")
+    traceback: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self):
+        self.files_by_system = parse_named_files(self.files)
+        if self.baseline is not None and self.baseline not in self.files_by_system:
+            raise ValueError(
+                f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
+            )
+        self.metrics = list(dict.fromkeys(self.metrics))
+        for name in self.metrics:
+            check_choice("metrics", name, METRICS)
+        check_choice("bleu", self.bleu, BLEU_KINDS)
+
+
+def parse_named_files(values: list[str]) -> dict[str, list[str]]:
+    """["NAME=FILE", ...] -> the files of each name."""
+    files: dict[str, list[str]] = {}
+    for value in values:
+        name, separator, path = value.partition("=")
+        if not (separator and name.strip() and path.strip()) or "/" in name:
+            raise ValueError(f"--files {value!r} must be NAME=FILE, as in --files dense=dense.jsonl.")
+        files.setdefault(name.strip(), []).append(path.strip())
+    return files
+
+
+@dataclass
+class PreparationArguments:
+    """Arguments of `lexperts define prepare`."""
+
+    sources: list[str] = required("NAME=PLACE: a file, a folder or a Hub id; several sources may have one name")
+    output_dir: str = required("folder for the three files, data.json and divergent.jsonl")
+    term_column: str | None = option(None, "column of terms, unless it has a usual name")
+    context_column: str | None = option(
+        None, "column of contexts (a text, or a list of texts), unless it has a usual name"
+    )
+    definition_column: str | None = option(None, "column of definitions, unless it has a usual name")
+    source_column: str | None = option(None, "column of dataset names; by default NAME is used")
+    split_column: str | None = option(None, "column for --keep_splits: train, valid(ation), test")
+    exclude: list[str] = option(list(WITHOUT_CONTEXTS), "datasets to leave out")
+    keep_splits: bool = option(False, "keep the splits of the files; rows without one are split by their term")
+    proportions: list[float] = option([0.8, 0.1, 0.1], "fractions of terms for training, validation, test")
+    keep_duplicates: bool = option(False, "keep repetitions of a term, context and definition within a split")
+    unseen_definitions: bool = option(
+        False, "leave out validation and test rows with the definition of a training row (synonyms)"
+    )
+    max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash")
+    seed: int = option(42, "seed of the hash")
+    traceback: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self):
+        shares = self.proportions
+        if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
+            raise ValueError(
+                f"--proportions {' '.join(map(str, shares))} must be three fractions that add up to 1, the first above 0, as "
+                "in 0.8 0.1 0.1."
+            )
+        check_at_least(1, max_rows=self.max_rows)
+        self.places = [parse_source(source) for source in self.sources]
+
+
+def parse_source(source: str) -> tuple[str, str]:
+    """ "NAME=PLACE" -> NAME, PLACE."""
+    name, separator, place = source.partition("=")
+    if not (separator and name.strip() and place.strip()):
+        raise ValueError(f"--sources {source!r} must be NAME=PLACE, as in --sources oxford=data/oxford.")
+    return name.strip(), place.strip()
+
+
+@dataclass
+class RunArguments:
+    """Arguments of `lexperts define run`."""
+
+    config: str = required("recipe: small, medium, or a YAML file; also the first argument")
+    data: str | None = option(None, "folder of train.jsonl, validation.jsonl, test.jsonl, in place of the recipe's")
+    work_dir: str | None = option(None, "folder for all outputs, in place of the recipe's")
+    set: list[str] = option([], "KEY=VALUE: settings in place of the recipe's, such as seed=21 expert.train=all")
+    ablations: str | None = option(None, "YAML file of named changes; by default the one that comes with the recipe")
+    ablation: list[str] = option(["main"], "named changes to run; main is the recipe itself")
+    jobs: int = option(1, "experts trained at once, with one thread each on CPUs")
+    from_step: str | None = option(None, "run this step again, and the steps that depend on it")
+    dry_run: bool = option(False, "show the steps, and run none")
+    traceback: bool = option(False, "show the traceback of an error")
+
+    def __post_init__(self):
+        check_at_least(1, jobs=self.jobs)
+
+
+ARGUMENTS = {
+    "train_expert": (ModelArguments, DataArguments, RunFolderArguments, TRAINING),
+    "tune_router": (RouterArguments, DataArguments, RunFolderArguments, TRAINING),
+    "train_reward": (RewardArguments, RunFolderArguments, TRAINING),
+    "evaluate": (EvaluationArguments,),
+    "generate": (GenerateArguments,),
+    "in_context": (InContextArguments,),
+    "prepare": (PreparationArguments,),
+    "run": (RunArguments,),
+}
+# the YAML files in this folder, by the command that they are for
+CONFIGS = {"train_expert": ("llama3_8b", "medium_gpu", "small_cpu"), "run": ("medium", "small")}

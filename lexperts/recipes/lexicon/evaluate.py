@@ -1,0 +1,294 @@
+"""Scores generated definitions: BLEU, ROUGE-L, METEOR, BERTScore, MoverScore, MAUVE, with intervals and paired tests.
+
+    lexperts evaluate definitions --files dense=dense.jsonl mixture=mixture.jsonl --baseline dense --output_dir results
+    lexperts evaluate definitions --files a=a-21.jsonl a=a-42.jsonl --references data/train.jsonl \\
+        --bertscore_model roberta-large --moverscore_model bert-base-uncased --mauve_model gpt2-large --output_dir results
+
+Files are those of `lexperts define generate`: rows with term, context, definition (gold) and generated. Several files of one
+name are the seeds of one system; a row's score is then their mean. A row's score is the best over its references. There are
+two protocols: all definitions of the same term and context, and all definitions of the same term in any sense (Huang et al.
+2021), in the files and in --references. MAUVE compares all generated definitions with all gold ones. Full stops are removed
+from all texts, except in numbers. The 95 per cent intervals are bootstrapped over rows, those of differences with the same
+rows for both systems; p is that of a two-sided paired t-test over rows. A metric whose package or model is missing is
+reported, and the others are computed. The folder gets scores.json and NAME.rows.jsonl of each system.
+"""
+
+import json
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from keyphrase_tools.jsonl import read_jsonl
+from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.bootstrap import bootstrap_means, confidence_interval
+from ..common.run_folder import replace_file
+from ..common.tables import align_columns
+from . import scores
+from .arguments import EvaluationArguments
+from .prepare import json_lines
+
+TITLES = {
+    "bleu": "BLEU", "rouge": "ROUGE-L", "meteor": "METEOR", "bertscore": "BERTScore", "moverscore": "MoverScore",
+    "mauve": "MAUVE",
+}  # fmt: skip
+PROTOCOLS = {"context": "the same term and context", "term": "the same term in any sense"}
+EXAMPLE = '{"term": "...", "context": "...", "definition": "...", "generated": "..."}'
+
+Scores = dict[str, dict[str, dict[str, np.ndarray]]]  # system -> protocol -> metric -> (seeds, rows)
+
+
+def read_generated(files_by_system: dict[str, list[str]]) -> tuple[list[dict], dict[str, list[list[str]]]]:
+    """Files -> their common rows, and for each system the generated definitions of each seed.
+
+    Raises:
+        ValueError: for a line with a missing field, and for files with other rows or another order; with the row number.
+    """
+    rows, generated, first = None, {}, None
+    for name, files in files_by_system.items():
+        for file in files:
+            lines = read_jsonl(file, example=EXAMPLE)
+            for number, row in enumerate(lines, start=1):
+                if not is_complete_row(row) or not isinstance(row.get("generated"), str):
+                    raise ValueError(
+                        f"{file}, row {number}: term, context and definition must be non-empty strings, and generated a string, "
+                        f"such as {EXAMPLE}. `lexperts define generate` writes such files."
+                    )
+            gold = [{name: row[name] for name in ("term", "context", "definition")} for row in lines]
+            if rows is None:
+                rows, first = gold, file
+            elif gold != rows:
+                raise ValueError(describe_difference(gold, rows, file, first))
+            generated.setdefault(name, []).append([row["generated"] for row in lines])
+    return rows, generated
+
+
+def describe_difference(ours: list[dict], theirs: list[dict], file: str, first: str) -> str:
+    """The first difference between the rows of two files."""
+    fix = "Score files with the same rows in the same order."
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False), start=1):
+        if one != other:
+            return f"{file}, row {number}: the term, context or definition differs: the term is {one['term']!r}, and {other['term']!r} in {first}. {fix}"
+    return f"{file} has {len(ours):,} rows, and {first} has {len(theirs):,}. {fix}"
+
+
+def best_of_references(metric, predictions: list[str], references: dict[str, list[list[str]]]) -> dict[str, np.ndarray]:
+    """The best score of each row (rows,), by protocol. Each pair of texts is scored once; `metric` maps pairs to (pairs,)."""
+    indices_of: dict[scores.Pair, int] = {}
+    pairs_by_protocol = {
+        protocol: [
+            [indices_of.setdefault((text, reference), len(indices_of)) for reference in own]
+            for text, own in zip(predictions, lists, strict=True)
+        ]
+        for protocol, lists in references.items()
+    }
+    values = metric(list(indices_of))
+    best = {}
+    for protocol, indices in pairs_by_protocol.items():
+        starts = np.cumsum([0, *map(len, indices[:-1])])
+        best[protocol] = np.maximum.reduceat(values[np.concatenate(indices)], starts)
+    return best
+
+
+def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
+    """The metric, and the package, version and settings that compute it. It maps pairs to one score each; MAUVE maps all
+    predictions to one score.
+
+    Raises:
+        ImportError, OSError, ValueError: if its package or its model is missing.
+    """
+    if name in ("bleu", "rouge", "meteor"):
+        by_name = {"bleu": partial(scores.bleu, args.bleu), "rouge": scores.rouge_l, "meteor": scores.meteor}
+        score, facts = by_name[name]()
+        return partial(scores.score_pairs, score), facts
+    model = getattr(args, f"{name}_model")
+    if model is None:
+        raise ValueError(f"it needs a model. Pass --{name}_model, a folder or Hub id.")
+    from . import model_scores
+
+    if name == "mauve":
+        mauve = model_scores.Mauve(model, args.batch_size)
+        return partial(mauve, references=gold), mauve.facts
+    if name == "bertscore":
+        scorer = model_scores.BertScore(model, args.bertscore_layer, args.batch_size)
+    else:
+        scorer = model_scores.MoverScore(model, gold, args.batch_size)
+    return scorer, scorer.facts
+
+
+def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, list[list[str]]], references: dict):
+    """Scores of rows, MAUVE of systems and seeds, the facts of each metric, and the reasons why others were not computed."""
+    gold = [scores.without_full_stops(row["definition"]) for row in rows]
+    clean = scores.without_full_stops
+    texts = {name: [list(map(clean, run)) for run in runs] for name, runs in generated.items()}
+    row_scores: Scores = {name: {protocol: {} for protocol in PROTOCOLS} for name in generated}
+    mauve, facts, missing = {}, {}, {}
+    count = sum(map(len, texts.values()))
+    with tqdm(total=len(args.metrics) * count, unit="file", leave=False) as bar:
+        for metric in args.metrics:
+            bar.set_description(TITLES[metric])
+            by_system: dict[str, list] = {name: [] for name in texts}
+            try:
+                score, metric_facts = load_metric(metric, args, gold)
+                for name, runs in texts.items():
+                    for run in runs:
+                        value = score(run) if metric == "mauve" else best_of_references(score, run, references)
+                        by_system[name].append(value)
+                        bar.update()
+            except Exception as error:  # an error in one metric's package must not lose the others
+                if args.traceback:
+                    raise
+                missing[metric] = format_error(error)
+                bar.update(count - sum(map(len, by_system.values())))
+                continue
+            facts[metric] = metric_facts
+            if metric == "mauve":
+                mauve = by_system
+                continue
+            for name, protocol in product(by_system, PROTOCOLS):
+                row_scores[name][protocol][metric] = np.stack([run[protocol] for run in by_system[name]])
+    return row_scores, mauve, facts, missing
+
+
+def format_error(error: Exception) -> str:
+    """An error in one line, with how to install a missing package."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed. Install it with: pip install 'lexperts[definitions]'."
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ImportError, OSError, ValueError)) else f"{type(error).__name__}: {text}"
+
+
+def over_seeds(values: list[float]) -> dict:
+    """Mean and standard deviation over seeds."""
+    spread = {"sd": round(float(np.std(values, ddof=1)), 4)} if len(values) > 1 else {}
+    return {"mean": round(float(np.mean(values)), 4), "seeds": [round(float(value), 4) for value in values], **spread}
+
+
+def summarise(row_scores: Scores, mauve: dict[str, list[float]], baseline: str | None, seed: int) -> tuple[dict, dict]:
+    """Mean, interval and seeds by system, protocol and metric; and the differences from the baseline, in the same form."""
+    names = [(name, protocol, m) for name in row_scores for protocol in PROTOCOLS for m in row_scores[name][protocol]]
+    systems: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in row_scores}
+    others = [name for name in row_scores if baseline and name != baseline]
+    tests: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in others}
+    if names:
+        columns = {key: row_scores[key[0]][key[1]][key[2]].mean(0) for key in names}  # over seeds
+        means = dict(zip(names, bootstrap_means(np.stack([*columns.values()], 1), seed=seed).T, strict=True))
+        for name, protocol, metric in names:
+            low, high = confidence_interval(means[name, protocol, metric])
+            seeds = over_seeds(list(row_scores[name][protocol][metric].mean(1)))
+            systems[name][protocol][metric] = seeds | {"low": round(low, 4), "high": round(high, 4)}
+            if name in tests:
+                ours, theirs = (name, protocol, metric), (baseline, protocol, metric)
+                low, high = confidence_interval(means[ours] - means[theirs])
+                difference = round(float((columns[ours] - columns[theirs]).mean()), 4)
+                test = {"difference": difference, "low": round(low, 4), "high": round(high, 4)}
+                tests[name][protocol][metric] = test | {"p": scores.paired_p(columns[ours], columns[theirs])}
+    for name, values in mauve.items():
+        systems[name]["mauve"] = over_seeds(values)
+    return systems, tests
+
+
+def format_mean(value: dict) -> str:
+    """Mean [interval]."""
+    return f"{value['mean']:.2f}" + (f" [{value['low']:.2f}, {value['high']:.2f}]" if "low" in value else "")
+
+
+def format_difference(value: dict) -> str:
+    """Difference [interval] p."""
+    p = "" if value["p"] is None else f" p={value['p']:.2g}"
+    return f"{value['difference']:+.2f} [{value['low']:+.2f}, {value['high']:+.2f}]{p}"
+
+
+def format_seeds(value: dict) -> str:
+    """Mean ± standard deviation (number of seeds)."""
+    spread = f" ± {value['sd']:.2f}" if "sd" in value else ""
+    return f"{value['mean']:.2f}{spread} ({len(value['seeds'])})"
+
+
+def format_report(results: dict, baseline: str | None) -> str:
+    """The content of scores.json as tables."""
+    metrics, parts = results["metrics"], []
+    heads = {metric: TITLES[metric] for metric in TITLES if metric in metrics}
+    of_rows = [metric for metric in heads if metric != "mauve"]
+    several = any(len(files) > 1 for files in results["files"].values())
+    for protocol, meaning in PROTOCOLS.items():
+        mean_references = results["references_per_row"][protocol]
+        parts.append(
+            f"References: {meaning} ({mean_references:.2f} per row); {results['rows']:,} rows; per cent, 95% intervals over rows"
+        )
+        lines = {
+            name: {**own[protocol], **({"mauve": own["mauve"]} if "mauve" in own else {})}
+            for name, own in results["systems"].items()
+        }
+        kinds = [("system", list(heads), format_mean, lines)]
+        kinds += [("mean ± sd (seeds)", list(heads), format_seeds, lines)] if several else []
+        tests = {name: own[protocol] for name, own in results["tests"].items()}
+        kinds += [(f"against {baseline}", of_rows, format_difference, tests)] if tests else []
+        for title, columns, format_cell, values in kinds:
+            if columns:
+                body = [[name, *(format_cell(own[metric]) for metric in columns)] for name, own in values.items()]
+                parts.append(align_columns([[title, *(heads[metric] for metric in columns)], *body]))
+    facts = [f"{heads[m]}: {one['package']} {one['version']}, {one['settings']}" for m, one in metrics.items()]
+    facts += [f"{TITLES[metric]} was not computed: {reason}" for metric, reason in results["missing"].items()]
+    return "\n\n".join([*parts, "\n".join(facts)])
+
+
+def rows_of(rows: list[dict], runs: list[list[str]], protocols: dict[str, dict[str, np.ndarray]]):
+    """The lines of NAME.rows.jsonl: the generated definition (of each seed, if several) and its mean scores."""
+    for i, row in enumerate(rows):
+        generated = [run[i] for run in runs]
+        values = {
+            protocol: {metric: round(float(seeds[:, i].mean()), 4) for metric, seeds in metrics.items()}
+            for protocol, metrics in protocols.items()
+        }
+        yield row | {"generated": generated if len(generated) > 1 else generated[0], "scores": values}
+
+
+def evaluate(args: EvaluationArguments) -> dict:
+    """Reads and scores files, writes and prints the results -> the content of scores.json."""
+    rows, generated = read_generated(args.files_by_system)
+    more, dropped = load_definition_rows(args.references) if args.references else ([], 0)
+    if dropped:
+        print(f"--references: {dropped:,} rows dropped for an empty or missing field")
+    references = scores.references_of(rows, more)
+    empty = {name: sum(not text.strip() for run in runs for text in run) for name, runs in generated.items()}
+    for name, count in empty.items():
+        if count:
+            print(f"{name}: {count:,} generated definitions are empty and score 0")
+    row_scores, mauve, facts, missing = score_all(args, rows, generated, references)
+    systems, tests = summarise(row_scores, mauve, args.baseline, args.seed)
+    results = {
+        "rows": len(rows),
+        "references_per_row": {protocol: float(np.mean([*map(len, lists)])) for protocol, lists in references.items()},
+        "files": args.files_by_system,
+        "empty": empty,
+        "systems": systems,
+        "tests": tests,
+        "metrics": facts,
+        "missing": missing,
+        "options": asdict(args),
+    }
+    output = Path(args.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    replace_file(output / "scores.json", json.dumps(results, ensure_ascii=False, indent=1))
+    for name, runs in generated.items():
+        replace_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, runs, row_scores[name])))
+    print(
+        f"{format_report(results, args.baseline)}\n\nIn {output}: scores.json, {', '.join(f'{name}.rows.jsonl' for name in generated)}"
+    )
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`lexperts evaluate definitions`."""
+    (args,) = parse_command("lexicon", "evaluate", argv)
+    run_or_exit(evaluate, args, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Writes the definitions of test rows by a model of this recipe: a dense Llama, an expert, a mixture.
+
+    lexperts define generate --model_name_or_path runs/mixture --test_files test.jsonl --output runs/greedy.jsonl
+    lexperts define generate --model_name_or_path runs/mixture --test_files test.jsonl --output runs/best.jsonl \\
+        --best_of 8 --curve 1 2 4 8 --reward_model runs/reward
+
+A line of the output is its row with `generated`, `score`, and for a model with centroids `domain` and `distance`. --best_of 8
+samples eight definitions per row and takes the one with the highest score; --curve 1 2 4 8 also writes the best of the first
+1, 2, 4 and 8 samples to runs/best.best1.jsonl and so on. The oracle scorer reads the gold definitions: it shows what a perfect
+choice would give, for analysis only. Start the same command again after an interruption: it ends in the same file. Counts
+are in runs/best.settings.json.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from keyphrase_tools.loading import describe_load_errors
+from merge_tools.clustering.embeddings import embed_texts
+from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+from modeling_lexicon.data_lexicon import format_prompt
+from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.fingerprints import fingerprint, package_version
+from ..common.jsonl_resume import ResumableJsonl, digest
+from ..common.run_folder import replace_file
+from .arguments import GenerateArguments, WritingArguments
+from .embedders import resolve_embedder
+from .scores import bleu, references_of, without_full_stops
+from .training import load_split
+
+WITHOUT_EFFECT = ("output", "device", "embedding_cache", "traceback")  # settings that do not change definitions
+
+
+def count_absent_terms(rows: list[dict]) -> int:
+    """The number of rows whose context lacks the term; it is printed."""
+    absent = sum(row["term"].lower() not in row["context"].lower() for row in rows)
+    if absent:
+        print(f"test: the term is absent from its context in {absent:,} of {len(rows):,} rows", flush=True)
+    return absent
+
+
+def load_model(args: WritingArguments, changes: dict | None = None):
+    """The model and its tokenizer, with `changes` of its routing.
+
+    Raises:
+        ValueError: for a model without experts, or without the gates that the changed routing needs.
+    """
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        model = None if changes else AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+    if model is not None:
+        return model.to(device).eval(), tokenizer
+    model_type = AutoConfig.from_pretrained(args.model_name_or_path).model_type
+    if model_type not in LexiconConfig.readable_model_types:
+        raise ValueError(
+            f"{args.model_name_or_path} is a {model_type!r} model, without experts to route. Leave out {', '.join(changes)}."
+        )
+    model, info = LexiconForCausalLM.from_pretrained(
+        args.model_name_or_path, dtype=args.dtype, output_loading_info=True, **changes
+    )
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{args.model_name_or_path} cannot be routed by {changes}: it has no {sorted(info['missing_keys'])[0]}. Compose a "
+            "mixture with gates (gate_mode), or leave that out."
+        )
+    return model.to(device).eval(), tokenizer
+
+
+def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[list[int] | None, list[dict]]:
+    """The experts of rows.
+
+    Returns:
+        The index of each row's expert if the model does not route by itself, and for each row the `domain` and `distance`
+        for the output.
+
+    Raises:
+        ValueError: if the model routes by domain and the domains are unknown.
+    """
+    config, by_domain = model.config, getattr(model.config, "routing_policy", None) == "domain"
+    centroids = getattr(model, "domain_centroids", None)
+    no_info = [{} for _ in rows]
+    if centroids is not None and centroids.any():
+        embedder = args.embedder or (config.embedder if by_domain else None)
+        if embedder is None and not by_domain:
+            return None, no_info
+        if embedder is None:
+            raise ValueError("The model has centroids, but no embedder. Pass --embedder, the one of its clusters.")
+        texts = [format_prompt(row["term"], row["context"]) for row in rows]
+        vectors = torch.from_numpy(embed_texts(texts, resolve_embedder(embedder), cache=args.embedding_cache))
+        ids, distances = nearest_centroids(vectors, centroids)
+        nearest = distances.gather(1, ids[:, None])[:, 0].tolist()
+        info = [{"domain": i, "distance": round(d, 6)} for i, d in zip(ids.tolist(), nearest, strict=True)]
+        return (ids.tolist() if by_domain else None), info
+    if args.embedder:
+        raise ValueError(f"{args.model_name_or_path} has no centroids, so that --embedder has no effect. Leave it out.")
+    if not by_domain:
+        return None, no_info
+    domains, experts = [row.get("domain") for row in rows], range(config.num_local_experts)
+    if all(type(domain) is int and domain in experts for domain in domains):
+        return domains, no_info
+    if config.domain_gate:
+        return None, no_info
+    raise ValueError(
+        "The model routes by domain, but has neither centroids nor a gate. Add a 'domain' to each row, the index of its "
+        f"expert, 0 to {len(experts) - 1}, or compose with centroids."
+    )
+
+
+def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
+    """The number of contexts that are truncated; it is printed.
+
+    Raises:
+        ValueError: under `on_long="error"`, or if not even the term fits.
+    """
+    max_length, count = generator.limit - generator.max_new_tokens, 0
+    for row in rows:
+        if len(generator.encode_prompt(row["term"], row["context"])) > max_length:
+            generator.build_prompt(row["term"], row["context"])
+            count += 1
+    if count:
+        print(f"test: {count:,} of {len(rows):,} contexts exceed the model's length and are truncated", flush=True)
+    return count
+
+
+def make_oracle(rows: list[dict]) -> Callable[[int, str], float]:
+    """A function of a row's number and a definition: BLEU in per cent against the nearest of the row's references."""
+    score, _ = bleu()
+    references = references_of(rows)["context"]
+    return lambda i, text: round(max(score(without_full_stops(text), reference) for reference in references[i]), 6)
+
+
+def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
+    """Everything that the definitions depend on."""
+    settings = {name: value for name, value in asdict(args).items() if name not in (*WITHOUT_EFFECT, "test_files")}
+    settings["model_name_or_path"] = fingerprint(args.model_name_or_path)
+    if getattr(args, "reward_model", None):
+        settings["reward_model"] = fingerprint(args.reward_model)
+    if embedder := embedder_of(args):
+        settings["embedder"] = fingerprint(resolve_embedder(embedder))
+    return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": package_version()}
+
+
+def embedder_of(args: WritingArguments) -> str | None:
+    """The embedder of the rows' domains: the option, or the one in the configuration of a local mixture."""
+    config = Path(args.model_name_or_path) / "config.json"
+    if getattr(args, "embedder", None) or not config.is_file():
+        return getattr(args, "embedder", None)
+    return json.loads(config.read_text(encoding="utf-8")).get("embedder")
+
+
+def pick_best(samples: list[dict]) -> dict:
+    """The sample with the highest score, the first of equals; an empty definition only if all are empty."""
+    return max([sample for sample in samples if sample["definition"]] or samples, key=lambda sample: sample["score"])
+
+
+def format_line(row: dict, samples: list[dict], domain_info: dict, keep_samples: bool) -> str:
+    """The output line of a row."""
+    best = pick_best(samples)
+    line = {**row, "generated": best["definition"], "score": best["score"], **domain_info}
+    return json.dumps({**line, "samples": samples} if keep_samples else line, ensure_ascii=False) + "\n"
+
+
+def write_samples(
+    generator: DefinitionGenerator, rows: list[dict], file: ResumableJsonl, args: WritingArguments, oracle=None
+) -> int:
+    """Writes the samples of each row, in the order in which they were generated -> the number of new rows.
+
+    Args:
+        oracle: replaces the scores, if given; see `make_oracle`.
+    """
+
+    def sample(batch: list[dict], first: int) -> list[dict]:
+        lines = []
+        for i, outputs in enumerate(generator.sample(batch, first=first, batch_size=args.batch_size), start=first):
+            samples = [{"definition": output["definition"], "score": output["score"]} for output in outputs]
+            for one in samples if oracle else ():
+                one["score"] = oracle(i, one["definition"])
+            lines.append({"samples": samples})
+        return lines
+
+    return file.write(rows, sample, batch_size=args.batch_size, seed=args.seed, desc="definitions")
+
+
+def write_best(
+    samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, path: Path, keep_samples: bool
+) -> int:
+    """Writes the best of the first n samples of each row -> the number of empty definitions."""
+    lines = [
+        format_line(row, own[:n], info, keep_samples) for row, own, info in zip(rows, samples, domain_info, strict=True)
+    ]
+    replace_file(path, "".join(lines))
+    return sum(not json.loads(line)["generated"] for line in lines)
+
+
+def write_definitions(
+    generator: DefinitionGenerator,
+    rows: list[dict],
+    args: WritingArguments,
+    file: ResumableJsonl,
+    domain_info: list[dict],
+    report: dict,
+    oracle=None,
+) -> None:
+    """Samples what is missing, then writes the files of the curve and the output."""
+    started = time.perf_counter()
+    new = write_samples(generator, rows, file, args, oracle)
+    seconds = time.perf_counter() - started
+    samples = [line["samples"] for line in file.read_part()[: len(rows)]]
+    keep_samples, empty = getattr(args, "keep_samples", False), 0
+    paths = [(n, file.path.with_suffix(f".best{n}.jsonl")) for n in getattr(args, "curve", None) or ()]
+    paths.append((generator.best_of, file.path))  # last: if it exists, all exist
+    speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    for n, path in paths:
+        empty = write_best(samples, rows, domain_info, n, path, keep_samples)
+    file.add_report(
+        {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed, **versions}
+    )
+    file.part.unlink()
+    print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
+    for _, path in paths:
+        print(f"wrote {path}", flush=True)
+
+
+def is_complete(file: ResumableJsonl) -> bool:
+    """Whether the output exists, made with the same settings; then it is printed.
+
+    Raises:
+        SettingsMismatchError: if it was made, or started, with other settings.
+    """
+    if file.is_complete():
+        print(f"{file.path} is complete already", flush=True)
+        return True
+    return False
+
+
+def run(args: GenerateArguments) -> None:
+    """Generates and writes the definitions."""
+    rows = load_split("test", args.test_files)[: args.max_rows]
+    file = ResumableJsonl(args.output, generation_settings(args, rows))
+    if is_complete(file):
+        return
+    absent = count_absent_terms(rows)
+    changes = {"routing_policy": args.routing_policy, "num_experts_per_tok": args.experts_per_token}
+    model, tokenizer = load_model(args, {name: value for name, value in changes.items() if value is not None})
+    ids, domain_info = select_domains(model, rows, args)
+    options = {"best_of": args.best_of, "reward_model": args.reward_model, "domain_ids": ids, "on_long": args.on_long}
+    options |= args.generate_kwargs()
+    generator = DefinitionGenerator(model, tokenizer, num_definitions=args.best_of, **options)
+    logging.getLogger("modeling_lexicon").setLevel(logging.ERROR)  # truncated contexts are counted here
+    report = {"absent": absent, "truncated": count_truncated(generator, rows), "scorer": args.scorer}
+    oracle = None
+    if args.scorer == "oracle":
+        print("scorer: oracle reads the gold definitions: for analysis only, not a result of a system", flush=True)
+        oracle, domain_info = make_oracle(rows), [{**info, "oracle": True} for info in domain_info]
+    write_definitions(generator, rows, args, file, domain_info, report, oracle)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`lexperts define generate`."""
+    (args,) = parse_command("lexicon", "generate", argv)
+    run_or_exit(run, args, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""BERTScore, MoverScore and MAUVE of definitions, each by a model of the user's choice.
+
+Letters: n pairs, k words of a text, d hidden size.
+"""
+
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from math import log
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModel, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+from .scores import Pair
+
+CHUNK = 2048  # pairs whose vectors are in memory together
+MOVER_LAYERS = 5
+
+
+def default_device() -> str:
+    """cuda if available."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_tokenizer(model: str):
+    """A tokenizer that pads; without a padding token it uses EOS, which is masked."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def in_chunks(pairs: Sequence[Pair], name: str) -> Iterator[Sequence[Pair]]:
+    """The pairs in chunks, with a progress bar."""
+    for start in tqdm(range(0, len(pairs), CHUNK), desc=name, unit="chunk", leave=False):
+        yield pairs[start : start + CHUNK]
+
+
+def patch_tokenizer(tokenizer, model: str, config):
+    """The tokenizer of a BERTScorer, patched for transformers 5.
+
+    The package puts a space before a RoBERTa text by an argument of `encode`, which is now ignored: the tokens of the first
+    word would differ from those of published scores. It also uses the tokenizer's maximum length, which may be 10^30.
+    """
+    if isinstance(tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
+        tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+    limit = getattr(config, "max_position_embeddings", None) or 512
+    tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+    return tokenizer
+
+
+class BertScore:
+    """F1 of BERTScore (Zhang et al. 2020) by a layer of this model, not rescaled, without IDF.
+
+    The default layer is the package's recommendation for the model, or else the last.
+    """
+
+    def __init__(self, model: str, layer: int | None = None, batch_size: int = 64):
+        from bert_score import BERTScorer
+        from bert_score.utils import model2layers
+
+        config = AutoConfig.from_pretrained(model)
+        layers = config.num_hidden_layers
+        if layer is not None and not 0 <= layer <= layers:
+            raise ValueError(f"--bertscore_layer {layer} must be between 0 and {layers} for {model}.")
+        layer = model2layers.get(model, layers) if layer is None else layer
+        self.scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=batch_size, device=default_device())
+        self.scorer._tokenizer = patch_tokenizer(self.scorer._tokenizer, model, config)
+        settings = f"F1, {model}, layer {layer}, not rescaled, no IDF"
+        self.facts = {"package": "bert-score", "version": version("bert-score"), "settings": settings}
+
+    def __call__(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """n pairs -> scores (n,) in per cent; 0 for an empty prediction or reference."""
+        scores = []
+        for chunk in in_chunks(pairs, "BERTScore"):
+            ours, theirs = ([text or "." for text in side] for side in zip(*chunk, strict=True))
+            f1 = self.scorer.score(ours, theirs)[2].numpy()
+            scores.append(100 * np.where([bool(one and other) for one, other in chunk], f1, 0.0))
+        return np.concatenate(scores)
+
+
+def idf_of(documents: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Token ids of N texts -> log((N + 1) / (df + 1)) of each token; it is log(N + 1) for others."""
+    counts = Counter(token for document in documents for token in set(document))
+    return {token: log((len(documents) + 1) / (count + 1)) for token, count in counts.items()}
+
+
+def power_means(layers: torch.Tensor) -> torch.Tensor:
+    """Hidden states (L, k, d) -> (k, 3 d): minimum, mean and maximum over the layers, each of norm 1, concatenated and of norm 1."""
+    layers = torch.nn.functional.normalize(layers.float(), dim=-1)
+    joined = torch.cat([layers.amin(0), layers.mean(0), layers.amax(0)], -1)
+    return torch.nn.functional.normalize(joined, dim=-1)
+
+
+class MoverScore:
+    """MoverScore with 1-grams (Zhao et al. 2019, Sect. 3): 1 - the word mover's distance of two texts' words.
+
+    A word's vector is that of its first token, the power means of the last five layers; its mass is its share of the text's
+    inverse document frequencies. These are counted in the gold definitions for both texts: a text scores 100 with itself, and
+    a row's score depends on no other prediction (the authors' code also counts the predictions). The distance of two words is
+    Euclidean, and the optimal transport is exact. Punctuation and further tokens of a word have no mass. Implemented from the
+    paper, because the authors' package does not run with current libraries.
+    """
+
+    def __init__(self, model: str, gold: Sequence[str], batch_size: int = 64):
+        import ot
+
+        self.transport, self.batch_size = ot.emd2, batch_size
+        self.tokenizer = load_tokenizer(model)
+        if not self.tokenizer.is_fast:
+            raise ValueError(
+                f"--moverscore_model {model} has a slow tokenizer, without word boundaries. Use a model with a fast one."
+            )
+        self.model = AutoModel.from_pretrained(model).to(default_device()).eval()
+        limit = getattr(self.model.config, "max_position_embeddings", None) or 512
+        self.limit = min(limit, self.tokenizer.model_max_length)
+        self.layers = min(MOVER_LAYERS, self.model.config.num_hidden_layers)
+        self.idf, self.unseen = idf_of([ids for _, ids in self.words(gold)]), log(len(gold) + 1)
+        settings = f"1-grams, {model}, power means of its last {self.layers} layers, IDF of the gold definitions, Euclidean; transport by POT"
+        self.facts = {"package": "this script, POT", "version": version("POT"), "settings": settings}
+
+    def words(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Texts -> for each the positions and ids of the first tokens of its words, without punctuation."""
+        words = []
+        for encoding in self.tokenizer(list(texts), truncation=True, max_length=self.limit).encodings:
+            positions, previous = [], None
+            for i, word in enumerate(encoding.word_ids):
+                if word is not None and word != previous and not is_punctuation(encoding.tokens[i]):
+                    positions.append(i)
+                previous = word
+            words.append((positions, [encoding.ids[i] for i in positions]))
+        return words
+
+    @torch.no_grad()
+    def vectors(self, texts: Sequence[str]) -> dict[str, tuple[np.ndarray, list[int]]]:
+        """Texts -> for each the vectors of its words (k, 3 d) and their ids."""
+        unique = sorted(set(texts), key=len)
+        vectors = {}
+        for start in range(0, len(unique), self.batch_size):
+            own = unique[start : start + self.batch_size]
+            batch = self.tokenizer(own, truncation=True, max_length=self.limit, padding=True, return_tensors="pt")
+            states = self.model(**batch.to(self.model.device), output_hidden_states=True).hidden_states
+            layers = torch.stack(states[-self.layers :])  # (L, B, T, d)
+            left = self.tokenizer.padding_side == "left"
+            for b, (text, (positions, ids)) in enumerate(zip(own, self.words(own), strict=True)):
+                shift = int((batch["attention_mask"][b] == 0).sum()) if left else 0
+                columns = torch.tensor([i + shift for i in positions], dtype=torch.long, device=layers.device)
+                vectors[text] = power_means(layers[:, b, columns]).cpu().numpy(), ids
+        return vectors
+
+    def __call__(self, pairs: Sequence[Pair]) -> np.ndarray:
+        """n pairs -> scores (n,) in per cent; 0 for a text without words."""
+        scores = []
+        for chunk in in_chunks(pairs, "MoverScore"):
+            vectors = self.vectors([text for pair in chunk for text in pair])
+            scores += [self.score(*(vectors[text] for text in pair)) for pair in chunk]
+        return 100 * np.array(scores)
+
+    def score(self, ours: tuple[np.ndarray, list[int]], theirs: tuple[np.ndarray, list[int]]) -> float:
+        """1 - the transport distance of two texts."""
+        if not ours[1] or not theirs[1]:
+            return 0.0
+        masses = (mass(ids, self.idf, self.unseen) for _, ids in (ours, theirs))
+        return 1 - float(self.transport(*masses, cdist(ours[0], theirs[0])))
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether a token consists of punctuation, apart from the marker of a space before it."""
+    return all(sign in string.punctuation for sign in token.strip("\u0120\u2581"))
+
+
+def mass(ids: Sequence[int], idf: dict[int, float], unseen: float) -> np.ndarray:
+    """Words -> their shares (k,) of the inverse document frequencies; equal shares if all of them are 0."""
+    values = np.array([idf.get(token, unseen) for token in ids])
+    return values / values.sum() if values.sum() > 0 else np.full(len(ids), 1 / len(ids))
+
+
+class Mauve:
+    """MAUVE (Pillutla et al. 2021) of all predictions and all gold definitions, by its authors' package with its settings.
+
+    A text's features are the last layer's hidden state at its last token, as in the package, which only loads models with gpt2
+    or bert in their names.
+    """
+
+    def __init__(self, model: str, batch_size: int = 64):
+        from mauve import compute_mauve
+
+        self.compute, self.batch_size = compute_mauve, batch_size
+        self.tokenizer = load_tokenizer(model)
+        self.tokenizer.padding_side = "right"
+        self.model = AutoModel.from_pretrained(model).to(default_device()).eval()
+        limit = getattr(self.model.config, "max_position_embeddings", None) or 1024
+        self.limit = min(limit, self.tokenizer.model_max_length, 1024)
+        settings = f"{model}, last layer at the last token, buckets n / 10, scaling factor 5, seed 25"
+        self.facts = {"package": "mauve-text", "version": version("mauve-text"), "settings": settings}
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[str]) -> np.ndarray:
+        """n texts -> (n, d); an empty text is replaced by the end-of-text token."""
+        filler = self.tokenizer.eos_token or self.tokenizer.sep_token
+        unique = sorted({text or filler for text in texts}, key=len)
+        features = {}
+        for start in tqdm(range(0, len(unique), self.batch_size), desc="MAUVE", unit="batch", leave=False):
+            own = unique[start : start + self.batch_size]
+            batch = self.tokenizer(own, truncation=True, max_length=self.limit, padding=True, return_tensors="pt")
+            states = self.model(**batch.to(self.model.device), output_hidden_states=True).hidden_states[-1]  # (B, T, d)
+            last = batch["attention_mask"].sum(1) - 1
+            rows = states[torch.arange(len(own), device=states.device), last].float().cpu().numpy()
+            features |= dict(zip(own, rows, strict=True))
+        return np.stack([features[text or filler] for text in texts])
+
+    def __call__(self, predictions: Sequence[str], references: Sequence[str]) -> float:
+        """MAUVE in per cent, near 100 for texts with the same distribution."""
+        return 100 * float(
+            self.compute(p_features=self.features(references), q_features=self.features(predictions)).mauve
+        )

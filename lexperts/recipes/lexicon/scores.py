@@ -1,0 +1,213 @@
+"""BLEU, ROUGE-L and METEOR of definitions, and the paired t-test.
+
+Scores are those of the reference implementations, in per cent; tokens and stems, which these compute for each pair, are
+cached per text. A score here is that of one prediction and one reference; a row's is the best over its references.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+
+import nltk
+import numpy as np
+
+from .arguments import BLEU_KINDS
+from .data import normalise_key
+
+ORDER = 4
+
+Pair = tuple[str, str]  # a prediction and a reference
+Metric = tuple[Callable[[str, str], float], dict[str, str]]  # a pair's score, and what computed it
+
+
+def without_full_stops(text: str) -> str:
+    """A text without full stops, except those before a digit (Huang et al. 2021), and with single spaces."""
+    return " ".join(re.sub(r"\.(?!\d)", "", text).split())
+
+
+def references_of(rows: list[dict], more: Sequence[dict] = ()) -> dict[str, list[list[str]]]:
+    """The references of each row, without full stops, by protocol ("context", "term").
+
+    Args:
+        more: further rows whose definitions are references.
+    """
+    parts = {"context": ("term", "context"), "term": ("term",)}
+    references = {}
+    for protocol, fields in parts.items():
+        groups: dict[tuple, dict[str, None]] = {}
+        for row in [*rows, *more]:
+            group = groups.setdefault(tuple(normalise_key(row[name]) for name in fields), {})
+            group[without_full_stops(row["definition"])] = None
+        lists = {key: list(group) for key, group in groups.items()}
+        references[protocol] = [lists[tuple(normalise_key(row[name]) for name in fields)] for row in rows]
+    return references
+
+
+def score_pairs(metric: Callable[[str, str], float], pairs: Sequence[Pair]) -> np.ndarray:
+    """(n,) scores of n pairs."""
+    return np.fromiter((metric(*pair) for pair in pairs), dtype=float, count=len(pairs))
+
+
+def count_ngrams(tokens: Sequence[str]) -> tuple[int, list[Counter]]:
+    """Tokens -> their number, and their n-grams of each order."""
+    orders = range(1, ORDER + 1)
+    return len(tokens), [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in orders]
+
+
+def matches(ours: list[Counter], theirs: list[Counter]) -> tuple[list[int], list[int]]:
+    """n-grams of a prediction and a reference -> for each order the matches, and the n-grams of the prediction."""
+    agree = [
+        sum(min(count, other[gram]) for gram, count in own.items()) for own, other in zip(ours, theirs, strict=True)
+    ]
+    return agree, [own.total() for own in ours]
+
+
+def bleu(kind: str = "sacrebleu") -> Metric:
+    """Sentence BLEU with one reference.
+
+    `sacrebleu`: its tokens (13a) and smoothing (exp: the k-th order without a match counts as 1 / 2^k), over as many orders as
+    the prediction has. `nltk`: words separated by white space, add-one smoothing of orders 2 to 4 (method2), weights over as
+    many orders as the prediction has words. `moses`: sentence-bleu of Moses, which the code of Ishiwatari et al. 2019 and of
+    LM-Lexicon calls: add-one smoothing of all four orders, whatever the length, which favours short predictions: three
+    wrong words for three score 45 per cent.
+
+    Raises:
+        ValueError: for another kind.
+    """
+    if kind not in BLEU_KINDS:
+        raise ValueError(f"--bleu {kind!r} is not supported. Use one of {', '.join(BLEU_KINDS)}.")
+    return {"sacrebleu": sacre_bleu, "nltk": nltk_bleu, "moses": moses_bleu}[kind]()
+
+
+def sacre_bleu() -> Metric:
+    """See `bleu`."""
+    from sacrebleu.metrics import BLEU
+
+    scorer = BLEU(effective_order=True)
+
+    def score(prediction: str, reference: str) -> float:
+        return scorer.sentence_score(prediction, [reference]).score
+
+    settings = f"sentence BLEU, nrefs:1|case:mixed|eff:yes|tok:13a|smooth:{scorer.smooth_method}"
+    return score, {"package": "sacrebleu", "version": version("sacrebleu"), "settings": settings}
+
+
+def nltk_bleu() -> Metric:
+    """See `bleu`."""
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
+
+    smoothing = SmoothingFunction().method2
+
+    def score(prediction: str, reference: str) -> float:
+        words = prediction.split()
+        if not words:
+            return 0.0
+        return 100 * float(sentence_bleu([reference.split()], words, smoothing_function=smoothing, auto_reweigh=True))
+
+    settings = "sentence_bleu, words by white space, smoothing method2, auto_reweigh"
+    return score, {"package": "nltk", "version": version("nltk"), "settings": settings}
+
+
+def moses_bleu() -> Metric:
+    """See `bleu`."""
+    ngrams = lru_cache(maxsize=None)(lambda text: count_ngrams(text.split()))
+
+    def score(prediction: str, reference: str) -> float:
+        (sys_len, ours), (ref_len, theirs) = ngrams(prediction), ngrams(reference)
+        if not sys_len:
+            return 0.0
+        logs = (math.log(c + 1) - math.log(t + 1) for c, t in zip(*matches(ours, theirs), strict=True))
+        return 100 * math.exp(sum(logs) / ORDER + min(0.0, 1 - ref_len / sys_len))
+
+    settings = "the formula of Moses' sentence-bleu: add one to all orders; words by white space"
+    return score, {"package": "this script", "version": "-", "settings": settings}
+
+
+def rouge_l() -> Metric:
+    """F1 of the longest common subsequence (Lin 2004) by rouge_score: lower case, letters and digits, not stemmed."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], tokenizer=CachedTokens())
+
+    def score(prediction: str, reference: str) -> float:
+        return 100 * scorer.score(reference, prediction)["rougeL"].fmeasure
+
+    return score, {"package": "rouge-score", "version": version("rouge-score"), "settings": "F1 of rougeL, not stemmed"}
+
+
+class CachedTokens:
+    """rouge_score's tokens, computed once per text."""
+
+    def __init__(self):
+        from rouge_score.tokenizers import DefaultTokenizer
+
+        self.tokenize = lru_cache(maxsize=None)(DefaultTokenizer(use_stemmer=False).tokenize)
+
+
+class CachedStemmer:
+    """Porter stems, computed once per word."""
+
+    def __init__(self):
+        from nltk.stem.porter import PorterStemmer
+
+        self.stem = lru_cache(maxsize=None)(PorterStemmer().stem)
+
+
+class NoSynonyms:
+    """Replaces WordNet if it is not installed."""
+
+    def synsets(self, word: str) -> list:
+        """No synonyms."""
+        return []
+
+
+class CachedSynonyms:
+    """WordNet's synsets, looked up once per word."""
+
+    def __init__(self, wordnet):
+        self.synsets = lru_cache(maxsize=None)(wordnet.synsets)
+
+
+def load_wordnet():
+    """nltk's WordNet, or None if its corpus is not installed."""
+    try:
+        nltk.corpus.wordnet.ensure_loaded()
+    except LookupError:
+        return None
+    return nltk.corpus.wordnet
+
+
+def meteor() -> Metric:
+    """METEOR (Lavie and Agarwal 2007) by nltk: equal words, then equal stems, then, if WordNet is installed, synonyms.
+
+    nltk looks up the stems that the stem stage has left, and so finds no synonyms of words that differ from their stems.
+    """
+    from nltk.tokenize import NLTKWordTokenizer
+    from nltk.translate.meteor_score import single_meteor_score
+
+    wordnet = load_wordnet()
+    stemmer, synonyms = CachedStemmer(), NoSynonyms() if wordnet is None else CachedSynonyms(wordnet)
+    tokens = lru_cache(maxsize=None)(NLTKWordTokenizer().tokenize)
+
+    def score(prediction: str, reference: str) -> float:
+        return 100 * single_meteor_score(tokens(reference), tokens(prediction), stemmer=stemmer, wordnet=synonyms)
+
+    stages = "exact, stem and WordNet stages"
+    if wordnet is None:
+        stages = "exact and stem stages; without the WordNet stage (to install it: python -m nltk.downloader wordnet)"
+    return score, {"package": "nltk", "version": version("nltk"), "settings": stages}
+
+
+def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float | None:
+    """The two-sided p-value of the paired t-test over rows; None for a single row."""
+    from scipy import stats
+
+    if len(ours) < 2:
+        return None
+    differences = ours - theirs
+    if np.ptp(differences) == 0:  # no variance
+        return 1.0 if differences[0] == 0 else 0.0
+    return float(stats.ttest_rel(ours, theirs).pvalue)

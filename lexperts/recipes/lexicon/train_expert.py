@@ -1,0 +1,122 @@
+"""Fine-tunes a dense Llama to define terms in context, with the stock Trainer: one expert, or the base of all experts.
+
+    lexperts train lexicon-expert small_cpu --train_files train.jsonl --validation_files validation.jsonl
+    accelerate launch --config_file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train_files train.jsonl
+
+Start the same command again after an interruption: training resumes from the last checkpoint. With other settings, data or
+another start model it stops and lists the differences: use another --output_dir, or --overwrite_output_dir true.
+"""
+
+import json
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    TrainingArguments,
+    set_seed,
+)
+
+from keyphrase_tools.loading import describe_load_errors
+from modeling_lexicon.data_lexicon import format_prompt
+
+from ..common.arguments import RunFolderArguments, did_you_mean, parse_command, run_or_exit
+from ..common.run_folder import open_run
+from ..common.training import train_bpe
+from .arguments import TRAINED, DataArguments, ModelArguments
+from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+
+
+def check_fields(from_scratch: str) -> dict:
+    """The JSON of `from_scratch` as fields of LlamaConfig.
+
+    Raises:
+        ValueError: for anything but a JSON object, and for a field that LlamaConfig does not have.
+    """
+    try:
+        fields = json.loads(from_scratch)
+    except ValueError as error:
+        raise ValueError(
+            f"from_scratch={from_scratch!r} is not valid JSON ({error}). In YAML write it as a mapping."
+        ) from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"from_scratch={from_scratch!r} is not a mapping. Pass fields such as hidden_size: 192.")
+    known = LlamaConfig().to_dict()
+    for name in fields:
+        if name not in known:
+            raise ValueError(
+                f"from_scratch has {name!r}, which is not a field of LlamaConfig.{did_you_mean(name, known)}"
+            )
+    return fields
+
+
+def train_tokenizer(rows: list[dict], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens, over the prompts and definitions of the rows."""
+    special = ["<s>", "</s>", "<pad>"]
+    texts = (text for row in rows for text in (format_prompt(row["term"], row["context"]), row["definition"]))
+    tokenizer = train_bpe(texts, vocab_size, special)
+    bos, eos, pad = special
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad)
+
+
+def new_model(fields: dict, attention_dropout: float | None, tokenizer, seed: int) -> LlamaForCausalLM:
+    """A Llama with random weights for this tokenizer."""
+    settings = {**fields, "vocab_size": len(tokenizer)}
+    if attention_dropout is not None:
+        settings["attention_dropout"] = attention_dropout
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    set_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**settings, **special))
+    embeddings = model.get_input_embeddings().weight.numel()
+    print_rank0(f"new Llama: {model.num_parameters() - embeddings:,} parameters, and {embeddings:,} of the embeddings")
+    return model
+
+
+def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | None, seed: int):
+    """The model and its tokenizer; a resumed run loads the tokenizer of its checkpoint."""
+    if args.from_scratch is None:
+        dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
+        with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+            tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+            return AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
+    fields = check_fields(args.from_scratch)
+    vocab_size = fields.get("vocab_size", LlamaConfig().vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint) if checkpoint else train_tokenizer(rows, vocab_size)
+    return new_model(fields, args.attention_dropout, tokenizer, seed), tokenizer
+
+
+def prepare(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    folder_args: RunFolderArguments,
+    training_args: TrainingArguments,
+):
+    """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
+    if model_args.from_scratch is not None:
+        check_fields(model_args.from_scratch)
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
+    rows = {"train": load_split("train", data_args.train_files)}
+    if data_args.validation_files:
+        rows["validation"] = load_split("validation", data_args.validation_files)
+    model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = TRAINED[model_args.train] in name
+    splits = {name: make_dataset(name, split, tokenizer, data_args.max_length) for name, split in rows.items()}
+    if model_args.learn == "row":
+        splits["train"] = splits["train"].map(lambda row: {"labels": row["input_ids"]})
+    return make_trainer(model, tokenizer, splits, training_args), folder
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`lexperts train lexicon-expert`."""
+    arguments = parse_command("lexicon", "train_expert", argv)
+    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    train(trainer, folder.start)
+    save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
+
+
+if __name__ == "__main__":
+    main()

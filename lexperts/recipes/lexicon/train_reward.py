@@ -1,0 +1,81 @@
+"""Trains a reward model that ranks a model's own definitions (LM-Lexicon, Sect. 3.4), for the best of n samples.
+
+    lexperts train lexicon-reward --model_name_or_path runs/mixture --reward_base runs/lexicon-base \\
+        --train_files train.jsonl --validation_files validation.jsonl --output_dir runs/reward
+
+Definitions are sampled from the model for each row. With --chosen gold (the paper's way), the gold definition is preferred to
+the most likely wrong samples. With --chosen nearest, the sample nearest to the gold definition by BLEU is preferred to the
+furthest ones, so that the reward learns from samples only. Start the same command again after an interruption: sampling and
+training resume. With other settings, rows or models it stops and lists the differences: use another --output_dir, or
+--overwrite_output_dir true, which keeps pairs that were sampled with the same settings.
+"""
+
+from pathlib import Path
+
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainingArguments,
+    set_seed,
+)
+
+from keyphrase_tools.loading import describe_load_errors
+
+from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.fingerprints import fingerprint, package_version
+from ..common.jsonl_resume import ResumableJsonl, digest
+from ..common.run_folder import open_run
+from ..common.training import trainer_options
+from .arguments import RewardArguments
+from .rewards import PairCollator, RewardTrainer, encode_pairs, pair_accuracy, write_pairs
+from .training import load_split, print_rank0, save_and_score, train
+
+
+def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
+    """Samples definitions and makes pairs -> the trainer and the run folder."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/train_reward.py", training_args, args, overwrite=overwrite)
+    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+    output, columns, model = Path(training_args.output_dir), {}, None
+    for split, files in (("train", args.train_files), ("validation", args.validation_files)):
+        if not files:
+            continue
+        rows = load_split(split, files)[: args.max_rows]
+        options = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
+        options |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
+        settings = {**options, "rows": digest(rows), "lexperts": package_version()}
+        settings["model"] = fingerprint(args.model_name_or_path)
+        file = ResumableJsonl(output / f"pairs_{split}.jsonl", settings)
+        if not file.is_complete(overwrite):
+            if model is None:
+                model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path).to(training_args.device).eval()
+            write_pairs(model, tokenizer, rows, file, **options)
+        columns[split], too_long = encode_pairs(file.path, tokenizer, args.max_length)
+        print_rank0(
+            f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long and dropped"
+        )
+    set_seed(training_args.seed)  # for the new head, whether or not anything was sampled before
+    with describe_load_errors("--reward_base", args.reward_base):
+        reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
+    reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    training_args.remove_unused_columns = False
+    pairs = {split: Dataset.from_dict(own) for split, own in columns.items()}
+    options = trainer_options(reward, training_args, pairs, PairCollator(tokenizer), tokenizer)
+    return RewardTrainer(**options, compute_metrics=pair_accuracy), folder
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`lexperts train lexicon-reward`."""
+    args, folder_args, training_args = parse_command("lexicon", "train_reward", argv)
+    trainer, folder = run_or_exit(prepare, args, folder_args, training_args, traceback=args.traceback)
+    train(trainer, folder.start)
+    save_and_score(
+        trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of the pairs"
+    )
+
+
+if __name__ == "__main__":
+    main()

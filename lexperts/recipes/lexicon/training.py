@@ -1,0 +1,111 @@
+"""What the training commands of LM-Lexicon share: rows, the Trainer's metrics, a run that ends in one line."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from datasets import Dataset
+from transformers import PreTrainedModel, Trainer
+
+from modeling_lexicon.data_lexicon import FIELDS, DataCollatorForDefinitions, load_definition_rows, tokenize_definitions
+
+from ..common.run_folder import RunFolder, replace_file, training_summary
+from ..common.training import train_or_resume, trainer_options
+from .nan_guard import StopAtNaN
+from .perplexity import definition_nll, perplexity_metric
+
+
+def print_rank0(text: str) -> None:
+    """Prints once, however many processes run."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+def load_split(name: str, paths: list[str]) -> list[dict]:
+    """The complete rows of a split; prints their number and the number of dropped rows."""
+    rows, dropped = load_definition_rows(paths)
+    print_rank0(f"{name}: {len(rows):,} rows; {dropped:,} dropped for an empty or missing field")
+    return rows
+
+
+def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:
+    """Complete rows -> columns of `tokenize_definitions`, and the number of rows that were too long.
+
+    Raises:
+        ValueError: if every row is too long.
+    """
+    names = [*FIELDS, "domain"] if all("domain" in row for row in rows) else FIELDS
+    columns = tokenize_definitions({name: [row[name] for row in rows] for name in names}, tokenizer, max_length)
+    if not columns["row"]:
+        raise ValueError(f"All {len(rows):,} rows exceed max_length={max_length} tokens. Use a larger value.")
+    return columns, len(rows) - len(columns["row"])
+
+
+def make_dataset(name: str, rows: list[dict], tokenizer, max_length: int) -> Dataset:
+    """The tokenised rows of a split; prints their numbers."""
+    columns, too_long = tokenize_rows(rows, tokenizer, max_length)
+    tokens = sum(map(len, columns["input_ids"]))
+    labels = sum(label >= 0 for row in columns["labels"] for label in row)
+    print_rank0(
+        f"{name}: {len(columns['row']):,} rows of {tokens:,} tokens, {labels:,} of them in definitions; "
+        f"{too_long:,} rows longer than {max_length} tokens dropped"
+    )
+    return Dataset.from_dict({key: value for key, value in columns.items() if key != "row"})
+
+
+class CheckpointTrainer(Trainer):
+    """Loads checkpoints by `from_pretrained`, which converts names of tensors that a model stores under others.
+
+    The stock Trainer loads the file without this conversion: a Mixtral resumes with the gates and experts that it started
+    with (transformers 5.23).
+    """
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        model = self.model if model is None else model
+        if not isinstance(model, PreTrainedModel):  # an adapter, or a wrapped model
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        loaded = type(model).from_pretrained(resume_from_checkpoint, dtype=model.dtype)
+        model.load_state_dict(loaded.state_dict())
+
+    def _load_best_model(self):
+        if not isinstance(self.model, PreTrainedModel):
+            return super()._load_best_model()
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) -> Trainer:
+    """The Trainer, which measures the perplexity of the validation definitions."""
+    options = trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
+    return CheckpointTrainer(**options, compute_metrics=perplexity_metric, preprocess_logits_for_metrics=definition_nll)
+
+
+def train(trainer: Trainer, checkpoint: str | None) -> None:
+    """Trains, from a checkpoint if there is one. If weights become NaN, the process ends with an error in one line."""
+    trainer.add_callback(StopAtNaN())
+    try:
+        train_or_resume(trainer, checkpoint)
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
+    """Saves model and tokenizer, scores the validation rows if there are any, and writes results.json.
+
+    Args:
+        metric: the name in the Trainer's metrics that is printed, such as `eval_perplexity`.
+        description: of the metric, with a format for its value.
+    """
+    ran = training_summary(trainer.args, trainer.state)
+    trainer.save_model()
+    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    if trainer.is_world_process_zero():
+        output = Path(trainer.args.output_dir)
+        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
+        results = {**metrics, "ran": ran, "log": trainer.state.log_history}
+        replace_file(output / "results.json", json.dumps(results, indent=1))
+        folder.mark_finished(ran=ran)
+        if metrics:
+            print(f"validation: {description.format(metrics[metric])}")
+        print(f"The model is in {output}.", flush=True)

@@ -1,0 +1,151 @@
+"""Trains the gates of a merged mixture, gates and experts, or all of it with the stock Trainer, and reports the routing.
+
+    lexperts train lexicon-router --model_name_or_path MIXTURE --train gates --train_files train.jsonl \\
+        --validation_files validation.jsonl --output_dir runs/tuned --router_aux_loss_coef 0.01 --eval_strategy epoch
+    ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m lexperts train lexicon-router ...
+
+The mixture is a stock Mixtral checkpoint or a Lexicon model. A model with the domain policy reads the expert of each row from
+a column `domain`. Start the same command again after an interruption: training resumes from the last checkpoint. With other
+settings, data or another mixture it stops and lists the differences: use another --output_dir, or --overwrite_output_dir true.
+With --lora the output is an adapter: LoRA on the attention, and the parts of --train in full.
+"""
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from keyphrase_tools.loading import describe_load_errors
+
+from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.run_folder import open_run
+from .arguments import DataArguments, RouterArguments
+from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
+from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+
+
+class RoutingReport(TrainerCallback):
+    """After each evaluation, reads the validation rows again, and logs and prints how they are routed."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    @torch.no_grad()
+    def on_evaluate(self, args, state, control, model, eval_dataloader, **kwargs):
+        """See the class."""
+        gather, sums = self.trainer.accelerator.gather_for_metrics, 0
+        training = model.training
+        model.eval()
+        for batch in eval_dataloader:
+            outputs = model(**batch, output_router_logits=True)
+            logits, top_k, index = routing_of(outputs, model.config)
+            rows = routing_sums(logits, top_k, batch["attention_mask"], index)
+            sums = sums + gather(rows).sum(0).double().cpu()  # (L, 2 E + 3); without rows that fill up the last batch
+        model.train(training)
+        layers, names = summarise(sums), module_names(model.config)
+        self.trainer.log(to_log_dict(layers, names))
+        if state.is_world_process_zero:
+            print(format_report(layers, names, getattr(model.config, "expert_names", None)))
+
+
+def freeze(model, parts: tuple[str, ...]) -> None:
+    """Freezes everything except these parts.
+
+    Raises:
+        ValueError: for a model without routers, or with gates that would not get a gradient.
+    """
+    model_type = model.config.model_type
+    if hasattr(model, "freeze_all_but"):
+        if "all" not in parts:
+            model.freeze_all_but(*parts)
+    elif model_type == "mixtral":
+        if "gates" in parts and model.config.num_experts_per_tok == 1:
+            raise ValueError(
+                "num_experts_per_tok=1: the weight of a Mixtral's only chosen expert is always 1, so that gates get no "
+                "gradient. Compose with experts_per_token: 2, or as a Lexicon model, whose top-1 gates get one."
+            )
+        patterns = tuple({"gates": ".gate.", "experts": ".experts.", "all": ""}[part] for part in parts)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(any(pattern in name for pattern in patterns))
+    else:
+        raise ValueError(
+            f"model_type={model_type!r} has no routers. Compose a mixture of your experts first: lexperts merge compose."
+        )
+
+
+def add_lora(model, parts: tuple[str, ...], r: int):
+    """LoRA on the attention's linear layers; the modules of the trained parts are saved in full."""
+    modules = {"gates": "gate", "experts": "experts"}
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    attention = [name for name in linears if name.rsplit(".", 1)[-1] in projections]
+    options = {"target_modules": attention, "modules_to_save": [modules[part] for part in parts]}
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
+
+
+def enable_aux_loss(model, coefficient: float) -> None:
+    """Enables the load-balancing loss with this weight."""
+    model.config.router_aux_loss_coef = coefficient
+    if model.config.model_type == "mixtral":
+        model.router_aux_loss_coef = coefficient  # read once, when the model is built
+        model.config.output_router_logits = True  # otherwise the loss is not computed
+        # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
+        model.accepts_loss_kwargs = False
+
+
+def check_domains(rows: Dataset, config) -> Dataset:
+    """Rows with their domains if the mixture routes by them, else without.
+
+    Raises:
+        ValueError: for rows without domains, if the mixture needs them.
+    """
+    if getattr(config, "routing_policy", "token") != "domain":
+        return rows.remove_columns([name for name in ("domain_ids",) if name in rows.column_names])
+    if "domain_ids" not in rows.column_names and not config.domain_gate:
+        raise ValueError(
+            "routing_policy='domain', but the rows have no domain. Add a column 'domain' with the index of each row's expert, "
+            f"0 to {config.num_local_experts - 1}."
+        )
+    return rows
+
+
+def prepare(
+    args: RouterArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args: TrainingArguments
+):
+    """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
+    set_seed(training_args.seed)
+    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+    freeze(model, args.parts)
+    if args.router_aux_loss_coef is not None:
+        enable_aux_loss(model, args.router_aux_loss_coef)
+    if args.lora:
+        model = add_lora(model, args.parts, args.lora_r)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    print_rank0(f"{trainable:,} of {total:,} parameters are trained: {args.train}" + ", LoRA on attention" * args.lora)
+    splits = {}
+    for name, paths in (("train", data_args.train_files), ("validation", data_args.validation_files)):
+        if paths:
+            rows = make_dataset(name, load_split(name, paths), tokenizer, data_args.max_length)
+            splits[name] = check_domains(rows, model.config)
+    trainer = make_trainer(model, tokenizer, splits, training_args)
+    trainer.add_callback(RoutingReport(trainer))
+    return trainer, folder
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`lexperts train lexicon-router`."""
+    arguments = parse_command("lexicon", "tune_router", argv)
+    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    train(trainer, folder.start)
+    trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
+    save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+r"""Scores summarisers on test splits: ROUGE-1, -2, -L, -Lsum and BERTScore for each data set, with means and tests.
+
+    lexperts evaluate moesumm --systems ours=runs/moesumm mix=runs/backbone --baseline mix \
+        --datasets mail=data/mail news=data/news --output_dir runs/scores
+    lexperts evaluate moesumm --systems ours=runs/moesumm --zero_shot true --datasets chat=data/chat
+    lexperts evaluate moesumm --systems 'ours=runs/few-shot/draw_*' 'mix=runs/few-shot-mix/draw_*' --baseline mix
+
+A system is a model (a folder or a Hub id: MoeSumm, or any BART or PEGASUS), or a folder of summaries that
+`lexperts train moesumm --setting few_shot` wrote. A name that is given several times, or a pattern, denotes several runs of
+one system, such as seeds: scores are means over the runs, with their standard deviation. Summaries are kept in the output
+folder; an interrupted command resumes when it is started again. Each difference from the baseline has a 95 per cent interval
+(paired bootstrap over documents) and the p value of a paired t-test.
+"""
+
+import glob
+import json
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from transformers import AutoConfig
+
+import modeling_moesumm  # noqa: F401  registers the models
+from keyphrase_tools.loading import describe_load_errors
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.fingerprints import fingerprint
+from ..common.run_folder import replace_file
+from .arguments import DataArguments, EvaluationArguments, GenerationArguments
+from .data import load_sources, parse_name_place, require_split
+from .scores import bertscore, compare, rouge
+from .summary_file import SummaryFile, load_summarizer, read_summaries
+
+NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bertscore": "BERTScore"}
+MEAN = ("rouge1", "rouge2", "rougeL")  # averaged to one number per system
+ALL = "mean of all"
+
+Scores = dict[str, dict[str, list[dict[str, np.ndarray]]]]  # system -> data set -> runs -> metric -> (n,)
+
+
+def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
+    """The runs of each system, by name; raises a `ValueError` for a pattern without matches, or an unknown baseline."""
+    runs: dict[str, list[str]] = {}
+    for system in systems:
+        name, place = parse_name_place(system, "--systems")
+        places = sorted(glob.glob(place)) if glob.has_magic(place) else [place]
+        if not places:
+            raise ValueError(f"--systems {system!r}: nothing matches {place!r}.")
+        runs.setdefault(name, []).extend(places)
+    if baseline is not None and baseline not in runs:
+        raise ValueError(f"--baseline {baseline!r} is not one of the systems {', '.join(runs)}.")
+    return runs
+
+
+def has_summaries(place: str) -> bool:
+    """Whether a place is a folder of summaries, and not a model."""
+    return os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json"))
+
+
+def summary_files(
+    place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
+) -> dict[str, Path]:
+    """The file of summaries of each data set; a model writes missing ones.
+
+    Raises:
+        ValueError: for a folder with neither, and a data set that the model does not have.
+    """
+    if has_summaries(place):
+        files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
+        if not files:
+            raise ValueError(f"{place} contains neither a model (config.json) nor summaries ({args.only}.jsonl).")
+        return files
+    if not test:
+        raise ValueError(f"{place} is a model. Pass --datasets with the documents to summarise.")
+    with describe_load_errors("The model", place):
+        datasets = getattr(AutoConfig.from_pretrained(place), "datasets", None)
+    unknown = [] if args.zero_shot or datasets is None else [name for name in test if name not in datasets]
+    if unknown:
+        raise ValueError(
+            f"{place} was not trained on {', '.join(map(repr, unknown))}, only on {', '.join(map(repr, datasets))}. Pass "
+            "--zero_shot true to use only its main expert, or adapt it with lexperts train moesumm --setting few_shot."
+        )
+    files, model = {}, None
+    for name, rows in test.items():
+        dataset = None if args.zero_shot or datasets is None else name
+        file = SummaryFile(folder / f"{name}.jsonl", rows, generation_args, fingerprint(place), dataset)
+        if not file.is_complete():
+            if model is None:
+                print(place, flush=True)
+                model, tokenizer = load_summarizer(place)
+            file.write_summaries(model, tokenizer)
+        files[name] = file.path
+    return files
+
+
+def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
+    """The scores `(n,)` of n summaries, by metric."""
+    predictions, references = read_summaries(path)
+    scores = rouge(predictions, references, args.stemming)
+    if args.bertscore_model:
+        scores["bertscore"] = bertscore(predictions, references, args.bertscore_model, args.bertscore_layer)
+    return scores
+
+
+def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -> Scores:
+    """The scores of all runs."""
+    runs, test = find_runs(args.systems, args.baseline), {}
+    if args.datasets:
+        data_args = DataArguments(args.datasets, args.document_column, args.summary_column)
+        test = require_split(load_sources(data_args), args.split, data_args)
+        test = {name: rows for name, rows in test.items() if fnmatch(name, args.only)}
+    scores: Scores = {}
+    for system, places in runs.items():
+        for run, place in enumerate(places):
+            folder = Path(args.output_dir) / (system if len(places) == 1 else f"{system}-{run}")
+            for name, path in summary_files(place, folder, test, args, generation_args).items():
+                scores.setdefault(system, {}).setdefault(name, []).append(score_file(path, args))
+    return scores
+
+
+def per_document(runs: list[dict[str, np.ndarray]], metric: str) -> np.ndarray:
+    """The mean over runs `(n,)`."""
+    return np.mean([run[metric] for run in runs], axis=0)
+
+
+def mean_rouge(runs: list[dict[str, np.ndarray]]) -> np.ndarray:
+    """(n,): the mean of ROUGE-1, -2 and -L, and over runs."""
+    return np.mean([per_document(runs, metric) for metric in MEAN], axis=0)
+
+
+def score_table(scores: Scores) -> pd.DataFrame:
+    """A row for each data set and system, and the means over data sets."""
+    rows = []
+    for system, sets in scores.items():
+        means = []
+        for name, runs in sets.items():
+            values = {NAMES[m]: float(per_document(runs, m).mean()) for m in runs[0]}
+            values["mean R"] = float(mean_rouge(runs).mean())
+            run_means = [mean_rouge([run]).mean() for run in runs]
+            values["± runs"] = float(np.std(run_means, ddof=1)) if len(runs) > 1 else None
+            means.append(values)
+            rows.append({"data set": name, "system": system, **values, "texts": len(runs[0]["rouge1"])})
+        if len(means) > 1:
+            overall = {name: np.mean([values[name] for values in means]) for name in means[0] if name != "± runs"}
+            rows.append({"data set": ALL, "system": system, **overall})
+    names = list(dict.fromkeys(row["data set"] for row in rows))
+    return pd.DataFrame(sorted(rows, key=lambda row: names.index(row["data set"])))
+
+
+def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
+    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L.
+
+    `agree` counts the runs, in their order, whose difference has the sign of the mean, if both systems have equally many.
+
+    Raises:
+        ValueError: if the data sets or their documents are not the baseline's.
+    """
+    rows = []
+    for system, sets in scores.items():
+        for name in [] if system == baseline else [*sets, *[ALL] * (len(sets) > 1)]:
+            names = list(sets) if name == ALL else [name]
+            missing = [one for one in names if one not in scores[baseline]]
+            if missing:
+                raise ValueError(
+                    f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same data sets."
+                )
+            pairs = [(sets[one], scores[baseline][one]) for one in names]
+            ours, theirs = ([mean_rouge(pair[i]) for pair in pairs] for i in (0, 1))
+            for one, x, y in zip(names, ours, theirs, strict=True):
+                if len(x) != len(y):
+                    raise ValueError(f"{one}: {len(x)} summaries by {system}, {len(y)} by {baseline}.")
+            result = compare(ours, theirs)
+            agree = count_agreeing(pairs, result["difference"])
+            rows.append({"data set": name, "system": system, **result, "agree": agree})
+    return pd.DataFrame(rows)
+
+
+def count_agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
+    """The runs whose difference has this sign, such as "2 of 3"; "" if the systems have different numbers of runs."""
+    runs = {len(run) for pair in pairs for run in pair}
+    if len(runs) > 1:
+        return ""
+    count = runs.pop()
+    each = [np.mean([mean_rouge([x[i]]).mean() - mean_rouge([y[i]]).mean() for x, y in pairs]) for i in range(count)]
+    return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
+
+
+def fill_gaps(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with empty cells for missing numbers, and integer counts."""
+    table = table.assign(texts=[str(int(count)) if pd.notna(count) else "" for count in table["texts"]])
+    return table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
+
+
+def verdict(low: float, high: float) -> str:
+    """The meaning of an interval."""
+    return "more" if low > 0 else "less" if high < 0 else "a tie"
+
+
+def format_report(scores: Scores, args: EvaluationArguments) -> str:
+    """The tables in Markdown."""
+    words = "stemmed" if args.stemming else "unstemmed"
+    text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
+    if args.bertscore_model:
+        text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
+    text.append(fill_gaps(score_table(scores)).to_markdown(index=False, floatfmt=".2f"))
+    if args.baseline and len(scores) > 1:
+        tests = difference_table(scores, args.baseline)
+        tests["verdict"] = [verdict(low, high) for low, high in zip(tests.low, tests.high, strict=True)]
+        title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
+        text += ["", title, ""]
+        text.append(tests.to_markdown(index=False, floatfmt=("", "", ".2f", ".2f", ".2f", ".3g", "", "")))
+    return "\n".join(text)
+
+
+def run(args: EvaluationArguments, generation_args: GenerationArguments):
+    """Scores all systems, and writes scores.json and scores.md."""
+    scores = score_all(args, generation_args)
+    text = format_report(scores, args)
+    output = Path(args.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    results = {"scores": score_table(scores).to_dict("records")}
+    if args.baseline and len(scores) > 1:
+        results["tests"] = difference_table(scores, args.baseline).to_dict("records")
+    replace_file(output / "scores.json", json.dumps(results, indent=1))
+    replace_file(output / "scores.md", text + "\n")
+    summaries = " and the summaries" if args.datasets else ""
+    print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command `lexperts evaluate moesumm`."""
+    args, generation_args = parse_command("moesumm", "evaluate", argv)
+    run_or_exit(run, args, generation_args, traceback=args.traceback)
+
+
+if __name__ == "__main__":
+    main()

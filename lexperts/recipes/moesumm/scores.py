@@ -1,0 +1,88 @@
+"""ROUGE and BERTScore of each summary, and tests of the differences between systems.
+
+ROUGE is that of Google's rouge_score: F1 of lower-case words without punctuation, stemmed by Porter's rules. rougeL compares
+whole summaries, rougeLsum compares sentence by sentence (Lin 2004, Sect. 3.2).
+"""
+
+import numpy as np
+from rouge_score.rouge_scorer import RougeScorer
+from scipy import stats
+from transformers import AutoConfig, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+from modeling_moesumm.sentences_moesumm import sentence_spans
+
+from ..common.bootstrap import bootstrap_means, confidence_interval
+
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+def rouge(predictions: list[str], references: list[str], stemming: bool = True) -> dict[str, np.ndarray]:
+    """F1 in per cent `(n,)` by metric, for n predictions and references."""
+    scorer = RougeScorer(ROUGE, use_stemmer=stemming)
+    pairs = zip(predictions, references, strict=True)
+    rows = [scorer.score(one_sentence_per_line(r), one_sentence_per_line(p)) for p, r in pairs]
+    return {name: np.array([100 * row[name].fmeasure for row in rows]) for name in ROUGE}
+
+
+def one_sentence_per_line(text: str) -> str:
+    """The format that rougeLsum expects."""
+    return "\n".join(" ".join(text[start:end].split()) for start, end in sentence_spans(text))
+
+
+def load_bertscore(model: str, layer: int):
+    """bert-score's scorer. RoBERTa's first word gets a space, which bert-score requests by an argument that transformers 5
+    ignores.
+    """
+    from bert_score import BERTScorer
+
+    scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)
+    if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
+        limit = scorer._tokenizer.model_max_length
+        scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+        scorer._tokenizer.model_max_length = limit
+    return scorer
+
+
+def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
+    """F1 in per cent `(n,)` of a layer of this model, by default the last (Zhang et al. 2020).
+
+    Not rescaled, and without IDF weights.
+    """
+    scorer = load_bertscore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
+    f1 = scorer.score([text or "." for text in predictions], references)[2].numpy()
+    return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0)
+
+
+def interval(differences: list[np.ndarray]) -> tuple[float, float]:
+    """The 95 per cent interval of the mean over data sets of mean differences, by a bootstrap over documents.
+
+    Args:
+        differences: of the documents of each data set. A single document, or equal values, have an interval of length 0.
+    """
+    if all(len(values) < 2 or np.ptp(values) == 0 for values in differences):
+        mean = float(np.mean([values.mean() for values in differences]))
+        return mean, mean
+    rng = np.random.default_rng(0)
+    return confidence_interval(np.mean([bootstrap_means(values, seed=rng) for values in differences], axis=0))
+
+
+def compare(ours: list[np.ndarray], baseline: list[np.ndarray]) -> dict[str, float]:
+    """Compares the mean over data sets of mean scores of two systems.
+
+    Args:
+        ours, baseline: scores of the same documents, by data set.
+
+    Returns: `difference`; `low` and `high`, its 95 per cent interval; `p`, two-sided, of the paired t-test, or for several
+    data sets of a z-test with the sum of their means' variances.
+    """
+    differences = [one - other for one, other in zip(ours, baseline, strict=True)]
+    low, high = interval(differences)
+    mean = float(np.mean([values.mean() for values in differences]))
+    if low == high:
+        p = 1.0
+    elif len(differences) == 1:
+        p = float(stats.ttest_rel(ours[0], baseline[0]).pvalue)
+    else:
+        variance = sum(values.var(ddof=1) / len(values) for values in differences) / len(differences) ** 2
+        p = float(2 * stats.norm.sf(abs(mean) / variance**0.5))
+    return {"difference": mean, "low": low, "high": high, "p": p}

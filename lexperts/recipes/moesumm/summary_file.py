@@ -1,0 +1,91 @@
+"""Summaries of a test split in a resumable JSON Lines file."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from keyphrase_tools.loading import describe_load_errors
+from modeling_moesumm.generation_moesumm import Summarizer
+
+from ..common.fingerprints import package_version
+from ..common.jsonl_resume import ResumableJsonl, digest, read_lines
+from ..common.run_folder import SettingsMismatchError
+from .arguments import GenerationArguments
+
+CHUNK = 8  # batches that are sorted by length, and written, together
+
+
+class SummaryFile(ResumableJsonl):
+    """A JSON Lines file of `summary` (the reference) and `prediction`.
+
+    Args:
+        path: ends in .jsonl.
+        rows: with `document` and `summary`.
+        generation_args: options of generation, and the number of rows.
+        model: the fingerprint of the model, or the settings of the training that makes it.
+        dataset: the model's name for the rows' data set; `None` for the main expert only, and for a stock model.
+        options: other options of `Summarizer`, such as `deputy_id`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rows: Dataset,
+        generation_args: GenerationArguments,
+        model: dict,
+        dataset: str | None = None,
+        **options,
+    ):
+        self.generation_args, self.dataset, self.options = generation_args, dataset, options
+        self.rows = rows.select(range(min(generation_args.max_test_rows or len(rows), len(rows))))
+        settings = asdict(generation_args) | {"rows": len(self.rows), "dataset": dataset, "model": model, **options}
+        settings["texts"] = {"name": path.stem, "sha256": hash_rows(self.rows)}
+        settings["lexperts"] = package_version()
+        del settings["generation_batch_size"]  # summaries do not depend on it
+        super().__init__(path, settings)
+
+    def is_complete(self, overwrite: bool = False) -> bool:
+        """As in `ResumableJsonl`, with the option to use in the error."""
+        try:
+            return super().is_complete(overwrite)
+        except SettingsMismatchError as error:
+            raise SettingsMismatchError(f"{error} For example, use another --output_dir.") from error
+
+    def write_summaries(self, model, tokenizer) -> None:
+        """Writes the missing summaries, and finishes the file."""
+        if self.is_complete():
+            return
+        args = self.generation_args
+        summarize = Summarizer(
+            model, tokenizer, max_length=args.summary_length, on_long=args.on_long,
+            batch_size=args.generation_batch_size, **args.generate_kwargs(), **self.options,
+        )  # fmt: skip
+
+        def summarize_chunk(chunk: dict[str, list], first: int) -> list[dict]:
+            predictions = summarize(chunk["document"], self.dataset, first=first)
+            return [{"summary": s, "prediction": p} for s, p in zip(chunk["summary"], predictions, strict=True)]
+
+        self.write(self.rows, summarize_chunk, batch_size=CHUNK * args.generation_batch_size, unit="text")
+        self.finish()
+
+
+def hash_rows(rows: Dataset) -> str:
+    """The SHA-256 of the documents and summaries."""
+    return digest([[row["document"], row["summary"]] for row in rows])
+
+
+def load_summarizer(name_or_path: str):
+    """A model, on a GPU if there is one, and its tokenizer."""
+    with describe_load_errors("The model", name_or_path):
+        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def read_summaries(path: Path) -> tuple[list[str], list[str]]:
+    """The predictions, and the references."""
+    rows = read_lines(path)
+    return [row["prediction"] for row in rows], [row["summary"] for row in rows]

@@ -1,0 +1,282 @@
+r"""Fine-tunes a summariser on several data sets, or adapts one to a new data set with few examples.
+
+    lexperts train moesumm bart_large_paper --output_dir runs/moesumm
+    lexperts train moesumm small_cpu --datasets mail=data/mail news=data/news --model_name_or_path runs/small-bart \
+        --output_dir runs/moesumm
+    lexperts train moesumm --setting few_shot --few_shot_rows 10 100 --draws 10 --max_steps 100 \
+        --model_name_or_path runs/moesumm --datasets chat=data/chat --output_dir runs/few-shot
+
+--setting in_domain (the default) trains all weights on the concatenated data sets. The paper's baselines and ablations are
+--variant backbone (on all data sets, or on a single one), flat_moe, no_dataset and no_margin.
+
+--setting few_shot starts from such a model, samples rows of each data set's train split, trains deputies and selectors on
+them (all weights for a backbone), and writes summaries of the test split for `lexperts evaluate moesumm`. Zero-shot needs no
+training: `lexperts evaluate moesumm --zero_shot true`.
+
+An interrupted run resumes when it is started again. A run folder with other settings, data or start model is an error: use
+another --output_dir, or --overwrite_output_dir true. Documents and summaries that are too long are truncated and counted.
+"""
+
+import copy
+import itertools
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+    set_seed,
+)
+
+from keyphrase_tools.loading import describe_load_errors
+from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.fingerprints import fingerprint
+from ..common.run_folder import open_run, replace_file, training_summary
+from ..common.settings import collect_settings
+from ..common.training import separate_rate, train_or_resume, trainer_options
+from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
+from .data import concatenate, fingerprint_splits, load_sources, require_split, sample_rows
+from .summary_file import SummaryFile, hash_rows
+
+
+class SummaryTrainer(Trainer):
+    """The stock Trainer with a sampler for mixed data sets and a separate learning rate for deputies and selectors.
+
+    Args:
+        train_sampler: yields indices of the training rows.
+        deputy_lr_factor: factor of the learning rate.
+    """
+
+    def __init__(self, *args, train_sampler: TemperatureSampler, deputy_lr_factor: float = 1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.train_sampler, self.deputy_lr_factor = train_sampler, deputy_lr_factor
+
+    def _get_train_sampler(self, train_dataset=None):
+        return self.train_sampler
+
+    def create_optimizer(self, model=None):
+        """As in transformers, with parameter groups for deputies and selectors."""
+        optimizer = super().create_optimizer(model)
+        if self.deputy_lr_factor != 1.0:
+            deputies = [p for name, p in self.model.named_parameters() if ".deputies." in name]
+            separate_rate(optimizer, deputies, self.args.learning_rate * self.deputy_lr_factor)
+        return optimizer
+
+
+class BackboneTrainer(SummaryTrainer):
+    """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm.
+
+    Args:
+        label_smoothing: of the loss.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(self, *args, label_smoothing: float = 0.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.label_smoothing = label_smoothing
+        self.model_accepts_loss_kwargs = True  # so that the Trainer counts the labels of the step
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The sum of the tokens' losses, divided by the labels of the step."""
+        outputs = model(**inputs)
+        loss = outputs.loss
+        if self.label_smoothing:
+            labels = inputs["labels"].flatten()
+            loss = cross_entropy(outputs.logits.flatten(0, 1), labels, label_smoothing=self.label_smoothing)
+        if num_items_in_batch is not None:
+            loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+def load_model(args: ModelArguments, names: list[str]):
+    """A new model of the variant with selectors for these data sets, and its tokenizer."""
+    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+    if args.variant == "backbone":
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
+    else:
+        fields = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "label_smoothing")
+        fields += ("gate_position", "selector_bias", "margin_main")
+        options = {name: getattr(args, name) for name in fields}
+        if args.variant != "flat_moe":
+            options["margin_loss_coef"] = args.margin_loss_coef
+        options |= VARIANTS[args.variant]
+        model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
+    return model, tokenizer
+
+
+def move_label_smoothing(args: ModelArguments, training_args: TrainingArguments):
+    """Moves label smoothing from the Trainer, which would not pass labels to the model, to the model's options."""
+    if training_args.label_smoothing_factor:
+        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
+
+
+def make_trainer(
+    model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None
+) -> SummaryTrainer:
+    """A trainer of a MoeSumm or a stock model, on rows of texts."""
+    if data_args.max_source_length:
+        tokenizer.model_max_length = data_args.max_source_length  # is saved: inference truncates as training does
+    collator = DataCollatorForMoeSumm(
+        tokenizer, model, data_args.max_source_length, data_args.max_target_length, on_long="truncate"
+    )
+    training_args.remove_unused_columns = False  # the collator tokenises the texts
+    is_moesumm = isinstance(model, MoeSummForConditionalGeneration)
+    trainer_class = SummaryTrainer if is_moesumm else BackboneTrainer
+    options = trainer_options(model, training_args, {"train": train, "validation": validation}, collator, tokenizer)
+    options |= {} if is_moesumm else {"label_smoothing": args.label_smoothing}
+    sampler = TemperatureSampler(train["dataset"], args.mixing, args.temperature, seed=training_args.seed)
+    return trainer_class(**options, train_sampler=sampler, deputy_lr_factor=args.deputy_lr_factor)
+
+
+def prepare_in_domain(
+    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
+):
+    """The run folder and the trainer."""
+    sources = load_sources(data_args)
+    require_split(sources, "train", data_args)
+    saved = {"num_beams": generation_args.num_beams, "summary_length": generation_args.summary_length}
+    saved["datasets"] = fingerprint_splits(data_args, ("train", "validation"))
+    folder = open_run("moesumm/train.py", training_args, args, data_args, overwrite=overwrite, **saved)
+    set_seed(training_args.seed)
+    model, tokenizer = load_model(args, list(sources))
+    validation = concatenate(sources, "validation")
+    if training_args.eval_strategy != "no" and validation is None:
+        raise ValueError(
+            f"--eval_strategy {training_args.eval_strategy} needs a validation split, and --datasets has none. Pass "
+            "--eval_strategy no."
+        )
+    train = concatenate(sources, "train")
+    return folder, make_trainer(model, tokenizer, args, data_args, training_args, train, validation)
+
+
+def train_in_domain(
+    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
+):
+    """Trains all weights, and saves the model with its pipeline."""
+    arguments = (args, data_args, generation_args, training_args, overwrite)
+    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=args.traceback)
+    output = Path(training_args.output_dir)
+    train_or_resume(trainer, folder.start)
+    if trainer.is_world_process_zero():
+        model, length = trainer.model, generation_args.summary_length
+        lengths = {"max_length": length} if length else {}
+        model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
+        pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
+        replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
+        folder.mark_finished(ran=training_summary(training_args, trainer.state))
+        print_truncated(trainer.data_collator)
+        print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
+
+
+def print_truncated(collator: DataCollatorForMoeSumm):
+    """Prints how many documents and summaries were truncated."""
+    rows = collator.truncated_rows["rows"]
+    for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
+        if collator.truncated_rows[kind]:
+            print(f"{collator.truncated_rows[kind]:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
+
+
+@dataclass
+class FewShot:
+    """Few-shot training: for each sample of rows a model from the same start, and its summaries; finished ones are kept."""
+
+    args: ModelArguments
+    few_shot_args: FewShotArguments
+    data_args: DataArguments
+    generation_args: GenerationArguments
+    training_args: TrainingArguments
+    overwrite: bool = False
+
+    def prepare(self):
+        """Loads everything that does not depend on the sample."""
+        self.output = Path(self.training_args.output_dir)
+        sources = load_sources(self.data_args)
+        self.train = require_split(sources, "train", self.data_args)
+        self.test = require_split(sources, "test", self.data_args)
+        for rows in self.train.values():
+            sample_rows(rows, max(self.few_shot_args.few_shot_rows), seed=0)
+        self.start = fingerprint(self.args.model_name_or_path)
+        with describe_load_errors("--model_name_or_path", self.args.model_name_or_path):
+            self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
+            self.has_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
+
+    def run(self):
+        """Trains and tests on all samples."""
+        run_or_exit(self.prepare, traceback=self.args.traceback)
+        few = self.few_shot_args
+        for name, number, draw in itertools.product(self.train, few.few_shot_rows, range(few.draws)):
+            path = self.output / f"draw_{draw}" / f"{name}-{number}.jsonl"
+            dataset = name if self.has_datasets else None
+            settings = self.settings(name, number, draw)
+            file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
+            saved = path.parent / f"{name}-{number}-model"
+            complete = run_or_exit(file.is_complete, self.overwrite, traceback=self.args.traceback)
+            if complete and (saved.exists() or not few.save_models):
+                continue
+            print(f"{name}, {number} rows, draw {draw}", flush=True)
+            shutil.rmtree(saved, ignore_errors=True)
+            model = self.adapt(name, number, draw)
+            if few.save_models:
+                part = saved.with_suffix(".part")
+                pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
+                part.rename(saved)
+            file.write_summaries(model, self.tokenizer)
+        print(f"\nThe summaries are in {self.output}: lexperts evaluate moesumm --systems 'ours={self.output}/draw_*'")
+
+    def settings(self, name: str, number: int, draw: int) -> dict:
+        """The settings of the training on a sample."""
+        lengths = {limit: getattr(self.data_args, limit) for limit in ("max_source_length", "max_target_length")}
+        sample = {"name": f"{number} rows, draw {draw}", "sha256": hash_rows(self.sample(name, number, draw))}
+        more = {"few_rows": sample, "deputies_only": self.few_shot_args.deputies_only or not self.has_datasets}
+        more["model_name_or_path"] = self.start
+        return collect_settings("moesumm/train.py, few_shot", self.args, self.training_args, **lengths, **more)
+
+    def sample(self, name: str, number: int, draw: int):
+        """The rows of a sample."""
+        return sample_rows(self.train[name], number, seed=1000 * number + draw)
+
+    def adapt(self, name: str, number: int, draw: int):
+        """The model after training on a sample: deputies and selectors, or all weights of a backbone or on request."""
+        training_args = copy.copy(self.training_args)
+        training_args.seed = self.training_args.seed + draw
+        set_seed(training_args.seed)
+        model = AutoModelForSeq2SeqLM.from_pretrained(self.args.model_name_or_path)
+        if self.has_datasets:
+            if name not in model.config.datasets:
+                model.add_dataset(name)
+            if self.args.label_smoothing:
+                model.config.label_smoothing = self.args.label_smoothing
+            if self.few_shot_args.deputies_only:
+                model.freeze_all_but_deputies()
+        rows = self.sample(name, number, draw)
+        make_trainer(model, self.tokenizer, self.args, self.data_args, training_args, rows).train()
+        return model
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command `lexperts train moesumm`."""
+    args, few_shot_args, data_args, generation_args, folder_args, training_args = parse_command(
+        "moesumm", "train", argv
+    )
+    move_label_smoothing(args, training_args)
+    overwrite = folder_args.overwrite_output_dir
+    if args.setting == "few_shot":
+        training_args.save_strategy = training_args.eval_strategy = "no"  # each training is short
+        FewShot(args, few_shot_args, data_args, generation_args, training_args, overwrite).run()
+    else:
+        train_in_domain(args, data_args, generation_args, training_args, overwrite)
+
+
+if __name__ == "__main__":
+    main()

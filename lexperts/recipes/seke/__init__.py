@@ -1,0 +1,1 @@
+"""The recipe of SEKE: `lexperts train seke`."""

@@ -1,0 +1,83 @@
+"""The options of `lexperts train seke`. Imports neither torch nor transformers, so that `--help` is fast."""
+
+from dataclasses import dataclass
+
+from ..common.arguments import RunFolderArguments, option
+from ..common.help import TRAINING
+
+# name -> use_moe, use_rnn
+ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
+
+
+@dataclass
+class ModelArguments:
+    """The model: its backbone, its head, and which weights are trained."""
+
+    backbone: str = option(
+        "minilm", "Hub id or folder of an encoder; 'minilm' is MiniLM-L6 from the extra lexperts[offline]"
+    )
+    start_from: str | None = option(
+        None, "folder or Hub id of a SEKE model to fine-tune further, instead of a backbone"
+    )
+    attention_dropout: float | None = option(
+        None, "attention dropout of the backbone, instead of its own; 0 is faster on a CPU"
+    )
+    ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn")
+    use_moe: bool = option(True, "use the mixture of experts")
+    use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
+    num_experts: int = option(4, "number of experts")
+    num_experts_per_tok: int = option(2, "number of experts per token")
+    expert_init: str | None = option(
+        None, "initialisation of the experts: identity (the default if they are wide enough) or uniform"
+    )
+    router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss")
+    lora: bool = option(True, "train LoRA adapters on queries and values; otherwise all weights")
+
+    def __post_init__(self):
+        if self.ablation is not None:
+            if self.ablation not in ABLATIONS:
+                raise ValueError(f"--ablation {self.ablation!r} is not known. Use one of {', '.join(ABLATIONS)}.")
+            self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
+
+
+@dataclass
+class DataArguments:
+    """The documents, how they are labelled, and how the model is selected and evaluated."""
+
+    dataset_name: str | None = option(None, "data set on the Hub, such as midas/inspec")
+    train_files: list[str] | None = option(None, "training files, JSON Lines with title, text and keyphrases")
+    validation_files: list[str] | None = option(
+        None, "validation files, same format; by default a share of the training documents"
+    )
+    test_files: list[str] | None = option(None, "test files, same format; scored after training")
+    validation_share: float = option(
+        0.2, "share of the training documents used for validation, without validation files"
+    )
+    text_column: str = option("text", "column of texts, or of lists of words")
+    title_column: str = option("title", "column of titles, which are joined to the texts")
+    keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
+    max_length: int = option(256, "sub-tokens per window")
+    rules: str = option(
+        "lexperts", "rules for labels and gold keyphrases: lexperts, or seke for those of the reference"
+    )
+    early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops, 0 for no limit")
+    early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
+    test_every_epoch: bool = option(False, "also score the test documents after every epoch")
+    calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
+    show: int = option(3, "number of test documents whose keyphrases are printed after training")
+
+
+@dataclass
+class RunArguments:
+    """Several seeds, a first training stage, and debugging."""
+
+    seeds: list[int] | None = option(None, "seeds, one run each; the best model by validation is kept")
+    first_files: list[str] | None = option(None, "training files of a first stage, JSON Lines, such as KP20k")
+    first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k")
+    first_epochs: float = option(1.0, "epochs of the first stage")
+    traceback: bool = option(False, "show the traceback of an error")
+
+
+ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
+# the YAML files in this folder, by the command that they are for
+CONFIGS = {"train": ("deberta_paper", "minilm_cpu")}

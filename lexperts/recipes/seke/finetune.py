@@ -1,0 +1,230 @@
+"""One training run of SEKE: writes a folder with the best model, its pipelines, its model card and results.json."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from datasets import Dataset
+from huggingface_hub import HfApi
+from peft import get_peft_model
+from torch.utils.data import SequentialSampler
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    pipeline,
+    set_seed,
+)
+
+from keyphrase_tools.calibration import calibrate, calibration_error
+from keyphrase_tools.cards import write_card
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
+from keyphrase_tools.jsonl import describe_coverage, full_text
+from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.loading import describe_load_errors
+from modeling_seke import SekeForTokenClassification
+from modeling_seke.backbone_seke import resolve_backbone
+
+from ..common.fingerprints import RECORD
+from ..common.run_folder import RunFolder, replace_file, training_summary
+from ..common.training import train_or_resume, trainer_options
+from .arguments import DataArguments, ModelArguments
+from .data import describe_data, load_documents
+
+HEAD = ("use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_init", "router_aux_loss_coef")
+RECORDED = (
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type",
+    "warmup_steps", "bf16", "seed",
+)  # fmt: skip
+NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "seed-*", "*.pt", "*.bin", RECORD]
+
+
+class OrderedEvalTrainer(Trainer):
+    """Keeps the order of the validation rows, which the stock Trainer sorts by length if it does so in training."""
+
+    def _get_eval_sampler(self, eval_dataset):
+        return SequentialSampler(eval_dataset)
+
+
+class ScoreTestSet(TrainerCallback):
+    """Scores the test set after each evaluation, at its threshold, for a learning curve. Nothing is selected by it."""
+
+    def __init__(self, trainer, tokenizer, texts, keyphrases, rules):
+        self.trainer, self.tokenizer, self.test, self.rules = trainer, tokenizer, (texts, keyphrases), rules
+
+    def on_evaluate(self, args, state, control, metrics, model=None, **kwargs):
+        """Logs the scores of the test set."""
+        threshold = metrics["eval_threshold"]
+        extract = pipeline(
+            "keyphrase-extraction", model=model, tokenizer=self.tokenizer, threshold=threshold, device=model.device
+        )
+        scores = evaluate_pipeline(extract, *self.test, rules=self.rules)
+        self.trainer.log({f"test_{name}": value for name, value in scores.items()})
+
+
+def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int):
+    """Builds the model. With LoRA the base model is saved first, so that the adapter of every checkpoint can be opened."""
+    set_seed(seed)
+
+    def new():
+        if args.start_from:
+            return SekeForTokenClassification.from_pretrained(args.start_from)
+        options = {name: getattr(args, name) for name in HEAD} | {"attention_dropout": args.attention_dropout}
+        return SekeForTokenClassification.from_backbone(backbone, **options)
+
+    if not args.lora:
+        return new()
+    if not base.exists():  # if it does, it is of this run, since the settings of the folder were compared
+        part = base.with_name("base.part")
+        new().save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        part.rename(base)
+    model = SekeForTokenClassification.from_pretrained(base)
+    set_seed(seed)
+    return get_peft_model(model, model.lora_config())
+
+
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
+    """Everything before training, so that errors that the user can fix occur early.
+
+    Returns:
+        The trainer; the texts and the gold keyphrases of each split; the record for results.json.
+    """
+    output = Path(training_args.output_dir)
+    documents = load_documents(data_args)
+    columns = data_args.text_column, data_args.title_column
+    texts = {split: [full_text(row, *columns) for row in rows] for split, rows in documents.items()}
+    gold = {split: [row[data_args.keyphrases_column] for row in rows] for split, rows in documents.items()}
+
+    backbone = resolve_backbone(model_args.backbone)
+    start = model_args.start_from or backbone
+    with describe_load_errors("--start_from" if model_args.start_from else "--backbone", start):
+        tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
+    train = tokenize_documents({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
+    print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {describe_coverage(train)}")
+    with training_args.main_process_first(desc="base model"):
+        model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed)
+    metrics = ExtractionMetrics(
+        texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
+    )
+    print(f"validation: {len(texts['validation']):,} documents; {describe_coverage(metrics.rows)}")
+
+    keep_best(training_args, "f1@10")
+    rows = {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(metrics.rows)}
+    collator = DataCollatorForTokenClassification(tokenizer)
+    options = trainer_options(model, training_args, rows, collator, tokenizer)
+    trainer = OrderedEvalTrainer(**options, compute_metrics=metrics)
+    if data_args.early_stopping_patience:
+        patience, gain = data_args.early_stopping_patience, data_args.early_stopping_gain
+        trainer.add_callback(EarlyStoppingCallback(patience, gain))
+    if data_args.test_every_epoch and "test" in texts:
+        trainer.add_callback(ScoreTestSet(trainer, tokenizer, texts["test"], gold["test"], data_args.rules))
+    record = {
+        "model": describe_model(model, model_args),
+        "data": describe_data(data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer),
+        "training": collect_settings(model_args, data_args, training_args),
+    }
+    return trainer, texts, gold, record
+
+
+def describe_model(model, args: ModelArguments) -> dict:
+    """The backbone (a local folder without its path), the head, and the number of trained parameters."""
+    backbone = args.start_from or args.backbone
+    return {
+        "type": "seke",
+        "backbone": Path(backbone).name if Path(backbone).exists() else backbone,
+        **{name: getattr(model.config, name) for name in HEAD},
+        "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+
+
+def collect_settings(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> dict:
+    """The settings that results.json and the model card list."""
+    settings = {name: getattr(training_args, name) for name in RECORDED if hasattr(training_args, name)}
+    scheduler = settings["lr_scheduler_type"]
+    settings["lr_scheduler_type"] = str(getattr(scheduler, "value", scheduler))
+    settings |= {"max_length": data_args.max_length, "lora": model_args.lora, "rules": data_args.rules}
+    return settings | {"torch": version("torch"), "transformers": version("transformers")}
+
+
+def best_threshold(state) -> float:
+    """The threshold with which the best model got its validation score."""
+    evaluations = [entry for entry in state.log_history if "eval_threshold" in entry]
+    return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
+
+
+def score_test_set(extract, texts: list[str], gold: list) -> dict:
+    """Precision, recall and F1 of a pipeline on the test documents, with gold keyphrases by both sets of rules."""
+    scores_by_rules = {}
+    for rules in ("lexperts", "seke"):
+        scores = scores_by_rules[rules] = evaluate_pipeline(extract, texts, gold, rules=rules)
+        f1 = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
+        print(f"test, {len(texts):,} documents, gold by the rules {rules!r}: {f1}")
+    return scores_by_rules
+
+
+def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
+    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any.
+
+    If no temperature fits, the model has none, and `error` is the reason.
+    """
+    try:
+        calibrate(extract, texts["validation"], gold["validation"], rules=rules)
+    except ValueError as error:
+        print(f"scores are not calibrated: {error}")
+        return {"documents": "validation", "error": str(error)}
+    split = "test" if "test" in texts else "validation"
+    errors = calibration_error(extract, texts[split], gold[split], rules=rules)
+    print(
+        f"calibration error on {split} documents: {100 * errors['before']:.1f}%, with temperature "
+        f"{errors['temperature']:.2f}: {100 * errors['after']:.1f}%"
+    )
+    return {"documents": split, **errors}
+
+
+def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
+    """Trains, selects, scores and saves a model.
+
+    Args:
+        folder: the opened run folder, `training_args.output_dir`.
+        prepared: the result of `prepare` with the same arguments, if it was called before.
+
+    Returns:
+        The record that is written to results.json.
+    """
+    trainer, texts, gold, record = prepared or prepare(model_args, data_args, training_args)
+    train_or_resume(trainer, folder.start)
+    ran = training_summary(training_args, trainer.state)
+    record["training"] |= ran
+    model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    record["model"]["parameters"] = model.num_parameters()
+    model.config.keyphrase_threshold = best_threshold(trainer.state)
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
+    record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
+    if data_args.calibrate:
+        record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)
+    if "test" in texts:
+        record["test"] = score_test_set(extract, texts["test"], gold["test"])
+        for text in texts["test"][: data_args.show]:
+            print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in extract(text)))
+    record["epochs"] = trainer.state.log_history
+    extract.save_pretrained(folder.path)
+    conclude(record, folder.path, training_args)
+    folder.mark_finished(ran=ran)
+    return record
+
+
+def conclude(record: dict, output: Path, training_args: TrainingArguments):
+    """Writes results.json and the model card beside the saved model; pushes the folder with `--push_to_hub true`."""
+    replace_file(output / "results.json", json.dumps(record, indent=1))
+    repository = training_args.hub_model_id or output.resolve().name
+    write_card(output, repository.split("/")[-1], training_args.hub_model_id or str(output))
+    if training_args.push_to_hub:
+        api = HfApi(token=training_args.hub_token)
+        repository = api.create_repo(repository, private=training_args.hub_private_repo, exist_ok=True).repo_id
+        upload = {"repo_id": repository, "folder_path": output, "ignore_patterns": NOT_PUSHED}
+        api.upload_folder(**upload, commit_message="Add the best model, its card and its results")

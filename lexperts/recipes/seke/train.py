@@ -1,0 +1,138 @@
+"""Fine-tunes SEKE on documents with keyphrases, with the stock Trainer, and scores it on a test set.
+
+    lexperts train seke minilm_cpu --train_files train.jsonl --test_files test.jsonl
+    lexperts train seke deberta_paper --dataset_name midas/inspec --output_dir runs/inspec
+    lexperts train seke minilm_cpu --train_files train.jsonl --ablation vanilla --seeds 1 2 3    # mean and std. deviation
+    lexperts train seke minilm_cpu --train_files train.jsonl --first_files kp20k.jsonl           # two stages
+
+The output folder holds the best model with its code, its pipelines and its model card, and results.json with the scores of
+every epoch. --ablation NAME trains in OUTPUT_DIR/NAME.
+
+Repeat the same command after an interruption: training resumes from the last checkpoint, and finished stages and seeds are
+not trained again. If the settings differ, the command stops and names the difference; then use another --output_dir, or
+--overwrite_output_dir true.
+"""
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from transformers import TrainingArguments
+
+from modeling_seke.backbone_seke import resolve_backbone
+
+from ..common.arguments import parse_command, run_or_exit
+from ..common.fingerprints import RECORD, fingerprint
+from ..common.run_folder import RunFolder, open_run
+from .arguments import ModelArguments
+from .finetune import conclude, prepare, run
+
+
+def with_output_dir(args: TrainingArguments, folder: Path, **changes) -> TrainingArguments:
+    """A copy of the arguments with another output folder and other changes."""
+    args = copy.deepcopy(args)
+    for name, value in {"output_dir": str(folder), **changes}.items():
+        setattr(args, name, value)
+    return args
+
+
+def open_stage(model_args, data_args, training_args, *more, overwrite: bool = False, **settings) -> RunFolder:
+    """Opens the run folder of a stage, of a seed, or of the whole run."""
+    backbone = None if model_args.start_from else fingerprint(resolve_backbone(model_args.backbone))
+    return open_run(
+        "seke/train.py", training_args, model_args, data_args, *more,
+        backbone=backbone, overwrite=overwrite, clear=("base.part",), **settings,
+    )  # fmt: skip
+
+
+def read_results(folder: RunFolder) -> dict | None:
+    """The record of a finished run, or `None`."""
+    path = folder.path / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if folder.finished and path.exists() else None
+
+
+def first_stage(model_args, data_args, run_args, training_args) -> ModelArguments:
+    """Trains the first stage unless it is finished; returns the model arguments of the second stage."""
+    output = Path(training_args.output_dir) / "first"
+    changes = {"num_train_epochs": run_args.first_epochs, "push_to_hub": False}
+    first_args = with_output_dir(training_args, output, **changes)
+    source = {"dataset_name": run_args.first_dataset, "train_files": run_args.first_files}
+    first_data = replace(data_args, **source, validation_files=None, test_files=None, show=0, calibrate=False)
+    folder = open_stage(model_args, first_data, first_args)
+    if read_results(folder) is None:
+        print("First stage:")
+        run(model_args, first_data, first_args, folder)
+    return replace(model_args, start_from=str(output))
+
+
+def run_seeds(model_args, data_args, run_args, training_args):
+    """Trains one model per seed, each in its own folder, and copies the best one by validation to the output folder."""
+    output, records = Path(training_args.output_dir), {}
+    for seed in run_args.seeds:
+        seed_args = with_output_dir(training_args, output / f"seed-{seed}", seed=seed, push_to_hub=False)
+        folder = open_stage(model_args, data_args, seed_args)
+        records[seed] = read_results(folder)
+        if records[seed] is None:
+            print(f"\nSeed {seed}:")
+            records[seed] = run(model_args, data_args, seed_args, folder)
+    best = max(records, key=lambda seed: records[seed]["best_validation_f1@10"])
+    ignored = shutil.ignore_patterns("checkpoint-*", "base*", RECORD)
+    shutil.copytree(output / f"seed-{best}", output, dirs_exist_ok=True, ignore=ignored)
+    record = records[best] | {"seeds": []}
+    for seed, seed_record in records.items():
+        test_scores = seed_record.get("test", {}).get(data_args.rules, {})
+        scores = {"seed": seed, "validation_f1@10": seed_record["best_validation_f1@10"]}
+        record["seeds"].append(scores | {name: value for name, value in test_scores.items() if "f1" in name})
+    for name in record["seeds"][0]:
+        if name != "seed":
+            values = [100 * scores[name] for scores in record["seeds"]]
+            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+            print(f"{name} over {len(values)} seeds: {mean(values):.1f}{spread}")
+    conclude(record, output, training_args)
+
+
+def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArguments) -> TrainingArguments:
+    """With `--ablation NAME`, the output folder is `OUTPUT_DIR/NAME`, and the Hub repository also ends in the name."""
+    if model_args.ablation is None:
+        return training_args
+    output, name = Path(training_args.output_dir), model_args.ablation
+    changes = {}
+    if training_args.push_to_hub and training_args.hub_model_id is None:
+        changes["hub_model_id"] = f"{output.resolve().name}-{name}"
+    return with_output_dir(training_args, output / name, **changes)
+
+
+def start_run(model_args, data_args, run_args, folder_args, training_args):
+    """Opens the run folder and trains the first stage and the seeds, if any.
+
+    Returns:
+        The folder, the model arguments of the last stage, and the result of `prepare`, or `None` if seeds were trained.
+    """
+    stages = {"several_seeds": bool(run_args.seeds)}
+    run_folder_args = with_output_dir(
+        training_args, training_args.output_dir, **({"seed": 0} if run_args.seeds else {})
+    )
+    folder = open_stage(
+        model_args, data_args, run_folder_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
+    )  # fmt: skip
+    if run_args.first_files or run_args.first_dataset:
+        model_args = first_stage(model_args, data_args, run_args, training_args)
+    if run_args.seeds:
+        run_seeds(model_args, data_args, run_args, training_args)
+        return folder, model_args, None
+    return folder, model_args, prepare(model_args, data_args, training_args)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command."""
+    model_args, data_args, run_args, folder_args, training_args = parse_command("seke", "train", argv)
+    training_args = with_ablation_folder(model_args, training_args)
+    arguments = (model_args, data_args, run_args, folder_args, training_args)
+    folder, model_args, prepared = run_or_exit(start_run, *arguments, traceback=run_args.traceback)
+    if prepared:
+        run(model_args, data_args, training_args, folder, prepared)
+    output = training_args.output_dir
+    print(f"\nSaved the model to {output}. Load it with pipeline('keyphrase-extraction', model={output!r}).")

@@ -1,0 +1,61 @@
+"""Registers the models and pipelines as soon as transformers is imported, and not earlier.
+
+Importing the modeling packages imports torch, which takes seconds; `lexperts --help` must not wait for it.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.util import find_spec
+
+PACKAGES = (
+    "modeling_exhird", "modeling_hypernet", "modeling_lexicon", "modeling_moesumm", "modeling_seke", "keyphrase_tools",
+)  # fmt: skip
+
+
+def register_with_transformers() -> None:
+    """Registers now if transformers is imported already, otherwise when it is imported."""
+    if "transformers" in sys.modules:
+        import_packages()
+    elif not any(isinstance(finder, AfterTransformers) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AfterTransformers())
+
+
+def import_packages() -> None:
+    """Each package registers its own classes when it is imported."""
+    for name in PACKAGES:
+        import_module(name)
+
+
+class AfterTransformers(MetaPathFinder):
+    """Finds transformers as usual, and imports the packages once it has been executed."""
+
+    def find_spec(self, name, path=None, target=None):
+        """The spec of transformers with a loader that registers afterwards, `None` for any other module."""
+        if name != "transformers":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = ThenRegister(spec.loader)
+        return spec
+
+
+class ThenRegister(Loader):
+    """Loads by another loader, then registers."""
+
+    def __init__(self, loader: Loader):
+        self.loader = loader
+
+    def __getattr__(self, name: str):
+        return getattr(self.loader, name)
+
+    def create_module(self, spec):
+        """As the other loader does."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module) -> None:
+        """Executes the module, then imports the packages."""
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        import_packages()
