@@ -1,8 +1,8 @@
-"""From a document to its keyphrases in minutes, on a laptop and without a download.
+"""Trains a keyphrase extractor in minutes, on a laptop and without a download.
 
-Fine-tunes SEKE on MiniLM by the paper's recipe (LoRA, the stock Trainer) on 120 texts of examples/corpus, beside the
-vanilla head after the same steps. 30 more texts give each its threshold, 50 held out score them. Then a checkpoint is
-saved, and opened again in a new process to read a text.
+Fine-tunes SEKE on MiniLM with the paper's recipe (LoRA, the stock Trainer) on 120 texts of examples/corpus, and for comparison
+the vanilla head with the same steps. The thresholds are chosen on 30 more texts, and 50 held-out texts are scored. Then the
+checkpoint is saved, and opened in a new process to extract the keyphrases of a text.
 
     python examples/quickstart.py                       # about 5 minutes on two cores
     python examples/quickstart.py --file article.txt    # keyphrases of your text at the end
@@ -30,20 +30,18 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from keyphrase_tools.documents import full_text, read_jsonl
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
-from keyphrase_tools.labels import encode
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.labels import tokenize_documents
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.configuration_seke import KEYPHRASE_LABELS
 
 HERE = Path(__file__).resolve().parent
-READ_AGAIN = """
+EXTRACT = """
 import json, sys
+import lexperts
 from transformers import pipeline
-from transformers.utils import logging
-import keyphrase_tools
 
-logging.disable_progress_bar()
 checkpoint, text = sys.argv[1], sys.stdin.read()
 tags = pipeline("token-classification", model=checkpoint)(text)
 phrases = pipeline("keyphrase-extraction", model=checkpoint)(text)
@@ -52,11 +50,12 @@ print(json.dumps({"tags": len(tags), "phrases": phrases}))
 
 
 def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, args, **head):
-    """LoRA on the backbone, the whole head in full, as in the paper; the same seed, steps and order whatever the head."""
+    """Trains LoRA on the backbone and all weights of the head, as in the paper, with the same seed and order for any head."""
     set_seed(args.seed)
     model = SekeForTokenClassification.from_backbone(backbone, label_smoothing=0.1, **head)
-    with warnings.catch_warnings():  # of an adapter without a base: this one is merged below, and never saved
+    with warnings.catch_warnings():  # the adapter is merged below, so it does not need a saved base model
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers has renamed
         model = get_peft_model(model, model.lora_config())
     arguments = TrainingArguments(
         output_dir=str(args.output / "trainer"),
@@ -83,18 +82,14 @@ def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, a
     return pipeline("keyphrase-extraction", model=model.merge_and_unload(), tokenizer=tokenizer)
 
 
-def read_in_new_process(checkpoint: Path, text: str) -> dict:
-    command = [sys.executable, "-c", READ_AGAIN, str(checkpoint)]
-    return json.loads(subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout)
-
-
 def main():
+    """Trains, scores and saves both heads, and extracts the keyphrases of a text."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--text", help="a text to draw keyphrases from")
-    parser.add_argument("--file", type=Path, help="a file with a text to draw keyphrases from")
-    parser.add_argument("--output", type=Path, default=Path("runs/quickstart"), help="where the checkpoint goes")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--text", help="text to extract keyphrases from")
+    parser.add_argument("--file", type=Path, help="file with a text to extract keyphrases from")
+    parser.add_argument("--output", type=Path, default=Path("runs/quickstart"), help="folder for the checkpoint")
+    parser.add_argument("--steps", type=int, default=200, help="training steps of 8 texts")
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     args = parser.parse_args()
     text = args.text or (args.file or HERE / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
 
@@ -105,12 +100,9 @@ def main():
     validation, test = documents[::5], read_jsonl(HERE / "corpus" / "test.jsonl")
     documents = [row for row in documents if row not in validation]
     columns = {name: [row[name] for row in documents] for name in ("title", "text", "keyphrases")}
-    rows = Dataset.from_dict(encode(columns, tokenizer))
-    texts_and_gold = [
-        ([full_text(row) for row in part], [row["keyphrases"] for row in part]) for part in (validation, test)
-    ]
-    labels = dict(enumerate(KEYPHRASE_LABELS))
-    metrics = ExtractionMetrics(*texts_and_gold[0], tokenizer, labels)
+    rows = Dataset.from_dict(tokenize_documents(columns, tokenizer))
+    gold = [([full_text(row) for row in part], [row["keyphrases"] for row in part]) for part in (validation, test)]
+    metrics = ExtractionMetrics(*gold[0], tokenizer, dict(enumerate(KEYPHRASE_LABELS)))
 
     heads = {"vanilla head": {"use_moe": False, "use_rnn": False}, "SEKE (experts + BiLSTM)": {}}
     results = {}
@@ -119,23 +111,23 @@ def main():
         start = time.perf_counter()
         extract = train(backbone, rows, metrics, tokenizer, args, **head)
         seconds = time.perf_counter() - start
-        results[name] = evaluate_pipeline(extract, *texts_and_gold[1]) | {"seconds": seconds}
+        results[name] = evaluate_pipeline(extract, *gold[1]) | {"seconds": seconds}
     checkpoint = args.output / "seke-minilm"
     extract.save_pretrained(checkpoint)
 
-    print(f"\n{len(test)} texts held out           F1@5   F1@10")
+    print(f"\n{len(test)} held-out texts          F1@5   F1@10")
     for name, scores in results.items():
-        print(
-            f"{name:<27} {100 * scores['f1@5']:5.1f}   {100 * scores['f1@10']:5.1f}   trained in {scores['seconds']:.0f} s"
-        )
+        f1 = f"{100 * scores['f1@5']:5.1f}   {100 * scores['f1@10']:5.1f}"
+        print(f"{name:<27} {f1}   trained in {scores['seconds']:.0f} s")
 
-    again = read_in_new_process(checkpoint, text)
-    record = {"scores": results, "text": text, "phrases": again["phrases"]}
+    command = [sys.executable, "-c", EXTRACT, str(checkpoint)]
+    reloaded = json.loads(subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout)
+    record = {"scores": results, "text": text, "phrases": reloaded["phrases"]}
     (args.output / "results.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(f"\nThe text, read by {checkpoint} in a new process:\n\n{text}\n\nIts keyphrases:")
-    for phrase in again["phrases"]:
+    print(f"\nThe text, processed by {checkpoint} in a new process:\n\n{text}\n\nIts keyphrases:")
+    for phrase in reloaded["phrases"]:
         print(f"  {phrase['score']:.2f}  {phrase['keyphrase']}")
-    print(f"\nThe stock token-classification pipeline labels {again['tags']} sub-tokens of it as B-KEY or I-KEY.")
+    print(f"\nThe stock token-classification pipeline labels {reloaded['tags']} of its sub-tokens as B-KEY or I-KEY.")
 
 
 if __name__ == "__main__":

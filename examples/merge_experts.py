@@ -1,0 +1,97 @@
+"""Fine-tunes two tiny Llamas independently, and merges them into one sparse Mixtral.
+
+    python examples/merge_experts.py               # about a minute on two cores; pip install lexperts[train,merge]
+
+The base is a random model of a few thousand weights, so that nothing needs to be downloaded. With real models only the
+recipe is needed: `lexperts merge compose mixture.yml mixture`. `lexperts define run` does the same with definitions.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForLanguageModeling,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+import merge_tools
+
+CORPUS = Path(__file__).parent / "corpus"
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+SUBJECTS = ("medicine", "astronomy")
+
+
+def save_base(folder: Path, texts: list[str]) -> PreTrainedTokenizerFast:
+    """Saves a Llama with random weights and a word tokenizer."""
+    words = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=list(SPECIAL.values()), min_frequency=2))
+    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=128, **SPECIAL)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the example."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", default="runs/example-merge", help="folder for the experts and the mixture")
+    parser.add_argument("--steps", type=int, default=60, help="training steps of 8 texts per expert")
+    args = parser.parse_args(argv)
+    set_seed(1)
+    output, rows = Path(args.output), Dataset.from_json(str(CORPUS / "train.jsonl"))
+    tokenizer = save_base(output / "base", rows["text"])
+
+    def trainer_for(model, subject: str) -> Trainer:
+        texts = [text for text, other in zip(rows["text"], rows["subject"], strict=True) if other == subject]
+        return Trainer(
+            model=model,
+            args=TrainingArguments(
+                str(output / "trainer"), max_steps=args.steps, learning_rate=3e-3, save_strategy="no", report_to="none"
+            ),
+            train_dataset=Dataset.from_dict(dict(tokenizer(texts, truncation=True))),
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        )
+
+    for subject in SUBJECTS:
+        expert = AutoModelForCausalLM.from_pretrained(output / "base")
+        trainer_for(expert, subject).train()
+        expert.save_pretrained(output / subject)
+        tokenizer.save_pretrained(output / subject)
+
+    # the keys of mergekit-moe; gate_mode "hidden" initialises the routers from the prompts
+    prompts = {"medicine": ["the patient and the treatment"], "astronomy": ["the light of a star"]}
+    recipe = {
+        "base_model": str(output / "base"),
+        "experts": [{"source_model": str(output / name), "positive_prompts": prompts[name]} for name in SUBJECTS],
+        "gate_mode": "hidden",
+        "experts_per_token": 2,
+    }
+    shutil.rmtree(output / "mixture", ignore_errors=True)  # of an earlier run
+    merge_tools.compose(recipe, output / "mixture")
+
+    mixture = AutoModelForCausalLM.from_pretrained(output / "mixture")  # a stock MixtralForCausalLM
+    print(f"{type(mixture).__name__} with {mixture.config.num_local_experts} experts")
+    for name in ("base", *SUBJECTS, "mixture"):
+        model = AutoModelForCausalLM.from_pretrained(output / name)
+        trainers_by_subject = {subject: trainer_for(model, subject) for subject in SUBJECTS}
+        losses = {subject: t.evaluate(t.train_dataset)["eval_loss"] for subject, t in trainers_by_subject.items()}
+        print(f"{name:10} training loss  " + "  ".join(f"{subject}: {loss:.2f}" for subject, loss in losses.items()))
+
+
+if __name__ == "__main__":
+    main()
