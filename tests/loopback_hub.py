@@ -1,6 +1,6 @@
 """A loopback, in-memory Hub for tests: enough of the Hub's HTTP API for the genuine huggingface_hub client
 (create_repo / upload_folder / create_commit / snapshot_download / hf_hub_download / push_to_hub / from_pretrained).
-stdlib only.  `with LoopbackHub() as hub: os.environ.update(hub.env)` BEFORE importing huggingface_hub, or run as a script.
+stdlib only.  `with LoopbackHub() as hub: os.environ.update(hub.env)` BEFORE importing huggingface_hub.
 Uploads go through the LFS "basic" protocol, so clients need HF_HUB_DISABLE_XET=1."""
 
 import base64
@@ -15,21 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LFS_SUFFIXES = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".onnx",
-    ".msgpack",
-    ".h5",
-    ".arrow",
-    ".parquet",
-    ".model",
-    ".npz",
-    ".tar",
-    ".gz",
+    ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".msgpack", ".h5", ".arrow", ".parquet", ".model", ".npz", ".tar", ".gz",
     ".zip",
-)
+)  # fmt: skip
 
 
 def git_oid(data):
@@ -166,15 +154,6 @@ def create(h):
         )
     h.hub.repos[(rt, rid)] = Repo(rid, rt, bool(p.get("private")) or p.get("visibility") == "private")
     h.reply(obj={"url": url, "name": rid, "id": "x"})
-
-
-def delete(h):
-    user = h.auth()
-    p = json.loads(h.raw)
-    key = (p.get("type") or "model", f"{p.get('organization') or user}/{p['name']}")
-    if h.hub.repos.pop(key, None) is None:
-        raise Err(404, "RepoNotFound", "Repository not found")
-    h.reply(obj={})
 
 
 def rev_of(repo, rev):
@@ -399,24 +378,6 @@ def refs(h, rt, rid):
     )
 
 
-def commits(h, rt, rid, rev):
-    r = h.repo(rt[:-1], rid)
-    out, sha = [], rev_of(r, rev)
-    while sha:
-        c = r.commits[sha]
-        out.append(
-            {
-                "id": sha,
-                "title": c["title"],
-                "message": c["message"],
-                "date": c["date"],
-                "authors": [{"user": "tester"}],
-            }
-        )
-        sha = c["parent"]
-    h.reply(obj=out)
-
-
 def branch(h, rt, rid, rev):
     h.auth()
     r = h.repo(rt[:-1], rid)
@@ -439,16 +400,6 @@ def tag(h, rt, rid, rev):
     h.reply(obj={})
 
 
-def listing(h, rt):
-    h.reply(
-        obj=[
-            {"_id": "x", "id": r.id, "modelId": r.id, "private": r.private, "tags": []}
-            for (t, _), r in h.hub.repos.items()
-            if t == rt[:-1]
-        ]
-    )
-
-
 A = r"/api/(?P<rt>models|datasets|spaces)"
 R = A + r"/(?P<rid>[^/]+/[^/]+)"
 V = r"/(?P<rev>[^/]+)"
@@ -456,15 +407,12 @@ G = r"/(?P<rt>datasets/|spaces/)?(?P<rid>[^/]+/[^/]+)"
 ROUTES = [
     ("GET", "/api/whoami-v2", whoami),
     ("POST", "/api/repos/create", create),
-    ("DELETE", "/api/repos/delete", delete),
     ("POST", "/api/validate-yaml", lambda h: h.reply(obj={"errors": [], "warnings": []})),
-    ("GET", A, listing),
     ("GET", R, info),
     ("GET", R + "/revision" + V, info),
     ("GET", R + "/tree" + V + "(?P<path>/.*)?", tree),
     ("POST", R + "/paths-info" + V, paths_info),
     ("GET", R + "/refs", refs),
-    ("GET", R + "/commits" + V, commits),
     ("POST", R + "/preupload" + V, preupload),
     ("POST", R + "/commit" + V, commit),
     ("POST", R + "/branch" + V, branch),
@@ -481,14 +429,8 @@ ROUTES = [
 class LoopbackHub:
     def __init__(self, tokens=None, port=0, verbose=False):
         self.tokens = tokens or {"hf_loopback_token": "tester"}
-        self.repos, self.lfs, self.log, self.unknown, self.lock, self.verbose = (
-            {},
-            {},
-            [],
-            [],
-            threading.RLock(),
-            verbose,
-        )
+        self.repos, self.lfs, self.log, self.unknown = {}, {}, [], []
+        self.lock, self.verbose = threading.RLock(), verbose
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.hub, self.server.daemon_threads = self, True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -510,9 +452,3 @@ class LoopbackHub:
     def __exit__(self, *a):
         self.server.shutdown()
         self.server.server_close()
-
-
-if __name__ == "__main__":
-    hub = LoopbackHub(port=int(sys.argv[1]) if len(sys.argv) > 1 else 0, verbose=True)
-    print("\n".join(f"export {k}={v}" for k, v in hub.env.items()), flush=True)
-    hub.server.serve_forever()

@@ -8,16 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, BartForConditionalGeneration, BertForMaskedLM, BertModel
 
 import keyphrase_tools  # noqa: F401  (registers the pipelines)
 
-from .tiny_models import CASES, encoder_config, make_inputs, make_model, run, summariser_config
+from .tiny_models import CASES, encoder_config, first_output, make_inputs, make_model, run, summariser_config
 
 OVERRIDES = {
     "seke": {"num_experts_per_tok": 9},
-    "hypernet": {"readout": "max"},
-    "exhird": {"max_phrase_length": 1},
+    "hypernet": {"pooling": "max"},
+    "exhird": {"max_words_per_phrase": 0},
     "moesumm": {"num_deputies": 0},
     "lexicon": {"num_experts_per_tok": 9},
 }
@@ -42,20 +43,20 @@ def over_backbone(name, backbones, form="", **options):
     """`from_backbone` of a class on a backbone of its kind."""
     cls = CASES[name].cls
     if name.startswith("MoeSumm"):
-        return cls.from_backbone(backbones / f"summariser{form}", ["news"], deputy_size=8, **options)
-    if name.startswith("ExHird"):
+        return cls.from_backbone(backbones / f"summariser{form}", ["news"], deputy_intermediate_size=8, **options)
+    if name.startswith("Exhird"):
         return cls.from_backbone(backbones / f"encoder{form}", exhird_tokenizer(), hidden_size=8, **options)
     return (
-        cls.from_backbone(backbones / f"encoder{form}", meta_size=4, hidden_size=8, **options)
+        cls.from_backbone(backbones / f"encoder{form}", meta_embedding_size=4, hidden_size=8, **options)
         if (name.startswith("Hypernet"))
         else cls.from_backbone(backbones / f"encoder{form}", **options)
     )
 
 
 def exhird_tokenizer():
-    from modeling_exhird import ExHirdTokenizer
+    from modeling_exhird import ExhirdTokenizer
 
-    return ExHirdTokenizer.from_texts(["graph cuts segment images", "tides move water"])
+    return ExhirdTokenizer.from_texts(["graph cuts segment images", "tides move water"])
 
 
 def pretrained_weight(model) -> torch.Tensor:
@@ -65,13 +66,20 @@ def pretrained_weight(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pickled_model_computes_the_same(name):
+def test_a_pickled_model_computes_the_same_and_shares_nothing(name):
     model, inputs = make_model(name), make_inputs(name)
     expected, file = run(model, inputs), io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     for again in (torch.load(file, weights_only=False), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(again) is type(model) and again.config is not model.config
         assert torch.equal(run(again, inputs), expected)
+        with torch.no_grad():
+            for p in again.parameters():
+                p.zero_()
+        again.config.name_or_path = "changed"
+        assert not torch.equal(run(again, inputs), expected)
+    assert torch.equal(run(model, inputs), expected) and model.config.name_or_path != "changed"
 
 
 def spawned(names, queue):
@@ -98,7 +106,7 @@ def test_models_are_sent_to_a_spawned_process():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_threads_share_a_model(name):
+def test_two_threads_share_a_model_that_reads_or_trains(name):
     model, batches = make_model(name), [make_inputs(name, seed) for seed in (1, 2)]
     if "dataset_ids" in batches[0]:
         batches[0]["dataset_ids"], batches[1]["dataset_ids"] = torch.tensor([0, 0]), torch.tensor([1, -1])
@@ -107,8 +115,25 @@ def test_two_threads_share_a_model(name):
     def repeat(i):
         return sum(not torch.equal(run(model, batches[i]), expected[i]) for _ in range(50))
 
+    def train(_):
+        for _ in range(20):
+            first_output(model(**batches[0])).square().sum().backward()
+        return 0
+
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(repeat, [0, 1])) == [0, 0]
+        assert list(pool.map(lambda call: call(1), [repeat, train])) == [0, 0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_truncated_weights_file_is_named(name, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for opens in (type(model), getattr(transformers, model._auto_class)):
+        with pytest.raises(OSError, match=f"{tmp_path}.*truncated or damaged"):
+            opens.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -162,7 +187,7 @@ def test_from_backbone_quantises_the_backbone_alone(name, backbones, tmp_path):
     assert quantized and all(n.startswith(model.backbone_path) for n in quantized)
     model.save_pretrained(tmp_path)
     again = CASES[name].cls.from_pretrained(tmp_path)
-    if not name.startswith("ExHird"):
+    if not name.startswith("Exhird"):
         inputs = make_inputs(name)
         inputs |= {"dataset_ids": torch.tensor([0, -1])} if "dataset_ids" in inputs else {}
         assert torch.equal(run(again, inputs), run(model, inputs))

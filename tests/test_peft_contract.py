@@ -13,7 +13,13 @@ from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, PeftModel, ge
 from torch.testing import assert_close
 from transformers import BartConfig, BertConfig
 
-from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer, encode
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdForKeyphraseGeneration,
+    ExhirdTokenizer,
+    tokenize_documents,
+)
 from modeling_hypernet import (
     HypernetConfig,
     HypernetForQuestionAnswering,
@@ -34,7 +40,7 @@ def bert(**changes):
 
 
 def hypernet_config(**options):
-    sizes = {"meta_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "freeze_backbone": False}
+    sizes = {"meta_embedding_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "freeze_backbone": False}
     return HypernetConfig(text_config=bert(), cls_token_id=2, sep_token_id=3, **sizes, **options)
 
 
@@ -69,18 +75,18 @@ DOCUMENTS = {"title": ["Graph cuts"], "text": ["Graph cuts in a network flow"], 
 
 
 def exhird_parts():
-    tokenizer = ExHirdTokenizer.from_texts(["graph cuts in a network, by its flow"])
-    config = ExHirdConfig.for_tokenizer(
+    tokenizer = ExhirdTokenizer.from_texts(["graph cuts in a network, by its flow"])
+    config = ExhirdConfig.from_tokenizer(
         tokenizer,
         encoder_type="transformer",
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        init_range=0.3,
+        initializer_range=0.3,
     )
-    rows = encode(DOCUMENTS, tokenizer)
+    rows = tokenize_documents(DOCUMENTS, tokenizer)
     rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    return config, ExHirdCollator(tokenizer)(rows)
+    return config, DataCollatorForKeyphraseGeneration(tokenizer)(rows)
 
 
 @dataclass
@@ -146,7 +152,7 @@ CASES = {
     "MoeSumm": Case(
         MoeSummForConditionalGeneration,
         lambda: MoeSummConfig(
-            text_config=bart(), datasets=["a", "b"], num_deputies=2, deputy_size=8, deputy_output_std=0.3
+            text_config=bart(), datasets=["a", "b"], num_deputies=2, deputy_intermediate_size=8, deputy_init_std=0.3
         ),
         summaries,
         "SEQ_2_SEQ_LM",
@@ -170,7 +176,7 @@ CASES = {
         experts=["experts.gate_up_proj", "experts.down_proj"],
     ),
     "ExHiRD": Case(
-        ExHirdForKeyphraseGeneration,
+        ExhirdForKeyphraseGeneration,
         lambda: exhird_parts()[0],
         lambda: exhird_parts()[1],
         None,

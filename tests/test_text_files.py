@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
     "keyphrase_tools",
-    "lexperts_cli",
+    "lexperts",
     "merge_tools",
     "examples",
     "benchmarks",

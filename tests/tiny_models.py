@@ -1,22 +1,44 @@
-"""A tiny model of every public class, with inputs: for tests of what all classes have in common."""
+"""A tiny model of every public class, with inputs or training rows: for tests of what all classes have in common."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from transformers import BartConfig, BertConfig, PreTrainedModel
+from transformers import (
+    BartConfig,
+    BertConfig,
+    DataCollatorForTokenClassification,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 
-from modeling_exhird import ExHirdConfig, ExHirdEncoder, ExHirdForKeyphraseGeneration
+from keyphrase_tools.labels import tokenize_documents as tokenize_keyphrases
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdEncoder,
+    ExhirdForKeyphraseGeneration,
+)
 from modeling_hypernet import (
+    DataCollatorForTextPairs,
     HypernetConfig,
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
     HypernetModel,
+    tokenize_pairs,
+    tokenize_questions,
 )
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequenceClassification, LexiconModel
-from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
-from modeling_seke import SekeConfig, SekeForTokenClassification
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummModel
+from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
+
+from .modeling_lexicon.conftest import POLICIES, tiny_lexicon
+from .modeling_moesumm.conftest import tiny_moesumm
 
 VOCABULARY, LENGTH = 130, 12
 
@@ -50,14 +72,14 @@ def seke_config() -> SekeConfig:
 
 
 def hypernet_config() -> HypernetConfig:
-    sizes = {"meta_size": 4, "meta_hidden_size": 8, "hidden_size": 8}
+    sizes = {"meta_embedding_size": 4, "meta_hidden_size": 8, "hidden_size": 8}
     labels = {0: "O", 1: "B-KEY", 2: "I-KEY"}
     return HypernetConfig(text_config=encoder_config(), cls_token_id=2, sep_token_id=3, id2label=labels, **sizes)
 
 
-def exhird_config() -> ExHirdConfig:
+def exhird_config() -> ExhirdConfig:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    return ExHirdConfig(vocab_size=VOCABULARY, max_phrases=3, **sizes)
+    return ExhirdConfig(vocab_size=VOCABULARY, max_phrases=3, **sizes)
 
 
 def lexicon_config() -> LexiconConfig:
@@ -67,7 +89,7 @@ def lexicon_config() -> LexiconConfig:
 
 def moesumm_config() -> MoeSummConfig:
     return MoeSummConfig(
-        text_config=summariser_config(), datasets=["news", "mail"], deputy_size=8, deputy_output_std=0.5
+        text_config=summariser_config(), datasets=["news", "mail"], deputy_intermediate_size=8, deputy_init_std=0.5
     )
 
 
@@ -76,13 +98,15 @@ PAIR = (*TEXT, "token_type_ids")
 CASES = {
     case.cls.__name__: case
     for case in (
+        Case(SekeModel, seke_config, TEXT),
         Case(SekeForTokenClassification, seke_config, TEXT),
         Case(HypernetModel, hypernet_config, PAIR),
         Case(HypernetForTokenClassification, hypernet_config, (*PAIR, "word_start_mask")),
         Case(HypernetForSequenceClassification, hypernet_config, PAIR),
         Case(HypernetForQuestionAnswering, hypernet_config, PAIR),
-        Case(ExHirdEncoder, exhird_config, TEXT),
-        Case(ExHirdForKeyphraseGeneration, exhird_config, (*TEXT, "labels")),
+        Case(ExhirdEncoder, exhird_config, TEXT),
+        Case(ExhirdForKeyphraseGeneration, exhird_config, (*TEXT, "labels")),
+        Case(MoeSummModel, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(MoeSummForConditionalGeneration, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(LexiconModel, lexicon_config, TEXT),
         Case(LexiconForCausalLM, lexicon_config, TEXT),
@@ -121,10 +145,198 @@ def make_inputs(name: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def run(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The first tensor of the outputs that is not a loss."""
+    """The first output of a forward pass without gradients."""
     with torch.no_grad():
-        outputs = model(**inputs)
+        return first_output(model(**inputs))
+
+
+def first_output(outputs) -> torch.Tensor:
+    """The first tensor of the outputs that is not a loss."""
     for name in ("logits", "start_logits", "last_hidden_state"):
         if outputs.get(name) is not None:
             return outputs[name]
     return outputs[1]
+
+
+# --- models to train -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trainable:
+    """A kind of model with what its training needs.
+
+    Args:
+        make: `make(**options)` is a new model in eval mode, always with the same weights.
+        rows: training rows.
+        collate: the data collator.
+        tokenizer: the Trainer's `processing_class`.
+        output: the output that `forward` computes from the inputs alone.
+        regularized: options of `make` with dropout.
+        balanced: options of `make` with all additional losses.
+        steps: training steps after which the loss is clearly lower.
+        first_label: the first token whose label counts; `None` for a loss that is a mean over rows.
+    """
+
+    make: Callable
+    rows: list[dict]
+    collate: Callable = default_data_collator
+    tokenizer: object = None
+    output: str = "logits"
+    regularized: dict = field(default_factory=dict)
+    balanced: dict = field(default_factory=dict)
+    steps: int = 25
+    first_label: int | None = 0
+
+    def batch(self, size: int = 4) -> dict[str, torch.Tensor]:
+        """The first rows."""
+        return dict(self.collate([dict(row) for row in self.rows[:size]]))
+
+    def labels_in(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """`num_items_in_batch`, as the Trainer counts it."""
+        return None if self.first_label is None else (batch["labels"][:, self.first_label :] != -100).sum()
+
+    def read(self, model, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The output of a forward pass without gradients."""
+        with torch.no_grad():
+            return model(**batch)[self.output]
+
+
+TITLES = ["graph cut", "learning", None, "network cuts"] * 6
+TEXTS = [
+    "the graph cut of the network",
+    "learning in graph networks is the problem",
+    "cuts and networks",
+    "the problem of learning the graph cut for the network and the network cuts",
+] * 6
+
+
+def make_trainer(model, rows, folder, *, trainer=Trainer, arguments=TrainingArguments, parts=None, **options):
+    """A Trainer on the CPU that logs every step and saves nothing; `parts` are its other arguments."""
+    defaults = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 5e-3, "logging_steps": 1}
+    defaults |= {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    arguments = arguments(output_dir=str(folder), **{**defaults, **options})
+    return trainer(model, arguments, train_dataset=rows, **(parts or {}))
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.state_dict().items()}
+
+
+def as_rows(columns) -> list[dict]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def trainable_seke(backbone: str, fixture: Callable) -> Trainable:
+    tokenizer = fixture("tiny_tokenizer")
+    gold = [["graph cut", "network"], ["graph networks", "learning"], ["cuts"], ["graph cut", "network cuts"]] * 6
+    columns = tokenize_keyphrases({"text": TEXTS, "keyphrases": gold}, tokenizer)
+    balanced = {"router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.1}
+    collate = DataCollatorForTokenClassification(tokenizer)
+    return Trainable(partial(fixture("tiny_seke"), backbone), as_rows(columns), collate, tokenizer, balanced=balanced)
+
+
+def trainable_hypernet(kind: str, fixture: Callable) -> Trainable:
+    """Every head once and every encoder once: they do not depend on each other."""
+    tokenizer, backbone = (
+        fixture("tiny_tokenizer"),
+        {"classes": "deberta-v2", "answers": "modernbert"}.get(kind, "bert"),
+    )
+    pairs = tokenize_pairs(TITLES, TEXTS, tokenizer)
+    if kind == "tags":
+        masks = zip(pairs["input_ids"], pairs["main_mask"], strict=True)
+        tags = [[(i % 3 > 0) + 0 if main else -100 for i, main in zip(*row, strict=True)] for row in masks]
+        for row in tags:  # make valid BIO: B is followed by I
+            row[:] = [2 if label == 1 and before >= 1 else label for label, before in zip(row, [0, *row], strict=False)]
+        columns = {**pairs, "labels": tags}
+    elif kind == "classes":
+        columns = {**pairs, "labels": [i % 4 for i in range(len(TEXTS))]}
+    else:
+        answers = [{"text": [text.split()[-1]], "answer_start": [text.rindex(" ") + 1]} for text in TEXTS]
+        questions = {"question": [title or "of" for title in TITLES], "context": TEXTS, "answers": answers}
+        columns = tokenize_questions(questions, tokenizer, max_seq_len=60, doc_stride=8)
+    return Trainable(
+        partial(fixture("tiny_hypernet"), kind, backbone),
+        as_rows(columns),
+        DataCollatorForTextPairs(tokenizer),
+        tokenizer,
+        output="start_logits" if kind == "answers" else "logits",
+        steps=100,
+        first_label=0 if kind == "tags" else None,
+    )
+
+
+def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
+    tokenizer = fixture("tokenizer_for")(kind)
+    return Trainable(
+        partial(fixture("tiny_exhird"), kind, exclusive_loss_coef=1.0),
+        fixture("rows_for")(kind) * 2,
+        DataCollatorForKeyphraseGeneration(tokenizer),
+        tokenizer,
+        output="log_probs",
+        regularized={"dropout": 0.1},
+        steps=50,
+        first_label=None,
+    )
+
+
+def trainable_moesumm(backbone: str, fixture: Callable) -> Trainable:
+    """Texts of three datasets and of none: the summary is one token of the text's dataset, repeated."""
+    torch.manual_seed(0)
+    rows = []
+    for i in range(24):
+        dataset = i % 4 - 1
+        ids = torch.randint(20, 64, (7,))
+        ids[-1] = 2
+        labels = torch.tensor([10 + dataset, 10 + dataset, 10 + dataset, 2])
+        labels[1 : 1 + i // 4 % 4] = -100  # so that batches have different numbers of labels
+        rows.append(
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels, "dataset_ids": dataset}
+        )
+    make = partial(tiny_moesumm, main_expert=False) if backbone == "flat" else partial(tiny_moesumm, backbone)
+    dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    return Trainable(make, rows, regularized={"changes": dropout})
+
+
+def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
+    """Texts of two domains: in each the answer is one token, repeated."""
+    torch.manual_seed(0)
+    rows = []
+    for i in range(24):
+        domain = i % 2
+        ids = torch.cat([torch.randint(3, 24, (4,)) + 24 * domain, torch.full((4,), 5 + domain)])
+        labels = ids.clone()
+        labels[: 4 + i // 2 % 4] = -100
+        row = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+        if policy == "domain":
+            row["domain_ids"] = domain
+        if policy == "classes":
+            row["labels"] = i % 3
+        rows.append(row)
+    options = {"layers": "attention and mlp"}
+    if policy == "classes":
+        make = partial(tiny_lexicon, LexiconForSequenceClassification, num_labels=3, **options)
+    else:
+        make = partial(tiny_lexicon, policy=policy, **options)
+    return Trainable(
+        make,
+        rows,
+        regularized={"attention_dropout": 0.1},
+        balanced={"router_aux_loss_coef": 0.5},
+        first_label=None if policy == "classes" else 1,
+    )
+
+
+FAMILIES = {
+    "SEKE": (trainable_seke, ("bert", "deberta-v2", "modernbert")),
+    "hypernet": (trainable_hypernet, ("tags", "classes", "answers")),
+    "ExHiRD": (trainable_exhird, ("transformer", "bigru", "bilstm", "cnn", "pretrained")),
+    "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
+    "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
+}
+TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
+
+
+def make_trainable(name: str, fixture: Callable) -> Trainable:
+    """What `TRAINABLE` names; `fixture` is `request.getfixturevalue` of a module with the fixtures of all packages."""
+    family, kind = name.split()
+    return FAMILIES[family][0](kind, fixture)

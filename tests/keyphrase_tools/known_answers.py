@@ -1,4 +1,4 @@
-"""A model whose answers are known beforehand, and how answers of the pipeline are compared."""
+"""A model with known outputs, and comparison of the pipeline's results."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ class Lookup(PreTrainedModel):
         self.table = nn.Parameter(torch.tensor([[3.0, 0.0, 0.0]]).repeat(config.vocab_size, 1))
         for letter, label, logit in (("b", 1, 9.0), ("p", 1, 5.0), ("i", 2, 9.0), ("j", 2, 5.0)):
             self.table.data[tokenizer.convert_tokens_to_ids(letter), label] = logit
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, 1)  # so many places it knows
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, 1)  # the model's limit
         self.post_init()
 
     def forward(self, input_ids, **_):

@@ -1,4 +1,4 @@
-"""Scores as probabilities: the error by its formula, the temperature that was put in, and what a pipeline does with it."""
+"""Calibration: the error by its formula, recovery of a known temperature, and the temperature in a pipeline."""
 
 import math
 
@@ -11,10 +11,10 @@ from keyphrase_tools.calibration import (
     calibration_error,
     expected_calibration_error,
     fit_temperature,
-    judged,
+    match_to_gold,
     reliability,
 )
-from keyphrase_tools.decoding import tempered
+from keyphrase_tools.decoding import apply_temperature
 
 
 def test_the_error_is_the_formula():
@@ -32,11 +32,11 @@ def test_the_temperature_that_was_put_in_is_found(temperature):
     generator = np.random.default_rng(0)
     p = generator.uniform(0.02, 0.98, 60_000)
     right = generator.random(60_000) < p
-    scores = tempered(p, 1 / temperature)  # as sure as 1/T says
+    scores = apply_temperature(p, 1 / temperature)  # as sure as 1/T says
     found = fit_temperature(scores, right)
     assert found == pytest.approx(temperature, rel=0.03)
-    assert expected_calibration_error(tempered(scores, found), right) < 0.01
-    likelihood = lambda T: np.log(np.where(right, tempered(scores, T), 1 - tempered(scores, T))).sum()  # noqa: E731
+    assert expected_calibration_error(apply_temperature(scores, found), right) < 0.01
+    likelihood = lambda T: np.log(np.where(right, apply_temperature(scores, T), 1 - apply_temperature(scores, T))).sum()  # noqa: E731
     assert all(likelihood(found) >= likelihood(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
 
 
@@ -64,13 +64,13 @@ def test_a_refused_temperature_leaves_none_behind(extract):
 def test_a_temperature_keeps_the_order():
     p = np.array([0.0, 1e-9, 0.2, 0.5, 0.51, 1.0])
     for T in (0.3, 1.0, 4.0):
-        assert (np.diff(tempered(p, T)) >= 0).all() and tempered(np.array(0.5), T) == 0.5
-    assert tempered(np.array([0.9]), 2)[0] == pytest.approx(1 / (1 + math.sqrt(1 / 9)))
+        assert (np.diff(apply_temperature(p, T)) >= 0).all() and apply_temperature(np.array(0.5), T) == 0.5
+    assert apply_temperature(np.array([0.9]), 2)[0] == pytest.approx(1 / (1 + math.sqrt(1 / 9)))
 
 
 def test_phrases_are_right_by_their_stems():
     phrases = [[{"keyphrase": "Graph-Cuts", "score": 0.9}, {"keyphrase": "network", "score": 0.2}], []]
-    assert judged(phrases, [["graph cut"], ["tree"]]) == ([0.9, 0.2], [True, False])
+    assert match_to_gold(phrases, [["graph cut"], ["tree"]]) == ([0.9, 0.2], [True, False])
 
 
 @pytest.fixture
@@ -84,20 +84,24 @@ KEYPHRASES = [["graph cuts", "energy problems"], ["deep networks"]]  # one of th
 
 def test_the_pipeline_uses_the_temperature_that_is_found(extract):
     before = extract(TEXTS, top_k=None)
-    scores, right = judged(before, KEYPHRASES)
+    scores, right = match_to_gold(before, KEYPHRASES)
     T = calibrate(extract, TEXTS, KEYPHRASES, top_k=None)
     assert extract.model.config.keyphrase_temperature == T == pytest.approx(fit_temperature(scores, right), rel=1e-3)
     after = extract(TEXTS, top_k=None)
     for one, two in zip(before, after, strict=True):
         assert [phrase["keyphrase"] for phrase in one] == [phrase["keyphrase"] for phrase in two]
         for p, q in zip(one, two, strict=True):
-            assert q["score"] == pytest.approx(float(tempered(np.array(p["score"]), T)), abs=1e-5)
+            assert q["score"] == pytest.approx(float(apply_temperature(np.array(p["score"]), T)), abs=1e-5)
             assert q["score"] == max(mention["score"] for mention in q["mentions"])
     found = calibration_error(extract, TEXTS, KEYPHRASES, top_k=None)
     assert found["before"] == pytest.approx(expected_calibration_error(scores, right))
-    assert found["after"] == pytest.approx(expected_calibration_error(tempered(np.array(scores), T), right), abs=1e-5)
+    assert found["after"] == pytest.approx(
+        expected_calibration_error(apply_temperature(np.array(scores), T), right), abs=1e-5
+    )
     assert found["phrases"] == len(right) and extract.model.config.keyphrase_temperature == T
-    assert calibrate(extract, TEXTS, KEYPHRASES, top_k=None) == pytest.approx(T)  # anew, and not on top
+    assert calibrate(extract, TEXTS, KEYPHRASES, top_k=None) == pytest.approx(
+        T
+    )  # from scratch, not on top of the old one
 
 
 def test_it_is_saved_with_the_model(extract, tmp_path):
@@ -108,7 +112,7 @@ def test_it_is_saved_with_the_model(extract, tmp_path):
 
 
 def test_what_cannot_be_measured_is_named(extract):
-    with pytest.raises(ValueError, match="There are no scores: nothing was extracted. Lower the threshold"):
+    with pytest.raises(ValueError, match="There are no scores"):
         calibrate(extract, ["", " "], [["graph"], []])
-    with pytest.raises(ValueError, match="A score is 1.5, and no probability"):
+    with pytest.raises(ValueError, match="score=1.5"):
         expected_calibration_error([0.5, 1.5], [True, False])

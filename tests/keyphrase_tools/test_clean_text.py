@@ -1,4 +1,4 @@
-"""Texts from PDFs and web pages: what is joined, what is left alone, and that every span maps back."""
+"""Cleaning: what is joined, what is left unchanged, and the mapping of spans back to the source."""
 
 import doctest
 import time
@@ -64,7 +64,7 @@ def test_a_text_with_nothing_to_clean_is_the_same_string():
     assert clean(text) is text
 
 
-def test_only_the_beginning_is_cleaned_where_it_is_asked_for():
+def test_only_the_beginning_is_cleaned_if_an_end_is_given():
     text = CleanText("a&amp;b a&amp;b", end=7)
     assert text.text == "a&b a&amp;b" and text.source_span(4, 11) == (8, 15)
 

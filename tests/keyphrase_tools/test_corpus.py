@@ -1,4 +1,4 @@
-"""Corpora: every kind of source, results in order, and nothing lost when a run is killed."""
+"""Corpora: every kind of source, results in order, and resumption after a killed run."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, pipeline
 import keyphrase_tools.corpus
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.corpus import Corpus, extract_corpus
-from keyphrase_tools.corpus_parts import whole_lines
+from keyphrase_tools.corpus_parts import end_of_last_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
@@ -107,7 +107,7 @@ def test_folders_of_texts_and_data_sets(extract, tmp_path):
     assert [d.id for d in corpus.read(lambda number: number % 2)] == ["b", "d"]
 
 
-def test_what_cannot_be_read_says_why_and_stops_nobody(extract, tmp_path):
+def test_unreadable_documents_are_reported_and_do_not_stop_the_run(extract, tmp_path):
     source = tmp_path / "texts.jsonl"
     good = [json.dumps({"text": text}).encode() for text in TEXTS[:2]]
     bad = [
@@ -119,17 +119,17 @@ def test_what_cannot_be_read_says_why_and_stops_nobody(extract, tmp_path):
         b'{"text": "a", "title": 1}',
     ]
     source.write_bytes(b"\n".join([bad[0], good[0], *bad[1:], b"  ", good[1], bad[0]]) + b"\n")
-    found = extract_corpus(extract, Corpus(str(source)), tmp_path / "out.jsonl")
+    summary = extract_corpus(extract, Corpus(str(source)), tmp_path / "out.jsonl")
     rows = lines(tmp_path / "out.jsonl")
-    assert found == (9, 7) and [("error" in row) for row in rows] == [True, False, *[True] * 5, False, True]
-    assert rows[0] == {"id": 0, "error": "'text' is 3 and no text; columns: 'text'"}
+    assert summary == (9, 7) and [("error" in row) for row in rows] == [True, False, *[True] * 5, False, True]
+    assert rows[0] == {"id": 0, "error": "'text' is 3, not a text; columns: 'text'"}
     assert [rows[i]["keyphrases"] for i in (1, 7)] == [without_mentions(own) for own in extract(TEXTS[:2])]
-    for row, said in zip(
+    for row, message in zip(
         rows[2:7],
-        ("JSONDecodeError", "columns: 'body'", "not a str", "UnicodeDecodeError", "'title' is 1"),
+        ("JSONDecodeError", "columns: 'body'", "got a str", "UnicodeDecodeError", "'title' is 1"),
         strict=True,
     ):
-        assert said in row["error"]
+        assert message in row["error"]
 
 
 class Stop(Exception):
@@ -202,19 +202,19 @@ def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "content, end", [(b"", 0), (b"ab", 0), (b"ab\n", 3), (b"ab\ncd", 3), (b"a\n" + b"x" * 70_000, 2)]
 )
-def test_whole_lines_end_where_they_end(content, end, tmp_path):
+def test_the_end_of_the_last_whole_line(content, end, tmp_path):
     (tmp_path / "file").write_bytes(content)
     with (tmp_path / "file").open("rb") as file:
-        assert whole_lines(file) == end
+        assert end_of_last_line(file) == end
 
 
 def test_processes_share_a_corpus_and_may_be_others_after_an_interruption(extract, tmp_path):
-    """Their turns one after the other here; examples/seke/predict.py is tested with two at once."""
+    """One process after the other here; tests/recipes/test_seke.py runs two at once."""
     texts = [f"graph cut {i}" for i in range(11)]
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     extract_corpus(extract, Corpus(str(source)), tmp_path / "whole.jsonl")
     output = tmp_path / "out.jsonl"
-    with pytest.raises(RuntimeError, match="8 documents are missing: a process failed. Start the same command again"):
+    with pytest.raises(RuntimeError, match="8 documents are missing"):
         extract_corpus(extract, Corpus(str(source)), output, rank=0, processes=4)
     extract_corpus(extract, Corpus(str(source)), output, rank=2, processes=4)
     assert len(list((tmp_path / "out.jsonl.parts").glob("*.jsonl"))) == 2
@@ -225,7 +225,7 @@ def test_processes_share_a_corpus_and_may_be_others_after_an_interruption(extrac
 def test_killed_after_its_first_batches_it_ends_with_the_same_bytes(folder, tmp_path):
     texts = mixed_texts(200)
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
-    command = [sys.executable, "-c", "from lexperts_cli.keyphrases import main; main()", "extract", str(source)]
+    command = [sys.executable, "-c", "from lexperts.cli.keyphrases import main; main()", "extract", str(source)]
     options = ["--model", str(folder), "--batch-size", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -252,25 +252,25 @@ def test_killed_after_its_first_batches_it_ends_with_the_same_bytes(folder, tmp_
 def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     output = tmp_path / "out.jsonl"
     output.write_text("mine")
-    with pytest.raises(FileExistsError, match="out.jsonl is there already, and finished"):
+    with pytest.raises(FileExistsError, match="out.jsonl already exists"):
         extract_corpus(extract, Corpus(str(source)), output)
     assert output.read_text() == "mine"
     source = write_jsonl(tmp_path / "many.jsonl", [{"text": text} for text in [*["graph"] * 70, "cut " * 99]])
     with pytest.raises(ValueError, match=r"Document 70 .396 characters. is longer than 64"):
         extract_corpus(extract, Corpus(source), tmp_path / "new.jsonl", batch_size=2, on_long="error")
-    with pytest.raises(FileNotFoundError, match="There is no file nowhere.jsonl"):
+    with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
         Corpus("nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n \n")
     with pytest.raises(ValueError, match="There are no documents in"):
         Corpus(str(tmp_path / "empty.jsonl"))
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(FileNotFoundError, match="no folder of .txt files and no .jsonl file"):
+    with pytest.raises(FileNotFoundError, match="nothing.* is neither a folder of .txt files"):
         Corpus(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.jsonl.gz"])
 def test_an_output_with_the_suffix_of_another_format_is_refused(extract, source, tmp_path, name):
-    with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}', but the output is JSON Lines"):
+    with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}'"):
         extract_corpus(extract, Corpus(source), tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl"}
 
@@ -286,12 +286,12 @@ def unfinished(folder, tmp_path):
         extract = pipeline("keyphrase-extraction", model=str(model), **dict(of_pipeline))
         return extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl", **{"top_k": 3, **options})
 
-    with pytest.raises(RuntimeError, match="2 documents are missing: a process failed. Start the same command again"):
+    with pytest.raises(RuntimeError, match="2 documents are missing"):
         start(processes=2)
     return start
 
 
-def test_an_unfinished_run_goes_on_with_a_model_and_a_source_that_were_moved(unfinished, tmp_path):
+def test_an_unfinished_run_resumes_with_a_model_and_a_source_that_were_moved(unfinished, tmp_path):
     moved = {name: (tmp_path / name).rename(tmp_path / f"moved-{name}") for name in ("model", "texts.jsonl")}
     assert unfinished(model=moved["model"], source=moved["texts.jsonl"]) == (4, 0)
 
@@ -303,25 +303,25 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         weights = load_file(model / "model.safetensors")
         weights["classifier.bias"] += 0.1  # trained a little more, in the same place
         save_file(weights, model / "model.safetensors", {"format": "pt"})
-        said = "the model's weights"
+        difference = "the model's weights"
     elif change == "config":
         settings = json.loads(config.read_text()) | {"keyphrase_threshold": 0.2}
         config.write_text(json.dumps(settings))
-        said = "config.keyphrase_threshold='0.4' then, '0.2' now"
+        difference = "config.keyphrase_threshold='0.4' before, '0.2' now"
     elif change == "tokenizer":
         tokenizer = AutoTokenizer.from_pretrained(model)
         tokenizer.model_max_length = 40
         tokenizer.save_pretrained(model)
-        said = "the tokenizer"
+        difference = "the tokenizer"
     elif change == "source":
         write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ["a graph", *TEXTS[1:]]])
-        said = "the documents of the source"
+        difference = "the documents of the source"
     else:
         options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
-        said = "top_k=3 then, 5 now" if change == "option" else "min_score=None then, 0.5 now"
-    with pytest.raises(ValueError, match="of an unfinished run that differs from this one") as error:
+        difference = "top_k=3 before, 5 now" if change == "option" else "min_score=None before, 0.5 now"
+    with pytest.raises(ValueError, match="out.jsonl.parts holds an unfinished run") as error:
         unfinished(**options)
-    assert said in str(error.value) and str(error.value).count(";") == 0 and "delete that folder" in str(error.value)
+    assert difference in str(error.value) and str(error.value).count(";") == 0
 
 
 def test_a_folder_and_a_data_set_that_have_changed_are_noticed(tmp_path):

@@ -1,4 +1,4 @@
-"""From labels to keyphrases: the reference's vectors, our walk, and how phrases are ranked."""
+"""Decoding: the reference's vectors, our rules, and the ranking of phrases."""
 
 import doctest
 import json
@@ -56,7 +56,7 @@ def test_the_first_ten_are_kept_unless_all_are_wanted():
     assert extract(vector, max_phrases=None) == vector["words"]
     assert extract(vector) == vector["words"][:10]
     assert extract(vector, max_phrases=3) == vector["words"][:3]
-    with pytest.raises(ValueError, match="rules='reference' is not known. Use rules='lexperts' or rules='seke'"):
+    with pytest.raises(ValueError, match="rules='reference' is not known"):
         pieces_to_phrases([1], [0], ["graph"], rules="reference")
 
 
@@ -229,7 +229,7 @@ def test_ranked_phrases_are_ordered_distinct_and_in_their_places(chunks, data):
         assert text[phrase["start"] : phrase["end"]] == phrase["keyphrase"]
 
 
-def test_without_a_threshold_the_likeliest_label_decides_and_with_one_b_and_i_together():
+def test_without_a_threshold_the_most_likely_label_is_used_and_with_one_b_and_i_together():
     p = np.array([[0.4, 0.3, 0.3], [0.4, 0.25, 0.35], [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]])
     assert word_tags(p).tolist() == [0, 0, 0, 1]
     assert word_tags(p, 0.5).tolist() == [1, 2, 0, 1]

@@ -376,7 +376,7 @@ def test_one_convention_is_the_other_with_its_switches_set(documents, convention
     assert equal(turned, scored(documents, convention="seke" if convention == "exhird" else "exhird"))
 
 
-# ---- errors: the value, the reason, the mend
+# ---- errors: the value, the reason, how to fix it
 
 
 @pytest.mark.parametrize(
@@ -385,19 +385,19 @@ def test_one_convention_is_the_other_with_its_switches_set(documents, convention
         (([["a"]], [["a"], ["b"]]), {}, r"1 predictions, 2 references: .* one entry per document.*\[\[phrase"),
         (([["a"]], [["a"]]), {"sources": ["a", "b"]}, r"1 predictions, 1 references, 2 sources"),
         (([["a"]], [["a"]]), {"convention": "kpg"}, r"'kpg' is not known.*'seke' or convention='exhird'"),
-        (([["a"]], [["a"]]), {"k": 0}, r"k=0 is no cut.*\"k\".*\"M\""),
-        (([["a"]], [["a"]]), {"k": (5, "m")}, r"k='m' is no cut"),
-        (([["a"]], [["a"]]), {"k": "10"}, r"k='10' is no cut"),
-        (([["a"]], [["a"]]), {"k": True}, r"k=True is no cut"),
-        (([["a"]], [["a"]]), {"k": 5.0}, r"k=5.0 is no cut"),
-        (([["a"]], [["a"]]), {"denominator": "hard"}, r"denominator='hard' is no choice. Use 'flexible' or 'fixed'"),
+        (([["a"]], [["a"]]), {"k": 0}, r"k=0 must be.*\"k\".*\"M\""),
+        (([["a"]], [["a"]]), {"k": (5, "m")}, r"k='m' must be"),
+        (([["a"]], [["a"]]), {"k": "10"}, r"k='10' must be"),
+        (([["a"]], [["a"]]), {"k": True}, r"k=True must be"),
+        (([["a"]], [["a"]]), {"k": 5.0}, r"k=5.0 must be"),
+        (([["a"]], [["a"]]), {"denominator": "hard"}, r"denominator='hard' is invalid. Use 'flexible' or 'fixed'"),
         (([["a"]], [["a"]]), {"aggregate": "micro"}, r"aggregate='micro'.*'f1_of_means' or 'mean_of_f1'"),
-        (([["a"]], [["a"]]), {"deduplicate": "no"}, r"deduplicate='no' is no choice. Use True or False"),
-        (([["a"]], [["a"]]), {"round_f1": True}, r"round_f1=True is no count.*False"),
-        (([["a"]], [["a"]]), {"max_one_word_predictions": -1}, r"max_one_word_predictions=-1 is no count.*None"),
+        (([["a"]], [["a"]]), {"deduplicate": "no"}, r"deduplicate='no' is invalid. Use True or False"),
+        (([["a"]], [["a"]]), {"round_f1": True}, r"round_f1=True must be.*False"),
+        (([["a"]], [["a"]]), {"max_one_word_predictions": -1}, r"max_one_word_predictions=-1 must be.*None"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_mend(arguments, switches, text):
+def test_a_wrong_value_is_named_with_its_fix(arguments, switches, text):
     with pytest.raises(ValueError, match=text):
         keyphrase_f1(*arguments, **switches)
 
@@ -408,19 +408,19 @@ def test_a_wrong_value_is_named_with_its_mend(arguments, switches, text):
         ((["graph cut"], [["a"]]), {}, r"predictions\[0\]='graph cut' is a string.*Use \[\['graph cut', ...\], ...\]"),
         (([["a"]], ["graph cut"]), {}, r"references\[0\]='graph cut' is a string.*split_phrases=True"),
         (("graph cut", [["a"]]), {"convention": "exhird"}, r"predictions='graph cut' is one string.*one entry per"),
-        (([[["graph", "cut"]]], [["a"]]), {}, r"predictions\[0\]\[0\]=\['graph', 'cut'\] is no string.*join"),
-        (([[{"phrase": "a", "score": 1.0}]], [["a"]]), {}, r"predictions\[0\]\[0\]=\{'phrase'.*leave its score out"),
-        (([None], [["a"]]), {}, r"predictions\[0\]=None is no list of phrases.*\[\] where there are none"),
-        (([["a"]], [["a"]]), {"sources": [["a", "b"]]}, r"sources\[0\]=\['a', 'b'\] is no string.*join"),
+        (([[["graph", "cut"]]], [["a"]]), {}, r"predictions\[0\]\[0\]=\['graph', 'cut'\] is not a string.*join"),
+        (([[{"phrase": "a", "score": 1.0}]], [["a"]]), {}, r"predictions\[0\]\[0\]=\{'phrase'.*leave out its score"),
+        (([None], [["a"]]), {}, r"predictions\[0\]=None is not a list of phrases"),
+        (([["a"]], [["a"]]), {"sources": [["a", "b"]]}, r"sources\[0\]=\['a', 'b'\] is not a string.*join"),
     ],
 )
-def test_a_wrong_type_is_named_with_its_mend(arguments, switches, text):
+def test_a_wrong_type_is_named_with_its_fix(arguments, switches, text):
     with pytest.raises(TypeError, match=text):
         keyphrase_f1(*arguments, **switches)
 
 
 def test_a_switch_that_does_not_exist_is_named():
-    with pytest.raises(TypeError, match="dedup= is no switch.*deduplicate"):
+    with pytest.raises(TypeError, match="'dedup'.*deduplicate"):
         keyphrase_f1_by_document([["a"]], [["a"]], dedup=True)
 
 
@@ -434,8 +434,8 @@ def test_the_modules_table_is_what_the_conventions_hold():
         name: (repr(seke), repr(vars(CONVENTIONS["exhird"])[name])) for name, seke in vars(CONVENTIONS["seke"]).items()
     }
     rows = [line.split() for line in table.replace("'", '"').splitlines() if line.strip()]
-    told = {row[0]: (row[1].replace('"', "'"), row[2].replace('"', "'")) for row in rows if row[0] in held}
-    assert told == held
+    documented = {row[0]: (row[1].replace('"', "'"), row[2].replace('"', "'")) for row in rows if row[0] in held}
+    assert documented == held
 
 
 # ---- the evaluate module

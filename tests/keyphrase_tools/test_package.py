@@ -1,4 +1,4 @@
-"""What `import keyphrase_tools` gives: registered models and pipeline, and its modules as attributes."""
+"""`import keyphrase_tools` registers models and pipeline, imports no NLTK, and offers its modules as attributes."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import sys
 import keyphrase_tools
-assert "keyphrase_tools.metrics" not in sys.modules, "metrics are imported before they are used"
-print(keyphrase_tools.labels.encode.__module__, keyphrase_tools.metrics.keyphrase_f1.__module__)
+assert "keyphrase_tools.metrics" not in sys.modules and "nltk" not in sys.modules
+print(keyphrase_tools.labels.tokenize_documents.__module__, keyphrase_tools.metrics.keyphrase_f1.__module__)
 print(keyphrase_tools.evaluation.ExtractionMetrics.__name__, keyphrase_tools.__version__)
 print(hasattr(keyphrase_tools, "no_such_module"))
 from transformers import AutoConfig

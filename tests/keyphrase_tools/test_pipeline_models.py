@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertForTokenClassification, PreTrainedTokenizer, pipeline
+from transformers import BertForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.pipeline_keyphrase_extraction import length_limit, read_labels
@@ -35,7 +35,7 @@ def test_a_word_is_read_in_the_window_where_it_stands_furthest_from_a_cut(lookup
     while begins[-1] + room < words:
         begins.append(begins[-1] + room - shared)
     ids = extract.tokenizer.convert_tokens_to_ids(letters)
-    said = []
+    labels_of_words = []
     for word in range(words):
         best = None
         for begin in begins:
@@ -44,13 +44,17 @@ def test_a_word_is_read_in_the_window_where_it_stands_furthest_from_a_cut(lookup
                 if best is None or min(to_cut, default=words) > best[0]:
                     best = min(to_cut, default=words), word - begin + 1
         waves = torch.stack([torch.sin(torch.tensor(best[1]) * n) for n in (1.0, 2.0, 3.0)]) * 5
-        said.append((extract.model.table[ids[word]].detach() + waves).argmax().item())
+        labels_of_words.append((extract.model.table[ids[word]].detach() + waves).argmax().item())
     text = " ".join(letters)
     answer = extract(text, top_k=None, max_length=max_length, overlap=overlap)
     covered = {place // 2 for p in answer for m in p["mentions"] for place in range(m["start"], m["end"], 2)}
-    assert covered == {word for word, label in enumerate(said) if label}
+    assert covered == {word for word, label in enumerate(labels_of_words) if label}
     begun = {m["start"] // 2 for p in answer for m in p["mentions"]}
-    assert begun == {w for w, label in enumerate(said) if label == 1 or (label == 2 and (w == 0 or not said[w - 1]))}
+    assert begun == {
+        w
+        for w, label in enumerate(labels_of_words)
+        if label == 1 or (label == 2 and (w == 0 or not labels_of_words[w - 1]))
+    }
 
 
 def test_where_windows_do_not_matter_a_long_document_reads_as_its_parts(lookup):
@@ -65,9 +69,9 @@ def test_where_windows_do_not_matter_a_long_document_reads_as_its_parts(lookup):
     assert_same([extract(part * 60, max_length=9, overlap=3, top_k=None)], [long])
 
 
-def test_a_long_document_is_refused_by_number_with_the_mend(lookup):
+def test_a_long_document_is_refused_by_number(lookup):
     documents = ["b"] * 3 + ["b " * 63]
-    message = r"Document 3 \(126 characters\) is longer than 64 sub-tokens. Use on_long='window' .*'truncate' to cut it"
+    message = r"Document 3 \(126 characters\) is longer than 64 sub-tokens. Use on_long='window' .*'truncate'"
     with pytest.raises(ValueError, match=message):
         lookup()(documents, on_long="error")
     assert len(lookup()(documents[:3] + ["b " * 62], on_long="error")) == 4
@@ -91,24 +95,10 @@ def test_a_cut_document_has_the_keyphrases_of_its_beginning_only(lookup):
 def test_no_keyphrase_reaches_beyond_the_cut(lookup, last):
     words = ["c"] * 61 + [last] + ["c"] * 10
     extract = lookup()
-    extract.model.table.data[:, 0] = 0.3  # O is the likeliest label of a c, but less likely than B and I together
+    extract.model.table.data[:, 0] = 0.3  # O is the most likely label of a c, but less likely than B and I together
     text, beginning = " ".join(words), " ".join(words[:62])
     assert extract(text, on_long="truncate") == extract(beginning)
     assert bool(extract(beginning)) is (last != "c")
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"overlap": 62}, "overlap=62 does not fit into windows of max_length=64.*Use 0 to 61"),
-        ({"overlap": -1}, "overlap=-1 does not fit"),
-        ({"max_length": 10, "overlap": 8}, "overlap=8 does not fit into windows of max_length=10.*Use 0 to 7"),
-        ({"max_length": 2}, "max_length=2 leaves no room"),
-    ],
-)
-def test_windows_that_cannot_work_are_refused_with_the_mend(lookup, options, message):
-    with pytest.raises(ValueError, match=message):
-        lookup()("b", **options)
 
 
 def test_two_hundred_thousand_words_are_read_to_the_end(tiny_seke, tiny_tokenizer):
@@ -150,11 +140,10 @@ def test_labels_are_read_with_and_without_types(id2label, tags):
         ["O", "B", "I", "S"],
     ],
 )
-def test_labels_that_are_not_b_i_and_o_are_named_with_the_mend(backbone_config, tiny_tokenizer, names):
+def test_labels_that_are_not_b_i_and_o_are_named(backbone_config, tiny_tokenizer, names):
     config = backbone_config("bert", id2label=dict(enumerate(names)))
-    listed = re.escape(", ".join(map(repr, names)))
-    mend = re.escape("model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}")
-    with pytest.raises(ValueError, match=f"The model's labels are {listed}: keyphrase-extraction needs.*{mend}"):
+    labels = re.escape(", ".join(map(repr, names)))
+    with pytest.raises(ValueError, match=f"The model's labels are {labels}: .*model.config.id2label = "):
         pipeline("keyphrase-extraction", model=BertForTokenClassification(config), tokenizer=tiny_tokenizer)
 
 
@@ -180,18 +169,6 @@ def test_a_stock_token_classifier_works_too(backbone_config, tiny_tokenizer, tmp
     # negative control: other weights, other phrases
     model.classifier.weight.data *= -1
     assert names(extract(random_text(40))) != names(answer)
-
-
-def test_a_slow_tokenizer_is_refused_with_the_mend(sharp_seke):
-    class SlowTokenizer(PreTrainedTokenizer):
-        vocab_size = 1
-
-        def get_vocab(self):
-            return {"a": 0}
-
-    extract = KeyphraseExtractionPipeline(sharp_seke(), SlowTokenizer())
-    with pytest.raises(ValueError, match="SlowTokenizer is a slow tokenizer.*Use a fast one: AutoTokenizer"):
-        extract("a")
 
 
 def test_a_window_is_as_long_as_both_tokenizer_and_model_allow(backbone_config, tiny_tokenizer):
@@ -221,5 +198,5 @@ def test_the_models_own_threshold_is_used_unless_the_call_names_one(tiny_seke, t
     model.config.keyphrase_threshold = None
     assert extract(text) == by_labels
     for wrong in (0, 1, 1.5, -0.1):
-        with pytest.raises(ValueError, match=f"threshold={wrong}: it is a probability"):
+        with pytest.raises(ValueError, match=f"threshold={wrong} must be"):
             extract(text, threshold=wrong)

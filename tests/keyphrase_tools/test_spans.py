@@ -1,4 +1,4 @@
-"""Scores of spans: worked by hand, and from the Trainer's logits over whole documents."""
+"""Scores of spans: computed by hand, and from the Trainer's logits over whole documents."""
 
 import doctest
 
@@ -67,7 +67,7 @@ def test_spans_are_counted_as_conlleval_does(documents):
 
 
 def test_documents_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match="Document 1 has 2 predicted labels and 1 gold ones. Give one a word in both"):
+    with pytest.raises(ValueError, match="Document 1 has 2 predicted labels and 1 gold labels"):
         span_scores([[0], [0, 1]], [[0], [0]])
     with pytest.raises(ValueError, match="shorter"):
         span_scores([[0], [0]], [[0]])
@@ -77,13 +77,13 @@ TEXTS = ["Graph cuts for semi-supervised learning, and graph networks", "of netw
 KEYPHRASES = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
 
 
-def logits_for(metrics, said):
-    """Logits (windows, S, 3) whose likeliest label of each word is `said` of its document."""
+def logits_for(metrics, labels):
+    """Logits (windows, S, 3) whose most likely label of each word is `labels` of its document."""
     rows = metrics.rows
     logits = np.zeros((len(rows["labels"]), max(map(len, rows["labels"])), 3))
     for row, window in zip(logits, metrics._windows, strict=True):
         for place, word in enumerate(window.word_starts):
-            row[place, said[window.document][word] if word >= 0 else 0] = 9
+            row[place, labels[window.document][word] if word >= 0 else 0] = 9
     return logits
 
 
@@ -114,7 +114,7 @@ def test_the_spans_are_those_of_the_threshold_that_is_reported(tiny_tokenizer):
 
 
 def test_paths_decide_where_no_threshold_does(tiny_tokenizer):
-    """Logits say O everywhere, and the paths beside them the gold labels: a CRF's likeliest path."""
+    """Logits say O everywhere, and the paths beside them the gold labels: a CRF's most likely path."""
     metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(None,), spans=True)
     gold = [tag(split_words(text), k) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
     silent = logits_for(metrics, [[0] * len(tags) for tags in gold])

@@ -18,7 +18,7 @@ from keyphrase_tools.specialisation import (
     specialisation,
     token_experts,
 )
-from keyphrase_tools.specialisation_views import COLOURS, expert_page, plot_specialisation
+from keyphrase_tools.specialisation_report import COLOURS, expert_page, plot_specialisation
 
 TEXTS = [
     "Graph cuts segment the images, and the network learns 12 cuts.",
@@ -152,7 +152,7 @@ def made(experts, words):
 def test_an_expert_with_words_of_its_own_stands_out():
     table = specialisation(made([0, 1, 0, 1] * 50, ["a", "b", "a", "c"] * 50))
     assert table.loc["Words", "experts"] == pytest.approx(1, abs=1e-2)
-    assert table.loc["Words", 2] == 0  # nobody prefers it
+    assert table.loc["Words", 2] == 0  # no token prefers it
 
 
 def test_usage_counts_tokens_and_says_how_sure_the_router_is():
@@ -164,12 +164,12 @@ def test_usage_counts_tokens_and_says_how_sure_the_router_is():
 class Page(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
-        self.inside, self.text, self.said = False, "", []
+        self.inside, self.text, self.spans = False, "", []
 
     def handle_starttag(self, tag, attrs):
         self.inside |= ("class", "text") in attrs
         if self.inside and tag == "span":
-            self.said.append(dict(attrs))
+            self.spans.append(dict(attrs))
 
     def handle_endtag(self, tag):
         self.inside &= tag != "p"
@@ -184,16 +184,16 @@ def test_the_page_has_the_text_and_each_tokens_expert(model, tiny_tokenizer, bla
     expert_page(tokens, text, tmp_path / "page.html", document=1)
     page, own = Page(), tokens[tokens["document"] == 1]
     page.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert page.text == text and len(page.said) == len(own)
-    for span, token in zip(page.said, own.itertuples(), strict=True):
+    assert page.text == text and len(page.spans) == len(own)
+    for span, token in zip(page.spans, own.itertuples(), strict=True):
         assert span["title"].startswith(f"expert {token.expert}, weight {token.weight:.2f}, label {token.label}")
         assert ("key" in span["class"]) == (token.label != "O")
-    with pytest.raises(ValueError, match="no tokens of document 7; there are those of 2"):
+    with pytest.raises(ValueError, match="document=7 has no tokens"):
         expert_page(tokens, text, tmp_path / "none.html", document=7)
 
 
 def test_many_experts_have_colours_of_their_own():
-    from keyphrase_tools.specialisation_views import colour
+    from keyphrase_tools.specialisation_report import colour
 
     for E in (2, len(COLOURS), 20):
         assert len({colour(e, E) for e in range(E)}) == E
@@ -212,7 +212,7 @@ def test_the_plot_is_drawn(tokens, model, tiny_tokenizer, blank, tmp_path):
 def test_what_cannot_be_read_is_named(tiny_seke, model, tiny_tokenizer, blank):
     with pytest.raises(ValueError, match="SekeForTokenClassification has no experts: .*use_moe=True"):
         token_experts(tiny_seke("bert", use_moe=False), tiny_tokenizer, TEXTS, blank)
-    with pytest.raises(TypeError, match=r"documents is a text. Pass a list of texts: \[text\]"):
+    with pytest.raises(TypeError, match=r"documents is a string"):
         token_experts(model, tiny_tokenizer, TEXTS[0], blank)
     nothing = token_experts(model, tiny_tokenizer, [], blank)
     assert nothing.empty and nothing.attrs["num_experts"] == 3

@@ -1,4 +1,4 @@
-"""Titles as meta-text: pairs and their masks, windows that each hold the title, rows for training."""
+"""Titles as meta-text: pairs and their masks, windows that contain the title, rows for training."""
 
 import copy
 import logging
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 from transformers import DebertaV2Tokenizer, RobertaTokenizer
 
-from keyphrase_tools.labels import encode
-from keyphrase_tools.titles import cut_titles
+from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.titles import truncate_titles
 from keyphrase_tools.windows import encode_windows
 from keyphrase_tools.words import split_words
 
@@ -162,7 +162,7 @@ def test_documents_with_and_without_titles_are_cut_as_each_alone(tokenizers, kin
 def test_a_text_that_is_too_long_beside_its_title_is_refused_by_number(tiny_tokenizer):
     texts = ["x"] * 2 + ["graph " * 60]  # 60 and 2 special tokens would fit
     assert len(windows_of(tiny_tokenizer, texts, [None, TITLE, None], on_long="error")) == 3
-    message = r"Document 2 \(360 characters beside a title\) is longer than 64 sub-tokens. Use on_long='window'"
+    message = r"Document 2 \(360 characters and a title\) is longer than 64 sub-tokens"
     with pytest.raises(ValueError, match=message):
         windows_of(tiny_tokenizer, texts, [None, TITLE, TITLE], on_long="error")
 
@@ -173,8 +173,8 @@ def test_a_text_that_is_too_long_beside_its_title_is_refused_by_number(tiny_toke
 @each_kind
 @settings(max_examples=25, deadline=None)
 @given(st.text("ab cutgr-\U0001f642é ", min_size=1, max_size=40), st.integers(1, 12))
-def test_a_cut_title_is_the_titles_beginning_and_no_longer_than_asked_for(tokenizers, kind, title, limit):
-    (read,), (length,) = cut_titles([title], tokenizers[kind], limit)
+def test_a_truncated_title_is_the_titles_beginning_and_no_longer_than_the_limit(tokenizers, kind, title, limit):
+    (read,), (length,) = truncate_titles([title], tokenizers[kind], limit)
     assert title.strip().startswith(read)
     assert length == count(tokenizers[kind], read) <= limit
     if count(tokenizers[kind], title.strip()) <= limit:
@@ -185,7 +185,7 @@ def test_titles_beyond_the_limit_are_cut_and_counted_in_one_warning(tiny_tokeniz
     titles = ["a b c d e f", None, "abcdef gh", "a b c", " "]
     with caplog.at_level(logging.WARNING):
         windows = windows_of(tiny_tokenizer, ["graph"] * 5, titles, max_title_length=4)
-    assert caplog.messages == ["2 of 3 titles are longer than 4 sub-tokens and were cut."]
+    assert caplog.messages == ["2 of 3 titles are longer than 4 sub-tokens and were truncated."]
     read = [window.inputs["input_ids"][: sum(window.inputs["meta_mask"])] for window in windows]
     beginnings = ["a b c d", "", "abcd", "a b c", ""]
     assert read == [tiny_tokenizer(beginning)["input_ids"][:-1] for beginning in beginnings]
@@ -199,22 +199,20 @@ def test_titles_beyond_the_limit_are_cut_and_counted_in_one_warning(tiny_tokeniz
     [
         (
             {"max_length": 12},
-            r"The title of document 8 \(10 sub-tokens\) leaves no room for its text in windows of max_length=12, 3 of which "
-            "are special tokens. Use max_title_length=8 or less, or a larger max_length",
+            r"title of document 8 \(10 sub-tokens\) .*max_length=12, 3 of which .*max_title_length=8 or less",
         ),
         ({"max_length": 3}, r"The title of document 8 \(10 sub-tokens\) leaves no room.*Use a larger max_length"),
         (
             {"max_length": 20, "overlap": 7},
-            r"overlap=7 does not fit beside the title of document 8 \(10 sub-tokens\) into windows of max_length=20: windows "
-            "must move on. Use 0 to 6, or a smaller max_title_length",
+            r"overlap=7 .*max_length=20 .*title of document 8 \(10 sub-tokens\).*Use 0 to 6, or a smaller max_title_length",
         ),
-        ({"max_title_length": 0}, "max_title_length=0 leaves nothing of a title. Use 1 or more"),
+        ({"max_title_length": 0}, "max_title_length=0 must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_mend(tiny_tokenizer, options, message):
+def test_invalid_arguments_are_refused_with_valid_ones(tiny_tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         windows_of(tiny_tokenizer, ["graph", "cuts"], [None, "a b c d e f g h i j"], first=7, **options)
-    with pytest.raises(ValueError, match="There are 1 titles for 2 texts. Pass one each"):
+    with pytest.raises(ValueError, match="There are 1 titles for 2 texts"):
         windows_of(tiny_tokenizer, ["graph", "cuts"], ["a"])
 
 
@@ -223,8 +221,10 @@ def test_what_cannot_work_is_refused_with_the_mend(tiny_tokenizer, options, mess
 
 def test_a_title_is_text_or_meta_text_or_both(tiny_tokenizer):
     batch = {"title": ["Graph cuts", None], "text": ["They work.", "They work."], "keyphrases": [["graph cut"]] * 2}
-    rows = {title_as: encode(batch, tiny_tokenizer, title_as=title_as) for title_as in ("text", "meta", "both")}
-    assert rows["text"] == encode(batch, tiny_tokenizer)
+    rows = {
+        title_as: tokenize_documents(batch, tiny_tokenizer, title_as=title_as) for title_as in ("text", "meta", "both")
+    }
+    assert rows["text"] == tokenize_documents(batch, tiny_tokenizer)
     masks = {"meta_mask", "main_mask", "word_start_mask"}
     assert masks == set(rows["meta"]) - set(rows["text"]) == set(rows["both"]) - set(rows["text"])
     for starts, labels in zip(rows["meta"]["word_start_mask"], rows["meta"]["labels"], strict=True):
@@ -241,12 +241,12 @@ def test_a_title_is_text_or_meta_text_or_both(tiny_tokenizer):
 
 def test_without_a_column_of_titles_there_are_masks_all_the_same(tiny_tokenizer):
     batch = {"text": ["graph cuts"], "keyphrases": [["graph"]]}
-    assert encode(batch, tiny_tokenizer, title_as="meta")["meta_mask"] == [[1, 0, 0, 0]]
+    assert tokenize_documents(batch, tiny_tokenizer, title_as="meta")["meta_mask"] == [[1, 0, 0, 0]]
     titled = {**batch, "title": ["cuts"]}
-    assert encode(titled, tiny_tokenizer, title_as="both", title_column=None)["main_mask"] == [[0, 1, 1, 0]]
-    assert encode(titled, tiny_tokenizer, title_as="meta", max_title_length=1)["meta_mask"][0][:2] == [1, 1]
+    assert tokenize_documents(titled, tiny_tokenizer, title_as="both", title_column=None)["main_mask"] == [[0, 1, 1, 0]]
+    assert tokenize_documents(titled, tiny_tokenizer, title_as="meta", max_title_length=1)["meta_mask"][0][:2] == [1, 1]
 
 
 def test_an_unknown_way_with_titles_is_named_with_those_there_are(tiny_tokenizer):
     with pytest.raises(ValueError, match="title_as='pair' is not known. Use one of 'text', 'meta', 'both'"):
-        encode({"text": ["x"], "keyphrases": [[]]}, tiny_tokenizer, title_as="pair")
+        tokenize_documents({"text": ["x"], "keyphrases": [[]]}, tiny_tokenizer, title_as="pair")

@@ -1,4 +1,4 @@
-"""The pipeline with titles: what the model is given, whose labels count, and the same answer every time."""
+"""The pipeline with titles: the model's inputs, whose labels are used, deterministic results."""
 
 import logging
 
@@ -14,7 +14,7 @@ from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.clean_text import clean as clean_text
 from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
-from keyphrase_tools.labels import encode
+from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.windows import WordProbabilities
 from keyphrase_tools.words import join_title, split_words
 from tests.keyphrase_tools.test_titles import DOCUMENTS, TEXT, TITLE, random_text, windows_of
@@ -41,7 +41,7 @@ class MetaBert(BertForTokenClassification):
 
 
 class PathBert(MetaBert):
-    """Decodes to the label after the likeliest, so that it shows who chose."""
+    """Decodes to the label after the most likely, so that it shows who chose."""
 
     paths = 0
 
@@ -139,13 +139,13 @@ def test_a_document_with_a_title_has_the_same_answer_alone_and_in_a_mixed_batch(
 def test_the_models_own_path_decides_and_its_probabilities_score(extractor):
     extract = extractor(PathBert)
     documents = [mapping(TITLE, TEXT), mapping(TITLE, random_text(150, 1)), random_text(100, 2)]
-    prepared = extract.preprocess(documents)
-    for window in prepared["windows"]:
-        prepared["said"].add(window, *extract._read([window], decode=True)[0])
-    assert len(prepared["windows"]) > 6
-    for number, (text, words) in enumerate(zip(prepared["texts"], prepared["words"], strict=True)):
-        probabilities = prepared["said"].document(number)
-        tags = prepared["said"].tags(number)
+    block = extract.preprocess(documents)
+    for window in block["windows"]:
+        block["word_probabilities"].add(window, *extract._read([window], decode=True)[0])
+    assert len(block["windows"]) > 6
+    for number, (text, words) in enumerate(zip(block["texts"], block["words"], strict=True)):
+        probabilities = block["word_probabilities"].document(number)
+        tags = block["word_probabilities"].tags(number)
         # the label after B, I, O is I, O, B, whichever number each has; and each word is read in the same window by both
         assert tags.tolist() == ((probabilities.argmax(-1) + 1) % 3).tolist()
         expected = rank_phrases(text, words, probabilities, tags=tags)
@@ -168,11 +168,11 @@ def test_words_that_share_a_piece_go_on_as_the_path_has_the_first(tiny_tokenizer
     text = "\u0e44\u0e17\u0e22"  # three words to us, one unknown piece to the tokenizer
     for tag, expected in ((1, [1, 2, 2]), (2, [2, 2, 2]), (0, [0, 0, 0])):
         (window,) = windows_of(tiny_tokenizer, [text], ["graph"])
-        said = WordProbabilities([3])
-        assert said.tags(0) is None
+        word_probabilities = WordProbabilities([3])
+        assert word_probabilities.tags(0) is None
         length = len(window.word_starts)
-        said.add(window, np.tile([0.4, 0.3, 0.3], (length, 1)), np.full(length, tag))
-        assert said.tags(0).tolist() == expected
+        word_probabilities.add(window, np.tile([0.4, 0.3, 0.3], (length, 1)), np.full(length, tag))
+        assert word_probabilities.tags(0).tolist() == expected
 
 
 def test_where_the_model_knows_no_meta_text_a_title_is_joined(extractor):
@@ -262,12 +262,12 @@ def test_a_list_of_words_that_are_split_as_ours_reads_as_the_text(extractor):
 @pytest.mark.parametrize(
     "document, options, message",
     [
-        ({"title": "x"}, {}, r"Document 1 has no 'text'. A document with a title is {'title': ..., 'text': ...}"),
-        ({"text": "x", "body": "y", "doi": 1}, {}, "Document 1 has 'body', 'doi'. A document with a title is"),
-        ({"title": 5, "text": "x"}, {}, "The title of document 1 is a int, not a string: 5. Pass a string, or None"),
-        ({"text": None}, {}, "Document 1 is a NoneType, not a text"),
-        ({"text": ["x"]}, {}, "Document 1 is a list, not a text.*is_split_into_words=True"),
-        ({"text": "x"}, {"is_split_into_words": True}, "Document 1 is not a list of words: 'x'"),
+        ({"title": "x"}, {}, "Document 1 has no 'text'"),
+        ({"text": "x", "body": "y", "doi": 1}, {}, "Document 1 has unknown keys 'body', 'doi'"),
+        ({"title": 5, "text": "x"}, {}, "The title of document 1 must be a string or None, got a int: 5"),
+        ({"text": None}, {}, "Document 1 must be a string, got a NoneType"),
+        ({"text": ["x"]}, {}, "Document 1 must be a string, got a list.*is_split_into_words=True"),
+        ({"text": "x"}, {"is_split_into_words": True}, "Document 1 must be a list of strings .*got 'x'"),
     ],
 )
 def test_a_mapping_that_is_no_document_is_named_by_its_number(extractor, document, options, message):
@@ -283,7 +283,7 @@ def test_the_title_is_cut_where_the_pipeline_is_told(extractor, caplog):
     one_word = extractor()(mapping("graph", TEXT))
     with caplog.at_level(logging.WARNING):
         answer = extractor()(mapping("graph cuts", TEXT), max_title_length=1)
-    assert answer == one_word and caplog.messages == ["1 of 1 titles are longer than 1 sub-tokens and were cut."]
+    assert answer == one_word and caplog.messages == ["1 of 1 titles are longer than 1 sub-tokens and were truncated."]
     with pytest.raises(
         ValueError, match=r"The title of document 1 \(64 sub-tokens\) leaves no room.*max_title_length=60"
     ):
@@ -332,7 +332,7 @@ def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(extractor, ti
         main, keyphrases, tiny_tokenizer, extract.model.config.id2label, titles=titles, thresholds=(None,)
     )
     batch = {"title": titles, "text": texts, "keyphrases": keyphrases}
-    assert metrics.rows == encode(batch, tiny_tokenizer, title_as="both" if in_main else "meta")
+    assert metrics.rows == tokenize_documents(batch, tiny_tokenizer, title_as="both" if in_main else "meta")
     scores = metrics(EvalPrediction(logits_of(extract.model, metrics.rows), None))
     assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, titles=titles), abs=1e-9)
     assert 0 < scores["f1@10"] < 1

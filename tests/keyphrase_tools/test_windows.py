@@ -1,4 +1,4 @@
-"""Windows over long documents, which sub-token begins which word, and whose say counts."""
+"""Windows of long documents, the alignment of sub-tokens with words, and the collection of word probabilities."""
 
 import copy
 from collections import Counter
@@ -16,7 +16,7 @@ from keyphrase_tools.windows import (
     edge_distances,
     encode_windows,
     find_word_starts,
-    readable,
+    replace_surrogates,
 )
 from keyphrase_tools.words import split_words
 
@@ -128,18 +128,18 @@ def test_hyphens_stay_visible_to_the_model_though_they_begin_no_word(tiny_tokeni
     "options, message",
     [
         ({"on_long": "chunk"}, "on_long='chunk' is not known. Use one of 'window', 'error', 'truncate'"),
-        ({"max_length": 2}, "max_length=2 leaves no room beside the tokenizer's special tokens"),
-        ({"overlap": 62}, "overlap=62 does not fit into windows of max_length=64.*Use 0 to 61"),
-        ({"overlap": -1}, "overlap=-1 does not fit into windows of max_length=64"),
-        ({"max_length": 10, "overlap": 8}, "overlap=8 does not fit into windows of max_length=10.*Use 0 to 7"),
+        ({"max_length": 2}, "max_length=2 leaves no room"),
+        ({"overlap": 62}, "overlap=62 .*max_length=64.*Use 0 to 61"),
+        ({"overlap": -1}, "overlap=-1 .*max_length=64"),
+        ({"max_length": 10, "overlap": 8}, "overlap=8 .*max_length=10.*Use 0 to 7"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_mend(tiny_tokenizer, options, message):
+def test_invalid_arguments_are_refused_with_valid_ones(tiny_tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         windows_of(tiny_tokenizer, "graph", **options)
 
 
-def test_a_slow_tokenizer_is_refused_with_the_mend():
+def test_a_slow_tokenizer_is_refused():
     with pytest.raises(ValueError, match="SlowTokenizer is a slow tokenizer.*Use a fast one: AutoTokenizer"):
         windows_of(SlowTokenizer(), "graph", max_length=10)
 
@@ -235,11 +235,11 @@ def test_over_twenty_windows_each_word_is_read_where_it_stands_furthest_from_a_c
     words = 19 * step + room
     windows = hand_made_windows(words, room, overlap)
     assert len(windows) == 20
-    said = WordProbabilities([words])
+    word_probabilities = WordProbabilities([words])
     for number, window in list(enumerate(windows))[::order]:
         window.number = number
-        said.add(window, marked(window, number))
-    chosen = (said.document(0)[:, 1] * 100).round().astype(int)
+        word_probabilities.add(window, marked(window, number))
+    chosen = (word_probabilities.document(0)[:, 1] * 100).round().astype(int)
     for word in range(words):
         to_cut = {}
         for number in range(20):
@@ -255,19 +255,21 @@ def test_over_twenty_windows_each_word_is_read_where_it_stands_furthest_from_a_c
         assert any(chosen[word] != word // step for word in range(words))
 
 
-def test_what_is_said_of_one_document_stays_with_it():
-    said = WordProbabilities([2, 2])
-    said.add(Window(1, {}, np.array([0, 1]), np.array([5, 5])), np.array([[0.1, 0.9, 0.0], [0.2, 0.0, 0.8]]))
-    assert said.document(1).tolist() == [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8]]
-    assert said.document(0).argmax(-1).tolist() == [0, 0]
+def test_probabilities_of_one_document_do_not_affect_another():
+    word_probabilities = WordProbabilities([2, 2])
+    word_probabilities.add(
+        Window(1, {}, np.array([0, 1]), np.array([5, 5])), np.array([[0.1, 0.9, 0.0], [0.2, 0.0, 0.8]])
+    )
+    assert word_probabilities.document(1).tolist() == [[0.1, 0.9, 0.0], [0.2, 0.0, 0.8]]
+    assert word_probabilities.document(0).argmax(-1).tolist() == [0, 0]
 
 
-def labels_of(tokenizer, text, *said_of_pieces):
-    """Labels of a text's words, given what is said of its sub-tokens."""
+def labels_of(tokenizer, text, *piece_probabilities):
+    """Labels of a text's words from the probabilities of its sub-tokens."""
     (window,) = windows_of(tokenizer, text)
-    said = WordProbabilities([len(split_words(text))])
-    said.add(window, np.array([[0.0, 1.0, 0.0], *said_of_pieces, [0.0, 1.0, 0.0]]))
-    return said.document(0).argmax(-1).tolist()
+    word_probabilities = WordProbabilities([len(split_words(text))])
+    word_probabilities.add(window, np.array([[0.0, 1.0, 0.0], *piece_probabilities, [0.0, 1.0, 0.0]]))
+    return word_probabilities.document(0).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_a_document_whose_first_word_has_no_piece_begins_with_no_phrase():
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.one_of(st.characters(exclude_categories=()), st.sampled_from("\ud800\udfffab🙂\u0000")), max_size=20))
 def test_lone_surrogates_are_replaced_one_for_one_and_nothing_else_is(text):
-    read = readable(text)
+    read = replace_surrogates(text)
     read.encode("utf-8")
     assert len(read) == len(text)
     assert all(a == b or (b == "\ufffd" and "\ud800" <= a <= "\udfff") for a, b in zip(text, read, strict=True))

@@ -1,4 +1,4 @@
-"""Words and their places: what counts as one, and that nothing visible is lost between them."""
+"""Words and their offsets: what is a word, and that no visible character is lost between them."""
 
 import doctest
 import unicodedata

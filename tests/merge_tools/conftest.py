@@ -1,4 +1,4 @@
-"""Tiny Llamas on disk, each with its tokenizer: what experts are made of in these tests.
+"""Tiny Llamas on disk, each with its tokenizer, as experts for tests.
 
     experts(3)                                          three folders, nothing in common but their shape
     experts(3, dtype="bfloat16", rope="llama3", tied=True)
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import modeling_lexicon  # noqa: F401  (registers the class of mixtures that are no Mixtral)
+import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
 NAMES = ("birds", "ships", "tools", "plants", "music", "stars", "cloth", "games")
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -54,7 +54,7 @@ SIZES = {
 
 
 def tiny_tokenizer(extra=()):
-    """A Llama-like BPE that reads any lower-case ASCII text, puts <s> in front, and knows `extra` tokens at its end."""
+    """A Llama-like BPE that reads any lower-case ASCII text, puts <s> in front, with `extra` tokens at its end."""
     pieces = [*SPECIAL.values(), "▁", *string.ascii_lowercase, *'"?.,;-', *("".join(pair) for pair in MERGES)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocabulary, MERGES, unk_token="<unk>"))
@@ -67,8 +67,8 @@ def tiny_tokenizer(extra=()):
     return tokenizer
 
 
-def draw(model, seed, names=None):
-    """New values for all parameters, or for those whose name holds one of `names`; norms and biases too."""
+def randomize(model, seed, names=None):
+    """Draws new values for all parameters, or for those whose names contain one of `names`; norms and biases too."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -81,7 +81,7 @@ def draw(model, seed, names=None):
 def save_expert(
     folder, seed, *, own=None, own_seed=None, dtype="float32", rope="default", tied=False, extra_tokens=(), **changes
 ) -> Path:
-    """A Llama in `folder`, its weights drawn by `seed`, and those whose names hold one of `own` by `own_seed`.
+    """Saves a Llama with weights drawn by `seed`; those whose names contain one of `own` are drawn by `own_seed`.
 
     Args:
         dtype, rope, tied: name of a dtype; key of ROPES, or the settings themselves; whether embeddings are tied.
@@ -91,9 +91,9 @@ def save_expert(
     tokenizer = tiny_tokenizer(extra_tokens)
     rope = ROPES[rope] if isinstance(rope, str) else rope
     options = {**SIZES, "vocab_size": len(tokenizer), "rope_parameters": dict(rope), "tie_word_embeddings": tied}
-    model = draw(LlamaForCausalLM(LlamaConfig(**{**options, **changes})), seed)
+    model = randomize(LlamaForCausalLM(LlamaConfig(**{**options, **changes})), seed)
     if own:
-        draw(model, own_seed, own)
+        randomize(model, own_seed, own)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
@@ -134,12 +134,12 @@ def experts(tmp_path_factory):
         folders = known.setdefault(key, [])
         if not folders:
             folders.append(tmp_path_factory.mktemp("experts"))
-        place = folders[0]
+        root = folders[0]
         own = MLP if same_shared is True else tuple(same_shared or ())
         for number in range(len(folders) - 1, count):
             seed = 0 if identical or same_shared else 100 + number
             parts = {"own": own, "own_seed": 200 + number} if own else {}
-            folders.append(save_expert(place / NAMES[number], seed, **parts, **options))
+            folders.append(save_expert(root / NAMES[number], seed, **parts, **options))
         return folders[1 : count + 1]
 
     return make
@@ -161,7 +161,7 @@ def contents(folder):
 
 
 def open_model(folder, **options):
-    """As anybody would open it, in eval mode."""
+    """Opens a model in eval mode."""
     return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
 
 

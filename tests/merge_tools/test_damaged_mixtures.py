@@ -1,4 +1,4 @@
-"""A mixture whose small files were damaged is refused in words by everything that opens it."""
+"""A mixture with a damaged configuration or record raises MergeError in every command."""
 
 import json
 import shutil
@@ -40,16 +40,16 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("command", ["inspect", "verify", "extract", "export"])
-def test_a_damaged_mixture_is_refused_in_words(mixture, tmp_path, damage, command):
+def test_a_damaged_mixture_raises_a_merge_error(mixture, tmp_path, damage, command):
     folder = damaged(mixture, tmp_path / "mixture", *DAMAGE[damage])
     out = tmp_path / "out"
     calls = {
-        "inspect": lambda place: merge_tools.inspect(place),
-        "verify": lambda place: merge_tools.verify(place),
-        "extract": lambda place: merge_tools.extract(place, merge_tools.inspect(mixture)["experts"][0]["name"], out),
-        "export": lambda place: merge_tools.export(place, out, "lexicon"),
+        "inspect": lambda folder: merge_tools.inspect(folder),
+        "verify": lambda folder: merge_tools.verify(folder),
+        "extract": lambda folder: merge_tools.extract(folder, merge_tools.inspect(mixture)["experts"][0]["name"], out),
+        "export": lambda folder: merge_tools.export(folder, out, "lexicon"),
     }
     with pytest.raises(MergeError):
         calls[command](folder)
     assert not out.exists()
-    calls[command](mixture)  # and what is whole is opened
+    calls[command](mixture)  # negative control

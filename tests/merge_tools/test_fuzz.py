@@ -1,4 +1,4 @@
-"""Bytes and values that nobody would write: an expert either merges or is refused, and nothing else ever happens."""
+"""Random bytes and unusual values: an expert either merges or raises MergeError, never another exception."""
 
 import json
 import random
@@ -11,8 +11,8 @@ import pytest
 from merge_tools import MergeError, Recipe, check, compose, read_recipe
 from merge_tools.recipe import ExpertRecipe
 
-from .broken import INDEX, MODEL, copied, shard
 from .conftest import recipe_of
+from .corruptions import INDEX, MODEL, copied, shard
 from .test_bad_gates_and_adapters import adapter
 
 ODD = (None, "", "5", -1, 0, 3, 1.5, 10**30, float("nan"), True, [], [None], {"x": 1})
@@ -25,7 +25,7 @@ def pair(tmp_path, experts):
 
 
 def outcome(recipe, out):
-    """Whether it merges; all that may be raised is a MergeError, by both functions or by neither."""
+    """Whether the recipe merges. `check` and `compose` must agree, and only MergeError may be raised."""
     report = check(recipe, out)
     try:
         compose(recipe, out)
@@ -38,7 +38,7 @@ def outcome(recipe, out):
 
 
 def damaged(content, random):
-    """Some bytes changed, bits flipped, a piece cut out, doubled, or the end cut off."""
+    """Changes bytes, flips bits, deletes or duplicates a piece, or truncates."""
     content = bytearray(content)
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(content))
@@ -83,8 +83,8 @@ def test_damaged_files(name, count, pair, tmp_path):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_key_of_a_configuration_with_every_odd_value(which, pair, tmp_path):
-    """In the base as in another expert."""
+def test_every_key_of_a_configuration_with_every_unusual_value(which, pair, tmp_path):
+    """In the base, and in another expert."""
     file = pair[which] / "config.json"
     known = json.loads(file.read_text())
     for key in [*known, "rope_scaling", "rope_theta", "quantization_config"]:
@@ -98,7 +98,7 @@ def test_every_key_of_a_configuration_with_every_odd_value(which, pair, tmp_path
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_every_key_of_an_adapter_with_every_odd_value(gone, pair, tmp_path):
+def test_every_key_of_an_adapter_with_every_unusual_value(gone, pair, tmp_path):
     folder = adapter(tmp_path / "experts" / "lora", pair[0], rank_pattern={}, alpha_pattern={}, use_rslora=False)
     known = json.loads((folder / "adapter_config.json").read_text())
     for key in known:
@@ -107,13 +107,13 @@ def test_every_key_of_an_adapter_with_every_odd_value(gone, pair, tmp_path):
             check(recipe_of([pair[0], folder], **({"base_model": str(pair[0])} if gone else {})))
 
 
-def test_every_key_of_a_recipe_with_every_odd_value(pair):
+def test_every_key_of_a_recipe_with_every_unusual_value(pair):
     plain = recipe_of(pair)
-    for known, place in ((fields(Recipe), lambda r: r), (fields(ExpertRecipe), lambda r: r["experts"][1])):
+    for known, root in ((fields(Recipe), lambda r: r), (fields(ExpertRecipe), lambda r: r["experts"][1])):
         for key in (field.name for field in known):
             for value in (*ODD, 2024, ("x",), b"x", {1: 2}, [1, "x"], "x\0y", "x" * 5000):
                 recipe = json.loads(json.dumps(plain))
-                place(recipe)[key] = value
+                root(recipe)[key] = value
                 try:
                     read_recipe(recipe)
                 except MergeError as error:
@@ -122,7 +122,7 @@ def test_every_key_of_a_recipe_with_every_odd_value(pair):
                 check(recipe)
 
 
-def test_no_recipe_is_of_another_kind():
+def test_values_that_are_not_recipes():
     for value in ([], 3, None, "", b"x", {}, {"experts": [{}, {}]}):
         with pytest.raises(MergeError):
             read_recipe(value)

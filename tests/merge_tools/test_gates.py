@@ -1,4 +1,4 @@
-"""Gates before any training: noise, nothing, or what the base model shows of the experts' texts."""
+"""Untrained gates: random, zero, or computed from the experts' texts by the base model."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, add, compose, gates
-from merge_tools.llama import RoutedPart
+from merge_tools.llama_layout import RoutedPart
 
-from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of, save_expert
+from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of
 
 POSITIVE = {
     "birds": ["the owl is a bird of the night, and it is awake", "a nest"],
@@ -33,20 +33,20 @@ def as_experts(folders, negative=False, **more):
     ]
 
 
-def composed(out, given, **options):
-    compose(recipe_of(given, **options), out)
+def composed(out, specs, **options):
+    compose(recipe_of(specs, **options), out)
     return {name: tensor.float() for name, tensor in read_tensors(out).items() if name.endswith("gate.weight")}
 
 
 @lru_cache
 def all_seen_by(folder, texts):
-    """Module's name -> the mean vector that each text brings to it in the dense model, one text at a time: (texts, d)."""
-    model, tokenizer, found = open_model(folder), AutoTokenizer.from_pretrained(folder), {}
+    """Name of a module -> its mean input for each text in the dense model, one text at a time: (texts, d)."""
+    model, tokenizer, result = open_model(folder), AutoTokenizer.from_pretrained(folder), {}
 
     def listen(name):
         def hook(_, args, kwargs):
             x = args[0] if args else kwargs.get("hidden_states")
-            found.setdefault(name, []).append(x[0].double().mean(0))
+            result.setdefault(name, []).append(x[0].double().mean(0))
 
         return hook
 
@@ -56,7 +56,7 @@ def all_seen_by(folder, texts):
     with torch.no_grad():
         for text in texts:
             model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False))
-    return {name: torch.stack(rows) for name, rows in found.items()}
+    return {name: torch.stack(rows) for name, rows in result.items()}
 
 
 def seen_by(folder, module, texts):
@@ -81,16 +81,16 @@ def test_random_gates_are_small_normal_noise():
 
 
 def test_random_gates_differ_by_seed_layer_part_and_expert(experts, tmp_path):
-    given = as_experts(experts(3))
+    specs = as_experts(experts(3))
     layers = {"router_layers": ["q_proj", "k_proj"]}
-    one, again = (composed(tmp_path / n, given, seed=1, **layers) for n in ("one", "again"))
-    other = composed(tmp_path / "other", given, seed=2, **layers)
+    one, again = (composed(tmp_path / n, specs, seed=1, **layers) for n in ("one", "again"))
+    other = composed(tmp_path / "other", specs, seed=2, **layers)
     assert one.keys() == again.keys() and all(torch.equal(one[name], again[name]) for name in one)
     rows = torch.cat([*one.values(), *other.values()])
     assert len(rows) == 2 * 2 * 2 * 3 and len({tuple(row.tolist()) for row in rows}) == len(rows)
 
 
-def test_a_further_expert_leaves_the_random_rows_of_the_others(experts, tmp_path):
+def test_another_expert_does_not_change_the_random_rows_of_the_others(experts, tmp_path):
     three, four = (composed(tmp_path / str(n), as_experts(experts(n))) for n in (3, 4))
     for name in three:
         assert torch.equal(four[name][:3], three[name])
@@ -98,57 +98,57 @@ def test_a_further_expert_leaves_the_random_rows_of_the_others(experts, tmp_path
 
 
 def test_zeros_are_zeros(experts, tmp_path):
-    found = composed(tmp_path / "out", as_experts(experts(3)), gate_mode="zeros")
-    assert len(found) == 2 and all(gate.shape == (3, 32) and not gate.any() for gate in found.values())
+    result = composed(tmp_path / "out", as_experts(experts(3)), gate_mode="zeros")
+    assert len(result) == 2 and all(gate.shape == (3, 32) and not gate.any() for gate in result.values())
 
 
-def test_hidden_gates_are_the_mean_of_what_the_router_will_see(experts, tmp_path):
+def test_hidden_gates_are_the_mean_router_input(experts, tmp_path):
     folders = experts(3)
-    found = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
+    result = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
     for layer in range(2):
         expected = expected_gate(folders[0], f"model.layers.{layer}.mlp", POSITIVE)
-        assert_close(found[MLP.format(layer)], expected, atol=1e-5, rtol=1e-5)
+        assert_close(result[MLP.format(layer)], expected, atol=1e-5, rtol=1e-5)
         # negative control: the layer's own input, before attention and norm
         before = expected_gate(folders[0], f"model.layers.{layer}", POSITIVE)
-        assert (found[MLP.format(layer)] - before).abs().max() > 0.1
+        assert (result[MLP.format(layer)] - before).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize("rope", ["default", "llama3"])
-def test_the_router_sees_the_base_model_whole_or_layer_by_layer(experts, make_expert, tmp_path, low_memory, rope):
+def test_router_inputs_are_equal_with_and_without_low_memory(experts, make_expert, tmp_path, low_memory, rope):
     folders, base = experts(3, rope=rope), make_expert(tmp_path / "base", seed=1, rope=rope)
     linears = ["v_proj", "o_proj", "down_proj"]
     recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="hidden", router_layers=linears)
     compose(recipe, tmp_path / "out", low_memory=low_memory)
-    found = read_tensors(tmp_path / "out")
+    result = read_tensors(tmp_path / "out")
     for layer in range(2):
         for name in linears:
             module = f"model.layers.{layer}.{'mlp' if name == 'down_proj' else 'self_attn'}.{name}"
-            gate = found[f"{module}.gate.weight"]
+            gate = result[f"{module}.gate.weight"]
             assert_close(gate, expected_gate(base, module, POSITIVE), atol=1e-5, rtol=1e-5)
             assert (gate - expected_gate(folders[0], module, POSITIVE)).abs().max() > 0.05  # negative control
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize("rope", ["linear", "llama3"])
-def test_the_base_turns_positions_as_its_configuration_says_in_either_spelling(experts, tmp_path, rope, low_memory):
-    folders, found = experts(3, rope=rope), {}
+def test_the_base_uses_its_rope_settings_in_either_spelling(experts, tmp_path, rope, low_memory):
+    folders, result = experts(3, rope=rope), {}
     for spelling in ("new", "old"):
         base = shutil.copytree(folders[0], tmp_path / spelling)
         if spelling == "old":
             old_spelling(base)
         recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="hidden")
         compose(recipe, tmp_path / f"{spelling} out", low_memory=low_memory)
-        found[spelling] = read_tensors(tmp_path / f"{spelling} out")[MLP.format(1)]
-    assert torch.equal(found["new"], found["old"])
+        result[spelling] = read_tensors(tmp_path / f"{spelling} out")[MLP.format(1)]
+    assert torch.equal(result["new"], result["old"])
     edit_json(tmp_path / "old" / "config.json", rope_scaling=None)  # negative control: the settings lost
     recipe = recipe_of(as_experts(folders), base_model=str(tmp_path / "old"), gate_mode="hidden", allow=["rope"])
     compose(recipe, tmp_path / "lost", low_memory=low_memory)
-    assert (read_tensors(tmp_path / "lost")[MLP.format(1)] - found["old"]).abs().max() > 1e-3
+    assert (read_tensors(tmp_path / "lost")[MLP.format(1)] - result["old"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_low_memory_measures_the_same(experts, tmp_path, dtype):
+def test_low_memory_gives_the_same_gates(experts, tmp_path, dtype):
     recipe = recipe_of(as_experts(experts(3, dtype=dtype, tied=True)), gate_mode="hidden")
     compose(recipe, tmp_path / "whole")
     compose(recipe, tmp_path / "layers", low_memory=True)
@@ -159,7 +159,7 @@ def test_low_memory_measures_the_same(experts, tmp_path, dtype):
 
 @pytest.mark.parametrize("low_memory", [False, True])
 def test_padding_changes_nothing(experts, tmp_path, monkeypatch, low_memory):
-    """All texts in one padded batch, and each alone."""
+    """All texts in one padded batch, and each text alone."""
     recipe = recipe_of(as_experts(experts(3)), gate_mode="hidden")
     compose(recipe, tmp_path / "together", low_memory=low_memory)
     monkeypatch.setattr(gates, "BATCH_TOKENS", 1)
@@ -173,13 +173,13 @@ def test_padding_changes_nothing(experts, tmp_path, monkeypatch, low_memory):
     assert (together - careless).abs().max() > 0.01
 
 
-def test_negative_prompts_are_taken_off(experts, tmp_path):
+def test_negative_prompts_are_subtracted(experts, tmp_path):
     folders = experts(3)
-    found = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="hidden")[MLP.format(1)]
-    assert_close(found, expected_gate(folders[0], "model.layers.1.mlp", POSITIVE, negative=True), atol=1e-5, rtol=1e-5)
+    result = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="hidden")[MLP.format(1)]
+    assert_close(result, expected_gate(folders[0], "model.layers.1.mlp", POSITIVE, negative=True), atol=1e-5, rtol=1e-5)
     without = composed(tmp_path / "without", as_experts(folders), gate_mode="hidden")[MLP.format(1)]
-    assert_close(found[1], without[1], atol=1e-6, rtol=1e-5)
-    assert (found - without)[[0, 2]].abs().amax(1).min() > 0.01
+    assert_close(result[1], without[1], atol=1e-6, rtol=1e-5)
+    assert (result - without)[[0, 2]].abs().amax(1).min() > 0.01
 
 
 ROWS = {
@@ -204,7 +204,7 @@ def samples(tmp_path):
 
 def test_centroid_gates_are_the_mean_token_of_the_samples(experts, samples, tmp_path):
     folders = experts(3)
-    found = composed(tmp_path / "out", as_experts(folders, samples=samples), gate_mode="centroid")
+    result = composed(tmp_path / "out", as_experts(folders, samples=samples), gate_mode="centroid")
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     for layer in range(2):
         rows, even = [], []
@@ -213,20 +213,20 @@ def test_centroid_gates_are_the_mean_token_of_the_samples(experts, samples, tmp_
             lengths = torch.tensor([len(tokenizer(text).input_ids) for text in texts], dtype=torch.float64)
             rows.append((means * lengths[:, None]).sum(0) / lengths.sum())
             even.append(means.mean(0))
-        assert_close(found[MLP.format(layer)], torch.stack(rows).float(), atol=1e-5, rtol=1e-5)
-        assert (found[MLP.format(layer)] - torch.stack(even)).abs().max() > 1e-3  # negative control: texts, not tokens
+        assert_close(result[MLP.format(layer)], torch.stack(rows).float(), atol=1e-5, rtol=1e-5)
+        assert (result[MLP.format(layer)] - torch.stack(even)).abs().max() > 1e-3  # negative control: texts, not tokens
 
 
-def test_of_many_samples_some_are_drawn_by_the_seed(tmp_path):
+def test_samples_are_selected_by_the_seed(tmp_path):
     file = tmp_path / "many.txt"
     file.write_text("\n".join(f"text {i}" for i in range(1000)))
     one, again, other = (gates.read_samples(file, seed) for seed in (1, 1, 2))
-    assert len(one) == len(set(one)) == gates.SAMPLES and one == again != other
+    assert len(one) == len(set(one)) == gates.MAX_SAMPLES and one == again != other
     numbers = [int(text.split()[1]) for text in one]
     assert numbers == sorted(numbers) and numbers[-1] > 900
 
 
-def test_samples_end_at_line_feeds_alone_and_are_utf8(tmp_path, monkeypatch):
+def test_samples_end_at_line_feeds_only_and_are_utf8(tmp_path, monkeypatch):
     """Line separators of Unicode (U+2028, U+0085) are allowed inside JSON strings and inside texts."""
     texts = ["one\u2028still one", "zwölf\x85 Möwen", "three\x0bstill three"]
     (tmp_path / "rows.jsonl").write_bytes(
@@ -242,99 +242,61 @@ def test_samples_end_at_line_feeds_alone_and_are_utf8(tmp_path, monkeypatch):
 
 def test_cheap_embed_is_the_mean_embedding_at_every_router(experts, tmp_path):
     folders = experts(3)
-    found = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="cheap_embed")
+    result = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="cheap_embed")
     table, tokenizer = read_tensors(folders[0])["model.embed_tokens.weight"], AutoTokenizer.from_pretrained(folders[0])
 
     def mean(texts):
         return torch.stack([table[tokenizer(text).input_ids].mean(0) for text in texts]).mean(0)
 
     expected = torch.stack([mean(POSITIVE[n]) - (mean(NEGATIVE[n]) if n in NEGATIVE else 0) for n in POSITIVE])
-    for gate in found.values():
+    for gate in result.values():
         assert_close(gate, expected, atol=1e-6, rtol=1e-5)
-    with pytest.raises(MergeError, match="cheap_embed has no vectors for .*down_proj"):
+    with pytest.raises(MergeError, match="cheap_embed .*down_proj"):
         composed(tmp_path / "other", as_experts(folders), gate_mode="cheap_embed", router_layers=["down_proj"])
 
 
 def test_gates_are_rounded_to_the_mixtures_dtype(experts, tmp_path):
-    given = as_experts(experts(3))
-    exact = composed(tmp_path / "exact", given, gate_mode="hidden")
-    rounded = composed(tmp_path / "rounded", given, gate_mode="hidden", dtype="bfloat16")
+    specs = as_experts(experts(3))
+    exact = composed(tmp_path / "exact", specs, gate_mode="hidden")
+    rounded = composed(tmp_path / "rounded", specs, gate_mode="hidden", dtype="bfloat16")
     for name in exact:
         assert torch.equal(exact[name].bfloat16().float(), rounded[name])
 
 
 def test_a_domain_mixture_has_its_first_gate_or_none(experts, tmp_path):
-    given = as_experts(experts(3))
-    assert composed(tmp_path / "none", given, routing_policy="domain") == {}
-    found = composed(tmp_path / "first", given, routing_policy="domain", gate_mode="hidden")
-    everywhere = composed(tmp_path / "token", given, gate_mode="hidden")
-    assert list(found) == [MLP.format(0)] and torch.equal(found[MLP.format(0)], everywhere[MLP.format(0)])
+    specs = as_experts(experts(3))
+    assert composed(tmp_path / "none", specs, routing_policy="domain") == {}
+    result = composed(tmp_path / "first", specs, routing_policy="domain", gate_mode="hidden")
+    everywhere = composed(tmp_path / "token", specs, gate_mode="hidden")
+    assert list(result) == [MLP.format(0)] and torch.equal(result[MLP.format(0)], everywhere[MLP.format(0)])
 
 
 def table_of(card):
     """The rows of the card's table of prompts: prompt -> shares."""
-    lines = card.split("## Where prompts go")[1].split("##")[0].splitlines()
+    lines = card.split("## Routing of the prompts")[1].split("##")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return rows[0][1:], {row[0]: [float(share) for share in row[1:]] for row in rows[2:]}
 
 
-def test_the_card_tells_where_prompts_go(experts, tmp_path):
+def test_the_card_shows_the_routing_of_prompts(experts, tmp_path):
     folders = experts(3)
-    found = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
+    result = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
     names, rows = table_of((tmp_path / "out" / "README.md").read_text())
     assert names == ["birds", "ships", "tools"]
     shown = [text for texts in POSITIVE.values() for text in texts[:2]]
     assert list(rows) == shown
     vectors = [seen_by(folders[0], f"model.layers.{layer}.mlp", shown).float() for layer in range(2)]
     for i, text in enumerate(shown):
-        chosen = [int((found[MLP.format(layer)] @ vectors[layer][i]).argmax()) for layer in range(2)]
+        chosen = [int((result[MLP.format(layer)] @ vectors[layer][i]).argmax()) for layer in range(2)]
         assert rows[text] == [chosen.count(e) / 2 for e in range(3)]
     assert len({tuple(shares) for shares in rows.values()}) > 1
     composed(tmp_path / "random", as_experts(folders))
-    assert "Where prompts go" not in (tmp_path / "random" / "README.md").read_text()
+    assert "Routing of the prompts" not in (tmp_path / "random" / "README.md").read_text()
 
 
-def test_the_card_says_nothing_of_prompts_once_the_experts_are_others(experts, tmp_path):
+def test_the_card_omits_the_routing_of_prompts_after_the_experts_change(experts, tmp_path):
     folders = experts(4)
     composed(tmp_path / "out", as_experts(folders[:3]), gate_mode="hidden")
     new = {"source_model": str(folders[3]), "positive_prompts": ["a leaf of the oak"]}
     add(tmp_path / "out", new, tmp_path / "more")
-    assert "Where prompts go" not in (tmp_path / "more" / "README.md").read_text()
-
-
-def test_a_prompt_longer_than_the_model_reads_is_refused(experts, tmp_path):
-    given = as_experts(experts(2))
-    given[0]["positive_prompts"] = ["the owl", "a " * 200]
-    with pytest.raises(MergeError, match=r"has \d+ tokens, and the model reads 128\. Shorten it"):
-        composed(tmp_path / "out", given, gate_mode="hidden")
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_a_tokenizer_texts_make_no_gates(tmp_path):
-    folders = [save_expert(tmp_path / name, i) for i, name in enumerate(("birds", "ships"))]
-    for folder in folders:
-        for file in folder.glob("tokenizer*"):
-            file.unlink()
-    with pytest.raises(MergeError, match="Gates from texts need a tokenizer"):
-        composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
-    assert len(composed(tmp_path / "out", as_experts(folders))) == 2
-
-
-@pytest.mark.parametrize(
-    "content, text",
-    [
-        (None, "There is no file of samples"),
-        ("\n\n", "holds no samples"),
-        ('{"text": "a"}\n{"word": "b"}\n', "line 2: no row with text, prompt, or term and context"),
-        ("not json\n", "line 1: no row"),
-        (json.dumps(["a"]), "line 1: no row"),
-    ],
-)
-def test_samples_that_cannot_be_read_are_refused_by_file_and_line(experts, tmp_path, content, text):
-    file = tmp_path / "samples.jsonl"
-    if content is not None:
-        file.write_text(content)
-    given = as_experts(experts(2), samples={"birds": str(file), "ships": str(file)})
-    with pytest.raises(MergeError, match=text) as refusal:
-        composed(tmp_path / "out", given, gate_mode="centroid")
-    assert "samples.jsonl" in str(refusal.value)
+    assert "Routing of the prompts" not in (tmp_path / "more" / "README.md").read_text()

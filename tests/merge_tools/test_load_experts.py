@@ -1,4 +1,4 @@
-"""A mixture put together in memory is the one that compose writes."""
+"""`load_experts` builds the same mixture in memory that `compose` writes."""
 
 import tempfile
 
@@ -39,9 +39,9 @@ def same(model, other):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_load_experts_is_compose_and_from_pretrained(experts, tmp_path, name):
-    given, options = as_experts(experts(3)), RECIPES[name]
-    model = load_experts(given, **options)
-    compose(recipe_of(given, format="lexicon"), tmp_path / "out", **options)
+    specs, options = as_experts(experts(3)), RECIPES[name]
+    model = load_experts(specs, **options)
+    compose(recipe_of(specs, format="lexicon"), tmp_path / "out", **options)
     written = open_model(tmp_path / "out")
     assert type(model) is type(written) is LexiconForCausalLM
     same(model, written)
@@ -50,7 +50,7 @@ def test_load_experts_is_compose_and_from_pretrained(experts, tmp_path, name):
     assert ours == theirs
     domains = {"domain_ids": torch.tensor([0, 2])} if options.get("routing_policy") == "domain" else {}
     assert torch.equal(logits_of(model, IDS, **domains), logits_of(written, IDS, **domains))
-    other = load_experts(given[::-1], **options)  # negative control: experts in another order
+    other = load_experts(specs[::-1], **options)  # negative control: experts in another order
     assert not torch.equal(logits_of(other, IDS, **domains), logits_of(model, IDS, **domains))
 
 
@@ -85,14 +85,14 @@ def test_it_writes_nothing(experts, tmp_path, monkeypatch):
     assert [contents(folder) for folder in folders] == before
 
 
-def test_what_it_saves_opens_as_it_was(experts, tmp_path):
+def test_it_can_be_saved_and_loaded(experts, tmp_path):
     model = load_experts(experts(3), router_layers=["mlp", "k_proj"])
     model.save_pretrained(tmp_path / "saved")
     same(model, open_model(tmp_path / "saved"))
 
 
-def test_it_refuses_as_compose_does(experts):
-    with pytest.raises(MergeError, match="needs positive_prompts for every expert, and 'birds' has none"):
+def test_it_raises_the_same_errors_as_compose(experts):
+    with pytest.raises(MergeError, match="positive_prompts .*'birds'"):
         load_experts(experts(2), gate_mode="hidden")
-    with pytest.raises(MergeError, match="experts_per_token=3 is more than the 2 experts"):
+    with pytest.raises(MergeError, match=r"experts_per_token=3 .* \(2\)"):
         load_experts(experts(2), experts_per_token=3)

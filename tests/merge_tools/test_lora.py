@@ -1,4 +1,4 @@
-"""LoRA adapters as experts: composed as they lie, they are what peft merges and compose then takes as checkpoints."""
+"""LoRA adapters as experts: composing them directly equals merging them with peft first."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 import merge_tools
-from merge_tools import MergeError, add, compose, extract, load_experts, planning, verify
+from merge_tools import MergeError, add, compose, extract, load_experts, plan, verify
 
 from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of
 
@@ -67,7 +67,7 @@ def pair(make_expert, tmp_path):
 
 @pytest.mark.parametrize("average", ["mean", "base"])
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_adapters_composed_are_the_merged_ones_composed(pair, tmp_path, name, average):
+def test_composed_adapters_equal_composed_merged_experts(pair, tmp_path, name, average):
     base, adapters, merged = pair(**ADAPTERS[name])
     options = {"base_model": str(base), "average": average}
     compose(recipe_of(named(adapters), **options), tmp_path / "adapters_out")
@@ -79,11 +79,11 @@ def test_adapters_composed_are_the_merged_ones_composed(pair, tmp_path, name, av
         assert_close(ours[tensor], theirs[tensor], atol=1e-6, rtol=1e-6)
     differing = [tensor for tensor in ours if not torch.allclose(ours[tensor], plain[tensor], atol=1e-3)]
     assert differing or (average == "base" and "v_proj" in ADAPTERS[name]["target_modules"])  # negative control
-    found, expected = (open_model(tmp_path / n) for n in ("adapters_out", "merged_out"))
-    assert_close(logits_of(found, IDS), logits_of(expected, IDS), atol=1e-4, rtol=1e-4)
+    result, expected = (open_model(tmp_path / n) for n in ("adapters_out", "merged_out"))
+    assert_close(logits_of(result, IDS), logits_of(expected, IDS), atol=1e-4, rtol=1e-4)
 
 
-def test_what_average_base_would_leave_out_of_an_adapter_is_said(pair):
+def test_average_base_warns_about_dropped_adapter_changes(pair):
     base, adapters, _ = pair(target_modules=["q_proj", "up_proj"])
 
     def warnings(**options):
@@ -96,8 +96,8 @@ def test_what_average_base_would_leave_out_of_an_adapter_is_said(pair):
     assert warnings(average="base", router_layers=["q_proj", "up_proj"]) == []  # all that is changed is routed
 
 
-def test_every_linear_of_an_adapter_is_where_it_belongs(pair, tmp_path):
-    """The check above sees whole tensors; here what the adapters change is counted, per expert and in the mean."""
+def test_every_adapter_changes_its_linear_layers(pair, tmp_path):
+    """Counts which tensors the adapters change, per expert and in the mean."""
     base, adapters, _ = pair(target_modules=MLP + ATTENTION)
     compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
     compose(recipe_of(named([base, base])), tmp_path / "plain")
@@ -115,13 +115,13 @@ def test_in_bf16_the_sum_is_rounded_once(pair, tmp_path):
         name = "model.layers.0.mlp.up_proj"
         a, b = (lora[f"base_model.model.{name}.lora_{half}.weight"].double() for half in "AB")
         weight, delta = read_tensors(base)[f"{name}.weight"], 2.0 * b @ a  # alpha / r = 2
-        found = ours[f"model.layers.0.block_sparse_moe.experts.{e}.w3.weight"]
-        assert torch.equal(found, (weight.double() + delta).bfloat16())
-        assert torch.equal(found, read_tensors(merged[e])[f"{name}.weight"])
-        assert not torch.equal(found, weight + delta.bfloat16())  # negative control: two roundings show
+        result = ours[f"model.layers.0.block_sparse_moe.experts.{e}.w3.weight"]
+        assert torch.equal(result, (weight.double() + delta).bfloat16())
+        assert torch.equal(result, read_tensors(merged[e])[f"{name}.weight"])
+        assert not torch.equal(result, weight + delta.bfloat16())  # negative control: two roundings show
 
 
-def test_an_adapter_beside_a_whole_checkpoint(pair, make_expert, tmp_path):
+def test_an_adapter_next_to_a_full_checkpoint(pair, make_expert, tmp_path):
     base, adapters, merged = pair(target_modules=MLP + ATTENTION)
     other = make_expert(tmp_path / "other", seed=5)
     for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
@@ -149,7 +149,7 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
     base, adapters, _ = pair(target_modules=MLP + ATTENTION)
     recipe = recipe_of(named([*adapters, base]), base_model=str(base))
     compose(recipe, tmp_path / "whole")
-    monkeypatch.setattr(planning, "CHUNK", chunk)
+    monkeypatch.setattr(plan, "CHUNK", chunk)
     compose(recipe, tmp_path / "blocks")
     ours, theirs = read_tensors(tmp_path / "blocks"), read_tensors(tmp_path / "whole")
     for name in ours:
@@ -157,16 +157,16 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
-def test_gates_are_measured_with_the_adapted_model_when_that_is_the_base(pair, tmp_path, low_memory):
+def test_gates_use_the_adapted_model_if_that_is_the_base(pair, tmp_path, low_memory):
     base, adapters, merged = pair(target_modules=MLP + ATTENTION, modules_to_save=["embed_tokens"])
     prompts = [["the owl is a bird"], ["a sail and a mast"]]
-    found = []
+    result = []
     for name, folders in (("adapters_out", adapters), ("merged_out", merged), ("bases_out", [base, adapters[0]])):
-        given = [{**e, "positive_prompts": texts} for e, texts in zip(named(folders), prompts, strict=True)]
-        compose(recipe_of(given, gate_mode="hidden"), tmp_path / name, low_memory=low_memory)
-        found.append(read_tensors(tmp_path / name)["model.layers.1.block_sparse_moe.gate.weight"])
-    assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
-    assert (found[0] - found[2]).abs().max() > 0.01  # negative control: measured with the base itself
+        specs = [{**e, "positive_prompts": texts} for e, texts in zip(named(folders), prompts, strict=True)]
+        compose(recipe_of(specs, gate_mode="hidden"), tmp_path / name, low_memory=low_memory)
+        result.append(read_tensors(tmp_path / name)["model.layers.1.block_sparse_moe.gate.weight"])
+    assert_close(result[0], result[1], atol=1e-5, rtol=1e-5)
+    assert (result[0] - result[2]).abs().max() > 0.01  # negative control: measured with the base itself
 
 
 def test_load_experts_takes_adapters(pair, tmp_path):
@@ -177,7 +177,7 @@ def test_load_experts_takes_adapters(pair, tmp_path):
     assert all(torch.equal(p, written.state_dict()[name]) for name, p in model.state_dict().items())
 
 
-def test_extract_gives_the_merged_expert_back(pair, tmp_path):
+def test_extract_returns_the_merged_expert(pair, tmp_path):
     base, adapters, merged = pair(target_modules=MLP)
     compose(recipe_of(named(adapters), base_model=str(base), average="base"), tmp_path / "out")
     shared = extract(tmp_path / "out", "expert 1", tmp_path / "dense")["shared"]
@@ -190,7 +190,7 @@ def test_extract_gives_the_merged_expert_back(pair, tmp_path):
     )
 
 
-def test_an_adapter_is_added_as_its_merged_self_is(pair, make_expert, tmp_path):
+def test_adding_an_adapter_equals_adding_the_merged_expert(pair, make_expert, tmp_path):
     base, adapters, merged = pair(target_modules=MLP)
     first = [base, make_expert(tmp_path / "other", seed=5)]
     compose(recipe_of(named(first), base_model=str(base), average="base"), tmp_path / "two")
@@ -205,15 +205,15 @@ def test_an_adapter_is_added_as_its_merged_self_is(pair, make_expert, tmp_path):
         add(tmp_path / "two", {"source_model": str(stranger), "name": "new"}, tmp_path / "out")
 
 
-def test_verify_does_the_adapters_part_again_and_sees_a_changed_adapter(pair, tmp_path):
+def test_verify_applies_adapters_and_finds_a_changed_one(pair, tmp_path):
     base, adapters, _ = pair(target_modules=MLP + ATTENTION)
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     (adapters[1] / "README.md").write_text("---\nlicense: mit\n---\n")
     before = [contents(folder) for folder in (base, *adapters)]
     compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
     assert [contents(folder) for folder in (base, *adapters)] == before
-    found = verify(tmp_path / "out")
-    assert found["ok"] and found["compared"]["experts"] == 2 * 2 * 3
+    result = verify(tmp_path / "out")
+    assert result["ok"] and result["compared"]["experts"] == 2 * 2 * 3
     record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
     assert [file["name"] for file in record["experts"][0]["files"]] == [
         "model.safetensors",
@@ -231,7 +231,7 @@ def test_verify_does_the_adapters_part_again_and_sees_a_changed_adapter(pair, tm
     assert not any("experts.0" in fault for fault in faults)
 
 
-def test_an_adapter_in_another_place_finds_its_base_by_the_recipe(pair, tmp_path):
+def test_a_moved_adapter_finds_its_base_in_the_recipe(pair, tmp_path):
     base, adapters, _ = pair(target_modules=MLP)
     compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "out")
     for adapter in adapters:

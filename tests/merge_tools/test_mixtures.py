@@ -1,4 +1,4 @@
-"""Mixtures as models: against the dense experts, against a Mixtral put together by hand, and writing text."""
+"""Mixtures as models, compared with the dense experts and with a Mixtral built by hand; generation."""
 
 import json
 import os
@@ -40,7 +40,7 @@ each_layers = pytest.mark.parametrize("layers", LAYERS)
 
 
 def with_prompts(folders):
-    """Experts as in a recipe; the others' prompts are taken off, so that the gates tell texts apart."""
+    """Experts for a recipe; the other experts' prompts are negative prompts, so the gates separate the texts."""
     others = {name: [text for n, texts in PROMPTS.items() if n != name for text in texts] for name in PROMPTS}
     return [
         {"source_model": str(f), "positive_prompts": PROMPTS[f.name], "negative_prompts": others[f.name]}
@@ -74,7 +74,7 @@ def texts(mixture):
 
 
 def routed_by(policy):
-    """What a forward pass must be told: for domains without a gate, each row's expert."""
+    """The inputs that select the experts: with the domain policy, each row's expert."""
     return {"domain_ids": DOMAINS} if policy == "domain" else {}
 
 
@@ -84,12 +84,12 @@ def routed_by(policy):
 def test_identical_experts_are_the_dense_model(experts, mixture, texts, dtype, layers, policy):
     dense = logits_of(open_model(experts(3, identical=True, dtype=dtype)[0]), **texts)
     options = {**LAYERS[layers], **POLICIES[policy]}
-    found = logits_of(open_model(mixture(True, dtype, **options)), **texts, **routed_by(policy))
+    result = logits_of(open_model(mixture(True, dtype, **options)), **texts, **routed_by(policy))
     real = texts.attention_mask.bool()
     if dtype == "bfloat16":  # as the dense model against itself
-        assert torch.equal(found[real], dense[real])
+        assert torch.equal(result[real], dense[real])
     else:
-        assert_close(found[real], dense[real], atol=1e-5, rtol=1e-5)
+        assert_close(result[real], dense[real], atol=1e-5, rtol=1e-5)
     if dtype == "float32":  # negative control: experts that differ
         other = logits_of(open_model(mixture(False, dtype, **options)), **texts, **routed_by(policy))
         assert (other - dense)[real].abs().max() > 0.5
@@ -97,19 +97,19 @@ def test_identical_experts_are_the_dense_model(experts, mixture, texts, dtype, l
 
 @pytest.mark.parametrize("gate_mode", ["random", "zeros", "cheap_embed"])
 @pytest.mark.parametrize("format", ["mixtral", "lexicon"])
-def test_identical_experts_are_the_dense_model_by_any_gates(experts, mixture, texts, gate_mode, format):
+def test_identical_experts_are_the_dense_model_with_any_gates(experts, mixture, texts, gate_mode, format):
     dense = logits_of(open_model(experts(3, identical=True)[0]), **texts)
-    found, other = (
+    result, other = (
         logits_of(open_model(mixture(identical, gate_mode=gate_mode, format=format)), **texts)
         for identical in (True, False)
     )
     real = texts.attention_mask.bool()
-    assert_close(found[real], dense[real], atol=1e-5, rtol=1e-5)
+    assert_close(result[real], dense[real], atol=1e-5, rtol=1e-5)
     assert (other - dense)[real].abs().max() > 0.5  # negative control
 
 
 def mixtral_by_hand(folders, gates, config):
-    """Mixtral's modules filled with the dense experts' tensors, in memory and without any of our code."""
+    """Transformers' Mixtral filled with the dense experts' tensors, without our code."""
     model, dense = MixtralForCausalLM(config).eval(), [open_model(folder) for folder in folders]
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -125,17 +125,17 @@ def mixtral_by_hand(folders, gates, config):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_mixture_is_the_mixtral_put_together_by_hand(experts, mixture, texts, k):
+def test_a_mixture_equals_a_mixtral_built_by_hand(experts, mixture, texts, k):
     folder, folders = mixture(experts_per_token=k), experts(3)
     tensors, config = read_tensors(folder), AutoConfig.from_pretrained(folder)
     gates = [tensors[f"model.layers.{layer}.block_sparse_moe.gate.weight"] for layer in range(2)]
-    found = logits_of(open_model(folder), **texts)
-    assert torch.equal(found, logits_of(mixtral_by_hand(folders, gates, config), **texts))
+    result = logits_of(open_model(folder), **texts)
+    assert torch.equal(result, logits_of(mixtral_by_hand(folders, gates, config), **texts))
     lexicon = logits_of(open_model(mixture(experts_per_token=k, format="lexicon")), **texts)
     real = texts.attention_mask.bool()
-    assert_close(lexicon[real], found[real], atol=1e-5, rtol=1e-5)
+    assert_close(lexicon[real], result[real], atol=1e-5, rtol=1e-5)
     rolled = mixtral_by_hand([*folders[1:], folders[0]], gates, config)  # negative control: experts in another order
-    assert (logits_of(rolled, **texts) - found)[real].abs().max() > 0.1
+    assert (logits_of(rolled, **texts) - result)[real].abs().max() > 0.1
 
 
 WAYS = {"stock Mixtral": {}, **{name: {**p, "format": "lexicon"} for name, p in POLICIES.items()}}
@@ -145,7 +145,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def write(model, inputs, **options):
-    """Eight tokens more for each row (of each beam that is returned), and nothing else."""
+    """Generates eight tokens per row (and returned beam)."""
     fixed = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8}
     written = model.generate(**inputs, **fixed, **options)
     return written[:, inputs["input_ids"].shape[1] :].tolist()
@@ -159,7 +159,7 @@ def row(texts, i, policy):
 
 
 @each_way
-def test_a_text_goes_on_the_same_with_and_without_cache_in_a_batch_and_alone(mixture, texts, way):
+def test_generation_is_equal_with_and_without_cache_and_batching(mixture, texts, way):
     model = open_model(mixture(**WAYS[way]))
     batch = {**texts, **routed_by(way)}
     together = write(model, batch)
@@ -172,7 +172,7 @@ def test_a_text_goes_on_the_same_with_and_without_cache_in_a_batch_and_alone(mix
 
 
 @each_way
-def test_beams_go_on_the_same_with_and_without_cache_in_a_batch_and_alone(mixture, texts, way):
+def test_beam_search_is_equal_with_and_without_cache_and_batching(mixture, texts, way):
     model = open_model(mixture(**WAYS[way]))
     batch, beams = {**texts, **routed_by(way)}, {"num_beams": 3, "num_return_sequences": 2}
     together = write(model, batch, **beams)
@@ -183,8 +183,8 @@ def test_beams_go_on_the_same_with_and_without_cache_in_a_batch_and_alone(mixtur
 
 
 @pytest.mark.parametrize("policy", ["sequence_hard", "domain with a gate"])
-def test_rows_of_the_batch_go_to_different_experts(mixture, texts, policy):
-    """What the tests above would not notice: a policy that sends all texts to one expert."""
+def test_rows_of_a_batch_use_different_experts(mixture, texts, policy):
+    """Negative control: the policy does not route all texts to one expert."""
     model = open_model(mixture(**WAYS[policy]))
     with torch.no_grad():
         chosen = model(**texts, output_router_logits=True).expert_index
@@ -234,8 +234,8 @@ print("FOUND" + json.dumps(classes))
 """
 
 
-def test_a_process_without_the_project_opens_both_formats(experts, tmp_path):
-    """A Mixtral with no code of ours at all; a lexicon with the code that lies beside its weights."""
+def test_a_process_without_this_package_opens_both_formats(experts, tmp_path):
+    """A Mixtral opens without our code, a lexicon with the code saved next to its weights."""
     recipes = {
         "stock": {},
         "soft": {"routing_policy": "sequence_soft", "router_layers": ["mlp", "q_proj"]},
@@ -259,11 +259,11 @@ def test_a_process_without_the_project_opens_both_formats(experts, tmp_path):
     classes = json.loads(ran.stdout.split("FOUND")[1])
     assert classes[0] == "transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM"
     assert all(c.startswith("transformers_modules.") and c.endswith("LexiconForCausalLM") for c in classes[1:])
-    found = load_file(tmp_path / "found")
+    result = load_file(tmp_path / "found")
     for i, name in enumerate(recipes):
         model = open_model(tmp_path / name)
-        assert_close(found[f"logits {i}"].float(), logits_of(model, ids), atol=0, rtol=0)
+        assert_close(result[f"logits {i}"].float(), logits_of(model, ids), atol=0, rtol=0)
         expected = model.generate(ids, do_sample=False, min_new_tokens=6, max_new_tokens=6)
-        assert torch.equal(found[f"text {i}"], expected)
-    assert not torch.equal(found["logits 0"], found["logits 1"])
+        assert torch.equal(result[f"text {i}"], expected)
+    assert not torch.equal(result["logits 0"], result["logits 1"])
     assert {name: contents(tmp_path / name) for name in recipes} == before

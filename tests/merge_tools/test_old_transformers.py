@@ -1,4 +1,4 @@
-"""A composed mixture in a release of transformers before 5: the same logits, with no code of ours.
+"""A composed mixture in transformers 4: the same logits, without our code.
 
 Needs a second Python, made once, and named by LEXPERTS_TRANSFORMERS4:
 
@@ -41,13 +41,13 @@ print(json.dumps({**info, "class": type(model).__name__, "version": transformers
 
 
 def open_in_old(folder, out):
-    """-> (logits and generated, what the old release says of the load)."""
+    """Returns logits and generated ids, and the old release's loading report."""
     command = [OLD_PYTHON, "-c", OPEN, str(folder), json.dumps(IDS.tolist()), str(out)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    said = json.loads(ran.stdout.splitlines()[-1])
-    assert said["version"].startswith("4."), f"LEXPERTS_TRANSFORMERS4 runs transformers {said['version']}, not 4."
-    return load_file(out), said
+    report = json.loads(ran.stdout.splitlines()[-1])
+    assert report["version"].startswith("4."), f"LEXPERTS_TRANSFORMERS4 runs transformers {report['version']}, not 4."
+    return load_file(out), report
 
 
 def open_in_new(folder):
@@ -93,31 +93,31 @@ def mixture(folder, count, average="base", tied=False, theta=10000.0):
     return folder / "mixture"
 
 
-# 10,000 is what the old release's Llama takes where nothing is said, 1,000,000 its Mixtral; 500,000 neither
+# 10,000 is what the old release's Llama takes by default, 1,000,000 its Mixtral; 500,000 neither
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("count, average, tied", [(2, "base", False), (3, "mean", True)])
 def test_transformers_4_opens_a_mixture_with_equal_logits(tmp_path, count, average, tied, theta):
     folder = mixture(tmp_path, count, average, tied, theta)
-    old, said = open_in_old(folder, tmp_path / "old.safetensors")
-    assert said["class"] == "MixtralForCausalLM"
-    assert not said["missing_keys"] and not said["unexpected_keys"] and not said["mismatched_keys"]
+    old, report = open_in_old(folder, tmp_path / "old.safetensors")
+    assert report["class"] == "MixtralForCausalLM"
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     _, new = open_in_new(folder)
     assert_close(old["logits"], new["logits"], atol=1e-4, rtol=1e-4)
     assert torch.equal(old["generated"], new["generated"])
 
 
-def test_the_comparison_sees_the_fused_layout_and_another_rotary_base(tmp_path):
-    """Negative controls: what transformers 5 would write by itself, and a configuration that lost its rope_theta."""
+def test_the_comparison_detects_the_fused_layout_and_another_rope_base(tmp_path):
+    """Negative controls: the layout that transformers 5 saves by default, and a configuration without rope_theta."""
     folder = mixture(tmp_path, 2)
     model, new = open_in_new(folder)
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
-    old, said = open_in_old(tmp_path / "fused", tmp_path / "fused.safetensors")
-    assert any("experts" in key for key in said["missing_keys"])
+    old, report = open_in_old(tmp_path / "fused", tmp_path / "fused.safetensors")
+    assert any("experts" in key for key in report["missing_keys"])
     assert not torch.allclose(old["logits"], new["logits"], atol=1e-2)
 
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({k: v for k, v in config.items() if k != "rope_theta"}))
-    old, said = open_in_old(folder, tmp_path / "lost.safetensors")
-    assert not said["missing_keys"]
+    old, report = open_in_old(folder, tmp_path / "lost.safetensors")
+    assert not report["missing_keys"]
     assert not torch.allclose(old["logits"], new["logits"], atol=1e-2)

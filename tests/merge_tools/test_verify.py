@@ -1,6 +1,7 @@
-"""inspect's numbers counted again, and verify, which must find one flipped byte wherever it is."""
+"""`inspect`, whose numbers are counted again, and `verify`, which must find a single flipped bit anywhere."""
 
 import hashlib
+import importlib
 import json
 import shutil
 
@@ -10,7 +11,7 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
-from merge_tools import MergeError, add, compose, export, inspect, mixture, remove, verify
+from merge_tools import MergeError, add, compose, export, inspect, remove, verify
 from merge_tools.tensor_files import read_header
 
 from .conftest import edit_json, open_model, read_tensors, recipe_of
@@ -62,11 +63,11 @@ def flip(folder, name, element=5, bit=0):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_verify_finds_a_mixture_as_it_was_written(experts, tmp_path, name):
+def test_verify_accepts_an_unchanged_mixture(experts, tmp_path, name):
     folder = composed(tmp_path / "out", experts(3, dtype="float32"), **OPTIONS[name])
-    found = verify(folder)
-    assert found["ok"] and found["faults"] == found["notes"] == []
-    assert sum(found["compared"].values()) == len(read_tensors(folder))
+    result = verify(folder)
+    assert result["ok"] and result["faults"] == result["notes"] == []
+    assert sum(result["compared"].values()) == len(read_tensors(folder))
 
 
 @pytest.mark.parametrize("name, kind", [(EXPERT, "experts"), (SHARED, "shared"), (GATE, "gates")])
@@ -75,30 +76,30 @@ def test_verify_finds_one_flipped_bit(experts, tmp_path, name, kind, average):
     folder = composed(tmp_path / "out", experts(3, dtype="bfloat16"), average=average)
     assert verify(folder)["ok"]
     flip(folder, name)
-    found = verify(folder)
-    assert not found["ok"]
+    result = verify(folder)
+    assert not result["ok"]
     size = read_tensors(folder)[name].numel()
-    assert found["faults"] == [f"{name}: 1 of {size:,} elements differ, from element 5."]
+    assert result["faults"] == [f"{name}: 1 of {size:,} elements differ, starting at element 5."]
     flip(folder, name)
     assert verify(folder)["ok"]
 
 
 def test_verify_reads_in_blocks_of_any_size(own, tmp_path, monkeypatch):
     folder = composed(tmp_path / "out", own(3))
-    monkeypatch.setattr(mixture, "CHUNK", 100)
+    monkeypatch.setattr(importlib.import_module("merge_tools.verify"), "CHUNK", 100)
     assert verify(folder)["ok"]
     for element in (250, 299, 300, 1023):
         flip(folder, EXPERT, element)
-    assert verify(folder)["faults"] == [f"{EXPERT}: 4 of 2,048 elements differ, from element 250."]
+    assert verify(folder)["faults"] == [f"{EXPERT}: 4 of 2,048 elements differ, starting at element 250."]
 
 
-def test_verify_finds_a_changed_source_also_where_nothing_of_it_is_used(own, tmp_path):
-    """With average: base nothing of an expert's attention is in the mixture; its file is another all the same."""
+def test_verify_finds_a_changed_source_even_if_the_change_is_not_used(own, tmp_path):
+    """With average: base no attention weight of an expert is in the mixture, but its file has changed."""
     folders = own(3)
     folder = composed(tmp_path / "out", folders, average="base")
     flip(folders[2], SHARED)
-    found = verify(folder)
-    assert found["faults"] == [f"tools: {folders[2] / 'model.safetensors'} has changed since the merge."]
+    result = verify(folder)
+    assert result["faults"] == [f"tools: {folders[2] / 'model.safetensors'} has changed since the merge."]
     flip(folders[2], SHARED)
     assert verify(folder)["ok"]
 
@@ -110,12 +111,12 @@ def test_verify_finds_a_changed_source_and_what_it_changes(own, tmp_path):
     faults = verify(folder)["faults"]
     assert faults == [
         f"ships: {folders[1] / 'model.safetensors'} has changed since the merge.",
-        f"{EXPERT}: 1 of 2,048 elements differ, from element 5.",
+        f"{EXPERT}: 1 of 2,048 elements differ, starting at element 5.",
     ]
 
 
 @pytest.mark.parametrize("change", ["fewer tensors", "another shape"])
-def test_verify_says_which_source_no_longer_fits(own, tmp_path, change):
+def test_verify_names_a_source_that_is_no_longer_compatible(own, tmp_path, change):
     folders = own(3)
     folder = composed(tmp_path / "out", folders)
     file, name = folders[1] / "model.safetensors", "model.layers.0.mlp.down_proj.weight"
@@ -124,20 +125,20 @@ def test_verify_says_which_source_no_longer_fits(own, tmp_path, change):
     if change == "fewer tensors":
         del tensors[name]
     save_file(tensors, file)
-    found = verify(folder)
-    assert not found["ok"] and len(found["faults"]) == 2
-    assert found["faults"][1] == f"ships: '{name}' is no longer there, or no longer fits."
+    result = verify(folder)
+    assert not result["ok"] and len(result["faults"]) == 2
+    assert result["faults"][1] == f"ships: '{name}' is missing or has an incompatible shape."
 
 
-def test_verify_says_what_is_gone(own, tmp_path):
+def test_verify_names_what_is_missing(own, tmp_path):
     folders = own(2)
     folder = composed(tmp_path / "out", folders)
     shutil.rmtree(folders[1])
-    with pytest.raises(MergeError, match="There is no folder .*ships"):
+    with pytest.raises(MergeError, match="ships' does not exist"):
         verify(folder)
-    with pytest.raises(MergeError, match="holds no merge_record.json: it is no mixture made by merge-experts"):
+    with pytest.raises(MergeError, match="has no merge_record.json"):
         verify(folders[0])
-    with pytest.raises(MergeError, match="There is no folder"):
+    with pytest.raises(MergeError, match="nowhere' does not exist"):
         verify(tmp_path / "nowhere")
 
 
@@ -146,33 +147,33 @@ def test_verify_holds_after_add_without_reaverage(experts, tmp_path, average):
     folders = experts(4)
     composed(tmp_path / "three", folders[:3], average=average)
     add(tmp_path / "three", folders[3], tmp_path / "four")
-    found = verify(tmp_path / "four")
-    assert found["ok"] and found["notes"] == [] and found["compared"] == {"experts": 24, "shared": 15, "gates": 2}
+    result = verify(tmp_path / "four")
+    assert result["ok"] and result["notes"] == [] and result["compared"] == {"experts": 24, "shared": 15, "gates": 2}
     flip(tmp_path / "four", SHARED)
     assert [fault.split(":")[0] for fault in verify(tmp_path / "four")["faults"]] == [SHARED]
 
 
-def test_verify_says_that_a_mean_with_a_removed_expert_is_not_compared(experts, tmp_path):
+def test_verify_notes_that_a_mean_with_a_removed_expert_is_not_compared(experts, tmp_path):
     folders = experts(3)
     composed(tmp_path / "three", folders)
     remove(tmp_path / "three", "birds", tmp_path / "two")
-    found = verify(tmp_path / "two")
-    assert found["ok"] and found["compared"] == {"experts": 12, "shared": 0, "gates": 2}
-    assert found["notes"] == ["The shared weights are made of birds (removed), ships, tools: they are not compared."]
+    result = verify(tmp_path / "two")
+    assert result["ok"] and result["compared"] == {"experts": 12, "shared": 0, "gates": 2}
+    assert len(result["notes"]) == 1 and "birds (removed), ships, tools" in result["notes"][0]
     add(tmp_path / "two", {"source_model": str(experts(4)[3]), "name": "birds"}, tmp_path / "other birds")
-    found = verify(tmp_path / "other birds")
-    assert found["ok"] and found["compared"]["shared"] == 0
+    result = verify(tmp_path / "other birds")
+    assert result["ok"] and result["compared"]["shared"] == 0
     composed(tmp_path / "base", folders, average="base")  # one base's weights stay whoever is removed
     remove(tmp_path / "base", "birds", tmp_path / "ships and tools")
     assert verify(tmp_path / "ships and tools")["compared"] == {"experts": 12, "shared": 15, "gates": 2}
 
 
-def test_verify_does_not_count_gates_that_it_cannot_make(experts, tmp_path):
-    given = [{"source_model": str(f), "positive_prompts": [f.name]} for f in experts(2)]
-    compose(recipe_of(given, gate_mode="hidden"), tmp_path / "out")
-    found = verify(tmp_path / "out")
-    assert found["ok"] and found["compared"]["gates"] == 0
-    assert found["notes"] == ["Gates of the mode hidden are not compared: making them needs a model."]
+def test_verify_does_not_count_gates_that_it_cannot_recompute(experts, tmp_path):
+    prompted = [{"source_model": str(f), "positive_prompts": [f.name]} for f in experts(2)]
+    compose(recipe_of(prompted, gate_mode="hidden"), tmp_path / "out")
+    result = verify(tmp_path / "out")
+    assert result["ok"] and result["compared"]["gates"] == 0
+    assert len(result["notes"]) == 1 and "gate_mode=hidden" in result["notes"][0]
 
 
 def test_verify_compares_centroids(experts, tmp_path):
@@ -181,17 +182,17 @@ def test_verify_compares_centroids(experts, tmp_path):
     compose(recipe_of(experts(2), routing_policy="domain", centroids=str(file)), tmp_path / "out")
     assert verify(tmp_path / "out")["ok"]
     flip(tmp_path / "out", "domain_centroids")
-    assert verify(tmp_path / "out")["faults"] == ["domain_centroids: 1 of 10 elements differ, from element 5."]
+    assert verify(tmp_path / "out")["faults"] == ["domain_centroids: 1 of 10 elements differ, starting at element 5."]
     file.unlink()
-    found = verify(tmp_path / "out")
-    assert found["ok"] and "The centroids are not compared" in found["notes"][0]
+    result = verify(tmp_path / "out")
+    assert result["ok"] and "Centroids were not compared" in result["notes"][0]
 
 
 # inspect
 
 
 @pytest.mark.parametrize(
-    "options, at_work",
+    "options, active",
     [
         ({}, 2),
         ({"experts_per_token": 1}, 1),
@@ -202,25 +203,25 @@ def test_verify_compares_centroids(experts, tmp_path):
         (LINEARS, 2),
     ],
 )
-def test_inspect_counts_what_is_there(experts, tmp_path, options, at_work):
+def test_inspect_counts_parameters(experts, tmp_path, options, active):
     folder = tmp_path / "out"
     done = compose(recipe(experts(3, dtype="bfloat16", rope="llama3", tied=True), **options), folder)
-    found, tensors = inspect(folder), read_tensors(folder)
-    assert all(done[key] == found[key] for key in ("parameters", "active_parameters", "bytes", "format"))
+    result, tensors = inspect(folder), read_tensors(folder)
+    assert all(done[key] == result[key] for key in ("parameters", "active_parameters", "bytes", "format"))
     assert done["tensors"] == len(tensors) and done["experts"] == ["birds", "ships", "tools"]
     expert = [tensor.numel() for name, tensor in tensors.items() if ".experts." in name]
     total = sum(tensor.numel() for tensor in tensors.values())
-    assert found["parameters"] == total == sum(p.numel() for p in open_model(folder).parameters())
-    assert found["parameters_per_expert"] == sum(expert) // 3
-    assert found["active_parameters"] == total - sum(expert) + at_work * sum(expert) // 3
-    assert found["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
-    assert found["tied"] and found["rope"]["rope_type"] == "llama3" and found["rope"]["rope_theta"] == 500000
-    assert found["routing_policy"] == options.get("routing_policy", "token")
-    assert found["experts_per_token"] == options.get("experts_per_token", 2)
-    assert len(found["gates"]) == sum(name.endswith(".gate.weight") for name in tensors)
+    assert result["parameters"] == total == sum(p.numel() for p in open_model(folder).parameters())
+    assert result["parameters_per_expert"] == sum(expert) // 3
+    assert result["active_parameters"] == total - sum(expert) + active * sum(expert) // 3
+    assert result["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert result["tied"] and result["rope"]["rope_type"] == "llama3" and result["rope"]["rope_theta"] == 500000
+    assert result["routing_policy"] == options.get("routing_policy", "token")
+    assert result["experts_per_token"] == options.get("experts_per_token", 2)
+    assert len(result["gates"]) == sum(name.endswith(".gate.weight") for name in tensors)
 
 
-def test_inspect_tells_how_well_gates_tell_experts_apart(experts, tmp_path):
+def test_inspect_measures_gates(experts, tmp_path):
     folder = composed(tmp_path / "out", experts(3))
     for layer, facts in enumerate(inspect(folder)["gates"]):
         gate = read_tensors(folder)[f"model.layers.{layer}.block_sparse_moe.gate.weight"].double().numpy()
@@ -235,19 +236,19 @@ def test_inspect_names_every_source_with_its_hash_and_licence(own, tmp_path):
     folders = own(3)
     (folders[1] / "README.md").write_text("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# Ships\n")
     folder = composed(tmp_path / "out", folders, average="base")
-    found = inspect(folder)
-    for folder_of, record in zip([folders[0], *folders], [found["base"], *found["experts"]], strict=True):
+    result = inspect(folder)
+    for folder_of, record in zip([folders[0], *folders], [result["base"], *result["experts"]], strict=True):
         content = (folder_of / "model.safetensors").read_bytes()
         noted = {"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         assert record["files"] == [noted] and record["source"] == str(folder_of)
-    assert [record.get("license") for record in found["experts"]] == [None, "apache-2.0", None]
-    assert found["shared"] == f"the base's ({folders[0]})"
+    assert [record.get("license") for record in result["experts"]] == [None, "apache-2.0", None]
+    assert result["shared"] == f"copied from the base ({folders[0]})"
     card = (folder / "README.md").read_text()
-    assert f"| ships | {folders[1]} | apache-2.0 | `{found['experts'][1]['files'][0]['sha256'][:16]}` |" in card
+    assert f"| ships | {folders[1]} | apache-2.0 | `{result['experts'][1]['files'][0]['sha256'][:16]}` |" in card
     assert "license:" not in card.split("---")[1]  # the sources' licences differ
 
 
-def test_one_licence_for_all_is_the_mixtures(own, tmp_path):
+def test_a_common_licence_is_that_of_the_mixture(own, tmp_path):
     folders = own(2)
     for folder in folders:
         (folder / "README.md").write_text("---\nlicense: 'mit'\n---\n")
@@ -259,7 +260,7 @@ def test_one_licence_for_all_is_the_mixtures(own, tmp_path):
     "written, licence",
     [("a: b", "a: b"), ('"#1 of them"', "#1 of them"), ("mit  # the base's", "mit"), ("'a | b'", "a | b"), ("é", "é")],
 )
-def test_a_licence_of_any_form_leaves_the_card_valid(written, licence, own, tmp_path):
+def test_any_licence_text_leaves_the_card_valid(written, licence, own, tmp_path):
     folders = own(2)
     for folder in folders:
         (folder / "README.md").write_text(f"---\nlicense: {written}\n---\n", encoding="utf-8")
@@ -270,23 +271,23 @@ def test_a_licence_of_any_form_leaves_the_card_valid(written, licence, own, tmp_
     assert rows and rows[0].replace("\\|", "").count("|") == 5  # a cell holds no bare |
 
 
-def test_what_is_no_longer_a_mixture_is_said(experts, tmp_path):
+def test_inspect_reports_a_damaged_mixture(experts, tmp_path):
     folder = composed(tmp_path / "out", experts(2))
     tensors = read_tensors(folder)
     save_file({name: t for name, t in tensors.items() if name != EXPERT}, folder / "model.safetensors")
-    with pytest.raises(MergeError, match=f"lacks the tensor '{EXPERT}', though its record speaks of it"):
+    with pytest.raises(MergeError, match=f"missing the tensor '{EXPERT}'"):
         inspect(folder)
     save_file(tensors, folder / "model.safetensors")
     assert inspect(folder)["parameters"]
     edit_json(folder / "merge_record.json", recipe=None)
-    with pytest.raises(MergeError, match="merge_record.json lacks 'recipe'"):
+    with pytest.raises(MergeError, match="merge_record.json is missing the key 'recipe'"):
         inspect(folder)
     (folder / "merge_record.json").write_text("{")
     with pytest.raises(MergeError, match="merge_record.json cannot be read"):
         inspect(folder)
 
 
-def test_what_was_exported_is_inspected_like_what_was_composed(experts, tmp_path):
+def test_exported_and_composed_mixtures_have_the_same_facts(experts, tmp_path):
     folder = composed(tmp_path / "out", experts(2))
     export(folder, tmp_path / "lexicon", "lexicon")
     one, other = inspect(folder), inspect(tmp_path / "lexicon")

@@ -1,4 +1,4 @@
-"""Vocabularies that differ, where --allow accepts it: which rows are whose, and which tokenizer is written."""
+"""Different vocabularies with `--allow vocab`: the source of each row, and the tokenizer that is written."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, add, check, compose, extract, load_experts, prepare, remove, verify
+from merge_tools import MergeError, add, check, check_and_plan, compose, extract, load_experts, remove, verify
 
 from .conftest import logits_of, open_model, read_tensors, recipe_of, save_expert
 
@@ -18,11 +18,11 @@ TEXT = "the owl <mast> is a saw <saw>"
 
 @pytest.fixture(scope="module")
 def shorter_and_longer(tmp_path_factory):
-    """Three experts with 45, 48 and 47 tokens, the further ones at the end; a base with 45."""
-    place = tmp_path_factory.mktemp("vocab")
+    """Three experts with 45, 48 and 47 tokens, the additional ones at the end; a base with 45."""
+    root = tmp_path_factory.mktemp("vocab")
     counts = {"base": 0, "birds": 0, "ships": 3, "tools": 2}
     return {
-        name: save_expert(place / name, seed, extra_tokens=EXTRA[:count])
+        name: save_expert(root / name, seed, extra_tokens=EXTRA[:count])
         for seed, (name, count) in enumerate(counts.items())
     }
 
@@ -35,7 +35,7 @@ def composed(out, folders, average, **options):
 
 @pytest.mark.parametrize("average", ["mean", "base"])
 @pytest.mark.parametrize("weights", [None, [1, 3, 1], [1, 0, 0]])
-def test_rows_that_few_have_are_the_mean_of_those(shorter_and_longer, tmp_path, average, weights):
+def test_rows_that_some_experts_have_are_their_mean(shorter_and_longer, tmp_path, average, weights):
     folder = composed(tmp_path / "out", shorter_and_longer, average, weights=weights)
     mixture, dense = read_tensors(folder), {name: read_tensors(f) for name, f in shorter_and_longer.items()}
     share = dict(zip(("birds", "ships", "tools"), weights or [1, 1, 1], strict=True))
@@ -67,7 +67,7 @@ def test_rows_that_only_the_base_has_are_the_bases(experts, tmp_path, average):
     assert_close(mixture[EMBEDDINGS][:45], common[EMBEDDINGS][:45])
 
 
-def test_rows_come_from_experts_of_no_weight_before_they_come_from_the_base(shorter_and_longer, tmp_path):
+def test_extra_rows_come_from_zero_weight_experts_before_the_base(shorter_and_longer, tmp_path):
     base = save_expert(tmp_path / "base", 9, extra_tokens=EXTRA)
     folders = [shorter_and_longer[name] for name in ("birds", "ships")]
     compose(recipe_of(folders, base_model=str(base), weights=[1, 0]), tmp_path / "out", allow=["vocab"])
@@ -75,17 +75,17 @@ def test_rows_come_from_experts_of_no_weight_before_they_come_from_the_base(shor
     assert torch.equal(mixture, torch.cat([birds, ships[45:]]))
 
 
-def test_a_longest_base_is_copied_as_it_is(experts, tmp_path):
-    """In one piece, by the kernel, although others have fewer rows."""
+def test_the_longest_base_is_copied_unchanged(experts, tmp_path):
+    """It is copied as a whole inside the kernel, although other sources have fewer rows."""
     base = save_expert(tmp_path / "base", 9, extra_tokens=EXTRA)
-    plan = prepare(recipe_of(experts(2), base_model=str(base), average="base"), allow=["vocab"])
-    assert [t.name for t in plan.tensors if t.given is None and t.verbatim is None] == []
-    averaged = prepare(recipe_of(experts(2), base_model=str(base)), allow=["vocab"])
-    assert EMBEDDINGS in [t.name for t in averaged.tensors if t.given is None and t.verbatim is None]
+    plan = check_and_plan(recipe_of(experts(2), base_model=str(base), average="base"), allow=["vocab"])
+    assert [t.name for t in plan.tensors if t.values is None and t.copy_source is None] == []
+    averaged = check_and_plan(recipe_of(experts(2), base_model=str(base)), allow=["vocab"])
+    assert EMBEDDINGS in [t.name for t in averaged.tensors if t.values is None and t.copy_source is None]
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_longest_tokenizer_is_written_and_its_tokens_can_be_read(shorter_and_longer, tmp_path, tied):
+def test_the_longest_tokenizer_is_written_and_works(shorter_and_longer, tmp_path, tied):
     folders = shorter_and_longer
     if tied:
         counts = {"base": 0, "birds": 0, "ships": 3, "tools": 2}
@@ -103,7 +103,7 @@ def test_the_longest_tokenizer_is_written_and_its_tokens_can_be_read(shorter_and
     assert (HEAD in read_tensors(folder)) != tied
 
 
-def test_without_the_allowance_it_is_refused(shorter_and_longer, tmp_path):
+def test_different_vocabularies_need_allow_vocab(shorter_and_longer, tmp_path):
     recipe = recipe_of([shorter_and_longer[name] for name in ("birds", "ships", "tools")])
     report = check(recipe)
     assert not report.ok and {f.allow for f in report.errors} == {"vocab"}
@@ -125,10 +125,10 @@ def test_load_experts_pads_as_compose_does(shorter_and_longer, tmp_path):
 
 
 @pytest.mark.parametrize("average", ["mean", "base"])
-def test_verify_does_the_padding_again(shorter_and_longer, tmp_path, average):
+def test_verify_repeats_the_padding(shorter_and_longer, tmp_path, average):
     folder = composed(tmp_path / "out", shorter_and_longer, average)
-    found = verify(folder)
-    assert found["ok"] and found["compared"]["shared"] == 15
+    result = verify(folder)
+    assert result["ok"] and result["compared"]["shared"] == 15
 
 
 def test_extract_from_a_padded_mixture_keeps_all_rows(shorter_and_longer, tmp_path):
@@ -144,7 +144,7 @@ def test_extract_from_a_padded_mixture_keeps_all_rows(shorter_and_longer, tmp_pa
 
 @pytest.mark.parametrize("average", ["mean", "base"])
 def test_a_longer_expert_is_added_and_removed(experts, tmp_path, average):
-    """Without --reaverage what is shared stays, and so do its rows; with it they are those of a fresh compose."""
+    """Without --reaverage shared weights and their rows do not change; with it they equal a new compose."""
     folders, longer = experts(3), save_expert(tmp_path / "longer", 9, extra_tokens=EXTRA)
     recipe = recipe_of(folders, average=average, base_model=str(folders[0]))
     compose(recipe, tmp_path / "three")
@@ -153,8 +153,8 @@ def test_a_longer_expert_is_added_and_removed(experts, tmp_path, average):
     add(tmp_path / "three", longer, tmp_path / "four", allow=["vocab"])
     three, four = read_tensors(tmp_path / "three"), read_tensors(tmp_path / "four")
     assert torch.equal(three[EMBEDDINGS], four[EMBEDDINGS])
-    found = verify(tmp_path / "four")
-    assert found["ok"] and found["compared"]["shared"] == 15
+    result = verify(tmp_path / "four")
+    assert result["ok"] and result["compared"]["shared"] == 15
     remove(tmp_path / "four", "birds", tmp_path / "others")
     assert verify(tmp_path / "others")["ok"]
 
@@ -169,7 +169,7 @@ def test_a_longer_expert_is_added_and_removed(experts, tmp_path, average):
 
 
 def other_tokens(folder):
-    """Swaps two tokens in a folder's tokenizer: the same ids mean other texts."""
+    """Swaps two tokens in a folder's tokenizer: the same ids represent other texts."""
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
     vocab = content["model"]["vocab"]
@@ -177,8 +177,8 @@ def other_tokens(folder):
     path.write_text(json.dumps(content))
 
 
-def test_of_tokenizers_that_disagree_the_bases_is_written(experts, tmp_path):
-    """Also where another one is longer: its ids mean other texts."""
+def test_with_allow_tokenizer_the_bases_is_written(experts, tmp_path):
+    """Even if another tokenizer is longer, because its ids represent other texts."""
     base = experts(1)[0]
     other = save_expert(tmp_path / "other", 9, extra_tokens=EXTRA, vocab_size=45)
     other_tokens(other)

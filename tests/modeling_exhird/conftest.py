@@ -2,8 +2,15 @@
 
 import pytest
 import torch
+from transformers import pipeline
 
-from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, ExHirdTokenizer, encode
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdForKeyphraseGeneration,
+    ExhirdTokenizer,
+    tokenize_documents,
+)
 
 KINDS = ("transformer", "bigru", "bilstm", "cnn", "pretrained")
 VOCABULARY = [
@@ -11,7 +18,7 @@ VOCABULARY = [
     "neural networks learn the cut of a graph, and deep models learn languages",
     "image segmentation, energy minimisation, machine translation",
 ]
-# Of different lengths, with and without a title; zeta, omega, potentials and embeddings are no words of the vocabulary.
+# Of different lengths, with and without a title; zeta, omega, potentials and embeddings are not in the vocabulary.
 DOCUMENTS = {
     "title": ["Graph cuts", None, "Deep models", None],
     "text": [
@@ -27,10 +34,16 @@ DOCUMENTS = {
         ["network flow"],
     ],
 }
-# Small masks, so that there are words which a word does not see; weights large enough that documents differ visibly.
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "max_phrases": 5, "max_phrase_length": 5, "init_range": 0.5}
+# Small masks, so that words have invisible keys; weights large enough that documents differ visibly.
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "max_phrases": 5,
+    "max_words_per_phrase": 4,
+    "initializer_range": 0.5,
+}
 MASKS = {"lead_size": 1, "window_size": 3, "attention_top_k": 2}
-OF_A_KIND = {"transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS}}
+KIND_SIZES = {"transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS}}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -39,8 +52,8 @@ def tokenizer_for(tiny_tokenizer):
     """tokenizer_for(kind, padding_side) -> the words' tokenizer, for the pretrained kind with sub-words too."""
 
     def make(kind="transformer", padding_side="right"):
-        tokenizer = ExHirdTokenizer.from_texts(VOCABULARY, padding_side=padding_side)
-        return tokenizer.with_pieces(tiny_tokenizer) if kind == "pretrained" else tokenizer
+        tokenizer = ExhirdTokenizer.from_texts(VOCABULARY, padding_side=padding_side)
+        return tokenizer.with_subword_tokenizer(tiny_tokenizer) if kind == "pretrained" else tokenizer
 
     return make
 
@@ -53,19 +66,19 @@ def tiny_exhird(tokenizer_for, backbone_config):
         torch.manual_seed(0)
         if kind == "pretrained":
             options = {"text_config": backbone_config("bert"), **options}
-        own = OF_A_KIND.get(kind, {"embedding_size": 8})
-        config = ExHirdConfig.for_tokenizer(tokenizer_for(kind), encoder_type=kind, **{**SIZES, **own, **options})
-        return ExHirdForKeyphraseGeneration(config).eval()
+        sizes = {**SIZES, **KIND_SIZES.get(kind, {"embedding_size": 8})}
+        config = ExhirdConfig.from_tokenizer(tokenizer_for(kind), encoder_type=kind, **{**sizes, **options})
+        return ExhirdForKeyphraseGeneration(config).eval()
 
     return make
 
 
 @pytest.fixture(scope="session")
 def rows_for(tokenizer_for):
-    """rows_for(kind) -> the documents' rows, as `encode` gives them."""
+    """rows_for(kind) -> the documents' rows, as `tokenize_documents` gives them."""
 
     def make(kind="transformer"):
-        rows = encode(DOCUMENTS, tokenizer_for(kind))
+        rows = tokenize_documents(DOCUMENTS, tokenizer_for(kind))
         return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
     return make
@@ -77,11 +90,17 @@ def batch_for(tokenizer_for, rows_for):
 
     def make(kind="transformer", only=None, padding_side="right", pad_to_multiple_of=None):
         rows = rows_for(kind)
-        collate = ExHirdCollator(tokenizer_for(kind, padding_side), pad_to_multiple_of)
+        collate = DataCollatorForKeyphraseGeneration(tokenizer_for(kind, padding_side), pad_to_multiple_of)
         return collate([rows[i] for i in only] if only is not None else rows)
 
     return make
 
 
+def generate_keyphrases(model, tokenizer, documents, **options):
+    """What the pipeline returns."""
+    return pipeline("keyphrase-generation", model=model, tokenizer=tokenizer, device="cpu")(documents, **options)
+
+
 def without_labels(batch):
+    """The inputs of `generate`."""
     return {name: x for name, x in batch.items() if name != "labels"}

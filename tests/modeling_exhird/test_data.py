@@ -1,115 +1,318 @@
-"""Rows as batches."""
+"""Keyphrases as rows of labels, and which documents become rows."""
+
+import time
+from collections import Counter
 
 import pytest
-import torch
 from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils import logging
 
-from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
-from modeling_exhird.data_exhird import ExHirdCollator
-from modeling_exhird.targets_exhird import encode
-from modeling_exhird.tokenization_exhird import MARKS, ExHirdTokenizer
+from modeling_exhird.data_exhird import (
+    clean_keyphrases,
+    drop_unlearnable,
+    find_phrase,
+    logger,
+    make_labels,
+    split_present_absent,
+    stem,
+    tokenize_documents,
+)
+from modeling_exhird.tokenization_exhird import MARKS, ExhirdTokenizer
 
-BATCH = {
-    "title": ["Graph cuts", None, None],
-    "text": ["The deep zeta network", "neural omega", "graph"],
-    "keyphrases": [["neural model", "zeta networks", "graph cuts"], "omega;deep", "graph"],
-}
+WORDS = ["graph", "cuts", "neural", "network", "deep", "model", "the", "of", "."]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return ExHirdTokenizer.from_words([*MARKS, "graph", "cuts", "neural", "network", "deep", "model", "the"])
+    return ExhirdTokenizer.from_words([*MARKS, *WORDS])
 
 
-def rows_of(tokenizer, **options):
-    rows = encode(BATCH, tokenizer, **options)
-    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+@pytest.fixture
+def warnings(monkeypatch):
+    """Logged warnings; transformers' loggers do not propagate."""
+    messages = []
+    monkeypatch.setattr(logger, "warning", messages.append)
+    return messages
 
 
-def test_batches_are_padded_on_the_right(tokenizer):
+@pytest.mark.parametrize(
+    "keyphrases, expected",
+    [
+        ("Graph cuts;Deep Models", [["graph", "cuts"], ["deep", "models"]]),
+        (
+            ["Graph cuts (GC)", "why?", "min-cut; max-flow"],
+            [["graph", "cuts"], ["why"], ["min", "cut"], ["max", "flow"]],
+        ),
+        ("f(g(x)) trees (a;b);", [["f", "trees"]]),
+        (
+            ["3D models", "10 - 20 nets", "Bayes's rule"],
+            [["<digit>", "models"], ["<digit>", "nets"], ["bayes", "'", "s", "rule"]],
+        ),
+        (["", " ; ", "...", "--", None], []),
+        (["<p_start> deep <eot> model"], [["deep", "model"]]),
+        (["a b c d e f", "a b c d e f g"], [list("abcdef")]),
+        ([" ".join(["graph"] * 40)], []),
+        ([], []),
+        (None, []),
+        ("", []),
+    ],
+)
+def test_keyphrases_become_words(keyphrases, expected, tokenizer):
+    assert clean_keyphrases(keyphrases, tokenizer) == expected
+
+
+def test_long_phrases_stay_where_there_is_no_limit(tokenizer):
+    assert clean_keyphrases([" ".join(["graph"] * 40)], tokenizer, max_words=None) == [["graph"] * 40]
+    assert clean_keyphrases("a b;a", tokenizer, max_words=1) == [["a"]]
+
+
+def test_phrases_are_found_by_their_stems():
+    stems = [stem(word) for word in ["graph", "of", "graphs", "and", "graph", "cutting", "ideas", "<eot>", "cuts"]]
+    assert find_phrase(stems, ["graphs", "cut"]) == 4
+    assert find_phrase(stems, ["graph"]) == 0 and find_phrase(stems, ["cuts"]) == 5
+    assert find_phrase(stems, ["graph", "idea"]) is None  # not side by side
+    assert find_phrase(stems, ["ideas", "<eot>", "cuts"]) is None and find_phrase(stems, ["<eot>"]) is None
+    assert find_phrase(stems, ["ideas", "cuts"]) is None  # not across a title's end
+    assert find_phrase(stems, ["cut", "idea", "of"]) is None and find_phrase(stems, []) is None
+    assert find_phrase([], ["graph"]) is None
+
+
+def test_present_phrases_come_in_the_texts_order_and_absent_ones_in_their_own():
+    source = ["deep", "graph", "cuts", "of", "trees", "graph"]
+    phrases = [["zeta"], ["trees"], ["graph", "cut"], ["graph"], ["deep", "trees"], ["graphs"], ["Zetas"], ["deep"]]
+    present, absent = split_present_absent(source, phrases)
+    assert present == [["deep"], ["graph"], ["graph", "cut"], ["trees"]]  # one start: the shorter first
+    assert absent == [["zeta"], ["deep", "trees"]]  # "graphs" and "Zetas" repeat what came before
+    # by stems and not by words, and whole words
+    assert split_present_absent(["networks"], [["network"], ["net"]]) == ([["network"]], [["net"]])
+
+
+LETTERS = st.sampled_from("abc")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(LETTERS, max_size=10), st.lists(st.lists(LETTERS, min_size=1, max_size=3), max_size=6))
+def test_every_phrase_is_present_or_absent_once(source, phrases):
+    present, absent = split_present_absent(source, phrases)
+    joined = f" {' '.join(source)} "
+    assert Counter(map(tuple, present + absent)) == Counter(dict.fromkeys(map(tuple, phrases), 1))
+    assert all(f" {' '.join(phrase)} " in joined for phrase in present)
+    assert not any(f" {' '.join(phrase)} " in joined for phrase in absent)
+    keys = [(joined.index(f" {' '.join(phrase)} "), len(phrase)) for phrase in present]
+    assert keys == sorted(keys)
+    firsts = [phrases.index(phrase) for phrase in absent]
+    assert firsts == sorted(firsts)
+
+
+def test_phrases_of_unknown_words_alone_are_dropped(tokenizer):
+    absent = [["kappa"], ["kappa", "rho"], ["kappa", "graph"], ["zeta", "kappa"]]
+    assert drop_unlearnable(absent, ["zeta"], tokenizer) == [["kappa", "graph"], ["zeta", "kappa"]]
+    assert drop_unlearnable(absent, [], tokenizer) == [["kappa", "graph"]]
+    assert drop_unlearnable([["zetas"]], ["zeta"], tokenizer) == []  # the word itself, not its stem
+
+
+REFERENCE = {
+    "vocab": "<unk> <blank> <s> </s> ; <p_start> <a_start> graph cuts neural network deep model the of .",
+    "sources": ["the deep zeta network of graph cuts .", "neural zeta omega model ."],
+    "present": [["deep zeta network", "graph cuts", "deep model"], ["omega", "zeta omega"]],
+    "absent": [["deep cuts", "zeta model", "neural network"], ["kappa graph"]],
+    "rows": [
+        [
+            [2, 5, 11, 0, 10, 4, 1],
+            [2, 5, 7, 8, 4, 1, 1],
+            [2, 5, 11, 12, 4, 1, 1],
+            [2, 6, 11, 8, 4, 1, 1],
+            [2, 6, 0, 12, 4, 1, 1],
+            [2, 6, 9, 10, 4, 1, 1],
+            [2, 3, 1, 1, 1, 1, 1],
+        ],
+        [[2, 5, 0, 4, 1, 1, 1], [2, 5, 0, 0, 4, 1, 1], [2, 6, 0, 7, 4, 1, 1], [2, 3, 1, 1, 1, 1, 1]],
+    ],
+    # its words of a source, and the words at which the reference says <unk> and copies: (row, step) -> place among them
+    "own": [
+        ["<unk>", "<blank>", ".", "cuts", "deep", "graph", "network", "of", "the", "zeta"],
+        ["<unk>", "<blank>", ".", "model", "neural", "omega", "zeta"],
+    ],
+    "copied": [{(0, 3): 9, (4, 2): 9}, {(0, 2): 5, (1, 2): 6, (1, 3): 5, (2, 2): 0}],
+}
+
+
+@pytest.mark.parametrize("document", [0, 1])
+def test_rows_are_the_references(document):
+    tokenizer = ExhirdTokenizer.from_words([*REFERENCE["vocab"].split(" "), "<digit>", "<eot>"])
+    source = tokenizer.encode_source(REFERENCE["sources"][document])
+    phrases = ([phrase.split(" ") for phrase in REFERENCE[kind][document]] for kind in ("present", "absent"))
+    rows = make_labels(*phrases, source, tokenizer)
+    expected, V = REFERENCE["rows"][document], len(tokenizer)
+    for number, (row, reference) in enumerate(zip(rows, expected, strict=True)):
+        ours = [2, *(i if i < V else 0 for i in row), 1]
+        assert (ours + [1] * len(reference))[: len(reference)] == reference
+        for step, i in enumerate(row, 1):
+            if reference[step] == 0:
+                place = REFERENCE["copied"][document][number, step]
+                assert tokenizer.convert_ids_to_words([i], source.oov_words) == [REFERENCE["own"][document][place]]
+
+
+def test_rows_say_start_words_and_end(tokenizer):
     V = len(tokenizer)
-    batch = ExHirdCollator(tokenizer)([{**row, "id": "a", "weight": 1.0} for row in rows_of(tokenizer)])
-    assert list(batch) == ["input_ids", "attention_mask", "copy_ids", "labels"]
-    assert all(x.dtype == torch.int64 for x in batch.values())
-    assert batch["input_ids"].tolist() == [[9, 10, 8, 15, 13, 0, 12], [11, 0, 1, 1, 1, 1, 1], [9, *[1] * 6]]
-    assert batch["attention_mask"].tolist() == [[1] * 7, [1, 1, 0, 0, 0, 0, 0], [1, *[0] * 6]]
-    assert batch["copy_ids"].tolist() == [[9, 10, 8, 15, 13, V, 12], [11, V, 1, 1, 1, 1, 1], [9, *[1] * 6]]
-    assert batch["labels"].tolist() == [
-        [5, 9, 10, 4, 5, V, 0, 4, 6, 11, 14, 4, 3],
-        [5, V, 4, 6, 13, 4, 3, *[-100] * 6],
-        [5, 9, 4, 3, *[-100] * 9],
+    source = tokenizer.encode_source("zeta graph omega")
+    rows = make_labels([["omega"], ["graph", "zeta"]], [["rho", "deep"]], source, tokenizer)
+    assert rows == [[5, V + 1, 4], [5, 9, V, 4], [6, 0, 13, 4], [3]]
+    assert make_labels([["omega"], ["graph"]], [["deep"]], source, tokenizer, max_phrases=2) == [
+        [5, V + 1, 4],
+        [5, 9, 4],
+        [3],
     ]
+    assert make_labels([], [], source, tokenizer) == [[3]]
 
 
-def test_sources_are_padded_on_the_tokenizers_side_and_labels_on_the_right(tokenizer):
-    rows = rows_of(tokenizer)
-    left = ExHirdTokenizer.from_words(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), padding_side="left")
-    batch, right = ExHirdCollator(left)(rows), ExHirdCollator(tokenizer)(rows)
-    assert batch["input_ids"][1].tolist() == [1, 1, 1, 1, 1, 11, 0]
-    assert batch["attention_mask"][2].tolist() == [0] * 6 + [1]
-    assert batch["copy_ids"][1].tolist() == [1, 1, 1, 1, 1, 11, len(tokenizer)]
-    assert torch.equal(batch["labels"], right["labels"])
+BATCH = {
+    "title": ["Graph cuts", None],
+    "text": ["The deep zeta network", ["neural", "Model"]],
+    "keyphrases": [["neural models", "zeta networks", "graph cut"], "model ; deep network"],
+}
 
 
-def test_lengths_may_be_multiples(tokenizer):
-    batch = ExHirdCollator(tokenizer, pad_to_multiple_of=8)(rows_of(tokenizer))
-    assert [batch[name].shape for name in ("input_ids", "attention_mask", "copy_ids")] == [(3, 8)] * 3
-    assert batch["labels"].shape == (3, 13)
+def test_documents_become_rows(tokenizer, warnings):
+    V = len(tokenizer)
+    rows = tokenize_documents(BATCH, tokenizer)
+    assert rows == {
+        "input_ids": [[9, 10, 8, 15, 13, 0, 12], [11, 14]],
+        "copy_ids": [[9, 10, 8, 15, 13, V, 12], [11, 14]],
+        "labels": [
+            # "graph cut" occurs in the title; "cut" and "networks" are not in the vocabulary, nor as such in the text
+            [[5, 9, 0, 4], [5, V, 0, 4], [6, 11, 0, 4], [3]],
+            [[5, 14, 4], [6, 13, 12, 4], [3]],
+        ],
+    }
+    assert warnings == []
+    untitled = tokenize_documents({name: BATCH[name] for name in ("text", "keyphrases")}, tokenizer)
+    assert untitled["input_ids"] == [[15, 13, 0, 12], [11, 14]]
+    assert tokenize_documents(BATCH, tokenizer, title_column=None) == untitled
+    renamed = {"body": BATCH["text"], "tags": BATCH["keyphrases"]}
+    assert tokenize_documents(renamed, tokenizer, text_column="body", keyphrases_column="tags") == untitled
+    predicted = tokenize_documents(BATCH, tokenizer, keyphrases_column=None)
+    assert predicted == {name: rows[name] for name in ("input_ids", "copy_ids")}
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_pieces_point_at_their_words_in_the_padded_row(side, tokenizer, tiny_tokenizer):
-    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    both = ExHirdTokenizer.from_words(words, padding_side=side, pieces=tiny_tokenizer)
-    rows = rows_of(both)
-    batch = ExHirdCollator(both)(rows)
-    assert batch["piece_ids"].shape == batch["piece_mask"].shape == batch["piece_words"].shape
-    for b, row in enumerate(rows):
-        n = len(row["piece_ids"][0])
-        assert batch["piece_ids"][b, 0, :n].tolist() == row["piece_ids"][0]
-        assert (batch["piece_ids"][b, 0, n:] == tiny_tokenizer.pad_token_id).all()
-        assert batch["piece_mask"][b].tolist() == [[1] * n + [0] * (batch["piece_mask"].shape[2] - n)]
-        assert (batch["piece_words"][b, 0, n:] == -1).all()
-        for word, column in zip(row["piece_words"][0], batch["piece_words"][b, 0, :n].tolist(), strict=True):
-            assert (column == -1) == (word == -1)
-            if word >= 0:
-                assert batch["copy_ids"][b, column] == row["copy_ids"][word]
+def test_subwords_go_with_the_rows(tokenizer, tiny_tokenizer):
+    rows = tokenize_documents(BATCH, tokenizer.with_subword_tokenizer(tiny_tokenizer))
+    assert list(rows) == ["input_ids", "copy_ids", "labels", "subword_ids", "subword_mask", "subword_word_ids"]
+    assert rows["subword_word_ids"][0][0][:6] == [-1, 0, 1, -1, 3, 4]
+    cut = tokenize_documents(
+        BATCH, tokenizer.with_subword_tokenizer(tiny_tokenizer), max_source_length=4, on_long="truncate"
+    )
+    assert [len(ids) for ids in cut["input_ids"]] == [4, 2]
+    assert max(cut["subword_word_ids"][0][0]) == 3  # no sub-word of a truncated word
 
 
-def test_rows_to_predict_have_no_labels(tokenizer):
-    rows = rows_of(tokenizer, keyphrases_column=None)
-    assert list(ExHirdCollator(tokenizer)(rows)) == ["input_ids", "attention_mask", "copy_ids"]
-    assert "labels" not in ExHirdCollator(tokenizer)([{**row, "labels": None} for row in rows])
-    source = tokenizer.read_source("graph zeta")
-    batch = ExHirdCollator(tokenizer)([source._asdict()])
-    assert batch["copy_ids"].tolist() == [[9, len(tokenizer)]]
+def test_what_is_left_out_is_counted(tokenizer, warnings):
+    batch = {
+        "text": ["graph", "", "?! ...", "graph", "graph", "graph", None, "12"],
+        "keyphrases": [["graph"], ["graph"], ["graph"], [], "kappa;...", ["a b c d e f g"], ["graph"], ["3"]],
+    }
+    assert tokenize_documents(batch, tokenizer)["labels"] == [[[5, 9, 4], [3]], [[5, 7, 4], [3]]]
+    assert warnings == [
+        "3 of 8 documents have no words in their text and were dropped.",
+        "1 of 4 keyphrases have more than 6 words and were dropped.",
+        "3 of 8 documents have no keyphrase that could be learnt and were dropped.",
+    ]
+    assert len(tokenize_documents(batch, tokenizer, max_words=None)["labels"]) == 2  # of unknown words alone
 
 
-@pytest.mark.parametrize("kind", [None, "torch", "numpy"])
-def test_rows_of_a_data_set_in_any_format_make_the_same_batch(kind, tokenizer):
-    rows = rows_of(tokenizer)
-    dataset = Dataset.from_list(rows).with_format(kind)
-    batch = ExHirdCollator(tokenizer)([dataset[i] for i in range(3)])
-    for name, x in ExHirdCollator(tokenizer)(rows).items():
-        assert torch.equal(batch[name], x)
+LONG = {
+    "text": ["deep graph", "deep deep graph cuts", "graph"],
+    "keyphrases": ["deep;graph", "cuts;deep", "graph;deep;cuts of;model"],
+}
 
 
-def test_rows_that_are_none_are_told(tokenizer):
+def test_long_documents_are_left_out(tokenizer, warnings):
+    kept = tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9)
+    assert kept["input_ids"] == [[13, 9]]
+    # the last has 3 + 3 + 4 + 3 target words: starts and `;` count, the document's end does not
+    assert warnings == ["2 of 3 documents are longer than 3 words or 9 target words and were dropped."]
+    assert len(tokenize_documents(LONG, tokenizer, max_source_length=4, max_target_length=13)["labels"]) == 3
+    assert len(tokenize_documents(LONG, tokenizer, max_source_length=4, max_target_length=12)["labels"]) == 2
+    assert len(tokenize_documents(LONG, tokenizer, max_source_length=None, max_target_length=None)["labels"]) == 3
+
+
+def test_long_documents_may_be_cut_kept_or_refused(tokenizer, warnings):
+    cut = tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="truncate")
+    assert cut["input_ids"] == [[13, 9], [13, 13, 9], [9]]
+    # "cuts" is cut from the text, and so absent; of the last document whole phrases, while they fit
+    assert cut["labels"][1] == [[5, 13, 4], [6, 10, 4], [3]]
+    assert cut["labels"][2] == [[5, 9, 4], [6, 13, 4], [3]]
+    assert warnings == ["2 of 3 documents are longer than 3 words or 9 target words and were truncated."]
+    warnings.clear()
+    assert (
+        len(
+            tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="window")["labels"][2]
+        )
+        == 5
+    )
+    assert warnings == []
     with pytest.raises(
-        ValueError, match="Row 0 of the batch has no input_ids and copy_ids; it has 'text'. Make rows with"
+        ValueError,
+        match="Document 1 .* 4 words and 6 target words, .*max_source_length=3, max_target_length=9",
     ):
-        ExHirdCollator(tokenizer)([{"text": "graph"}])
-    with pytest.raises(ValueError, match="Row 1 of the batch has no words. Leave out empty rows"):
-        ExHirdCollator(tokenizer)([tokenizer.read_source(text)._asdict() for text in ("graph", "")])
+        tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="error")
+    capped = tokenize_documents(LONG, tokenizer, max_source_length=None, max_target_length=9, max_phrases=2)
+    assert [len(labels) for labels in capped["labels"]] == [3, 3, 3]
 
 
-def test_a_model_learns_from_a_batch_and_padding_changes_nothing(tokenizer):
-    torch.manual_seed(0)
-    sizes = {"encoder_type": "bigru", "num_hidden_layers": 1, "hidden_size": 8, "embedding_size": 4}
-    model = ExHirdForKeyphraseGeneration(ExHirdConfig.for_tokenizer(tokenizer, **sizes))
-    rows = rows_of(tokenizer)
-    together = model(**ExHirdCollator(tokenizer)(rows)).loss
-    alone = sum(model(**ExHirdCollator(tokenizer, pad_to_multiple_of=4)([row])).loss for row in rows) / len(rows)
-    torch.testing.assert_close(together, alone)
-    together.backward()
-    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+def test_a_cut_source_knows_only_its_own_words(tokenizer):
+    V = len(tokenizer)
+    batch = {"text": ["zeta graph omega rho"], "keyphrases": ["omega graph;zeta rho"]}
+    cut = tokenize_documents(batch, tokenizer, max_source_length=2, on_long="truncate")
+    assert cut == {"input_ids": [[0, 9]], "copy_ids": [[V, 9]], "labels": [[[6, 0, 9, 4], [6, V, 0, 4], [3]]]}
+
+
+def test_many_and_long_phrases_are_no_error(tokenizer, warnings):
+    names = [f"{a}{b}" for a in "abcde" for b in "abcde"]
+    batch = {"text": [" ".join(names)], "keyphrases": [names]}
+    assert len(tokenize_documents(batch, tokenizer)["labels"][0]) == 26  # 75 target words
+    whole = tokenize_documents({"text": ["graph"], "keyphrases": [["graph " * 40]]}, tokenizer, max_words=None)
+    assert whole["labels"] == [[[6, *[9] * 40, 4], [3]]]
+    assert warnings == []
+
+
+def test_a_hundred_thousand_words_are_read_in_seconds(tokenizer):
+    text = " ".join(f"word{i % 5000} graph" for i in range(50_000))
+    batch = {
+        "text": [text],
+        "keyphrases": [[f"graph word{i}" for i in range(30)] + [f"deep x{i}" for i in "abcdefghij"]],
+    }
+    before = time.perf_counter()
+    rows = tokenize_documents(batch, tokenizer, max_source_length=None, max_target_length=None)
+    assert time.perf_counter() - before < 6  # under one on a free core
+    assert len(rows["input_ids"][0]) == 100_000 and len(rows["labels"][0]) == 41
+    assert max(rows["copy_ids"][0]) == len(tokenizer) + 4999
+
+
+def test_wrong_columns_and_options_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="'text' is missing; the columns are 'abstract', 'keyphrases'"):
+        tokenize_documents({"abstract": ["a"], "keyphrases": ["a"]}, tokenizer)
+    with pytest.raises(ValueError, match="'keyphrases' is missing; the columns are 'text'"):
+        tokenize_documents({"text": ["a"]}, tokenizer)
+    with pytest.raises(ValueError, match="'head' is missing"):
+        tokenize_documents(BATCH, tokenizer, title_column="head")
+    with pytest.raises(ValueError, match="on_long='cut' .*'drop', 'truncate', 'window', 'error'"):
+        tokenize_documents(BATCH, tokenizer, on_long="cut")
+
+
+def test_data_sets_are_mapped_also_where_a_batch_is_left_out_whole(tokenizer, warnings):
+    dataset = Dataset.from_dict(
+        {"text": ["", "graph", "...", "deep zeta"], "keyphrases": [["a"], ["graph"], ["a"], ["zeta"]]}
+    )
+    logging.disable_progress_bar()
+    options = {
+        "fn_kwargs": {"tokenizer": tokenizer},
+        "remove_columns": dataset.column_names,
+        "load_from_cache_file": False,
+    }
+    rows = dataset.map(tokenize_documents, batched=True, batch_size=1, **options)
+    assert rows["labels"][:] == [[[5, 9, 4], [3]], [[5, len(tokenizer), 4], [3]]]
+    assert rows.column_names == ["input_ids", "copy_ids", "labels"]
+    assert warnings == ["1 of 1 documents have no words in their text and were dropped."] * 2

@@ -8,19 +8,23 @@ from torch.testing import assert_close
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from modeling_exhird import ExHirdCollator, ExHirdConfig, ExHirdForKeyphraseGeneration, encode
-from modeling_exhird.generating_exhird import UNSUPPORTED
-from modeling_exhird.keyphrases_exhird import KeyphraseWriter
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdForKeyphraseGeneration,
+    tokenize_documents,
+)
+from modeling_exhird.generation_exhird import UNSUPPORTED, KeyphraseGenerator
 
 from .conftest import DOCUMENTS, each_kind, without_labels
-from .test_generation import END, PAD, START, STOP, biased, every_phrase, smallest, stopping  # noqa: F401  (fixtures)
 from .test_parity import EXPECTED
 from .test_parity import batch as parity_batch  # noqa: F401  (a fixture)
 from .test_parity import make as parity_model
+from .test_search import END, PAD, START, STOP, biased, every_phrase, smallest, stopping  # noqa: F401  (fixtures)
 
 
 def rows_as_sequences(rows, limits):
-    """What `generate_rows` gives, one phrase after the other: a phrase that was cut with `;`, `</s>` at the end."""
+    """The flat sequences of `generate_phrases`: with `;` after phrases that reached the limit, and `</s>` at the end."""
     sequences = []
     for document in rows.ids.tolist():
         flat = [START]
@@ -51,13 +55,13 @@ def padded(sequences):
 @pytest.mark.parametrize("window", [0, 1, 2, 4, -1])
 def test_greedy_search_gives_the_references_decodes(window, parity_batch):  # noqa: F811
     model, batch = parity_model().eval(), without_labels(parity_batch)
-    limits = {"max_phrases": 8, "max_phrase_length": 6, "exclusion_window": window}
+    limits = {"max_phrases": 8, "max_words_per_phrase": 5, "exclusion_window": window}
     found = model.generate(**batch, **limits)
-    rows = model.generate_rows(**batch, **limits)
+    rows = model.generate_phrases(**batch, **limits)
     assert torch.equal(found, rows_as_sequences(rows, limits))
     assert len(EXPECTED["greedy"][f"window={window}"]) == len(
         found
-    )  # and `generate_rows` is compared with these elsewhere
+    )  # and `generate_phrases` is compared with these elsewhere
 
 
 @each_kind
@@ -66,8 +70,13 @@ def test_greedy_search_writes_what_it_writes_phrase_by_phrase(kind, use_cache, s
     """Documents that end at unlike times, phrases that are cut, words that the vocabulary lacks, every window."""
     model, batch = stopping(kind), without_labels(batch_for(kind))
     cut, ended, new = 0, set(), 0
-    for limits in ({}, {"exclusion_window": 0}, {"exclusion_window": -1, "max_phrase_length": 3}, {"max_phrases": 2}):
-        rows = model.generate_rows(**batch, **limits)
+    for limits in (
+        {},
+        {"exclusion_window": 0},
+        {"exclusion_window": -1, "max_words_per_phrase": 2},
+        {"max_phrases": 2},
+    ):
+        rows = model.generate_phrases(**batch, **limits)
         found = model.generate(**batch, **limits, use_cache=use_cache)
         assert torch.equal(found, rows_as_sequences(rows, limits))
         cut += int(((rows.ids[..., -1] != PAD) & (rows.ids[..., -1] != END)).sum())
@@ -92,14 +101,14 @@ def test_a_document_alone_and_padding_on_either_side_change_nothing(kind, option
 @each_kind
 def test_what_is_generated_has_the_probability_that_the_loss_gives_it(kind, stopping, batch_for):  # noqa: F811
     model, batch = stopping(kind), without_labels(batch_for(kind))
-    J = model.config.max_phrase_length
+    limit = model.config.max_words_per_phrase + 1
     found = model.generate(**batch, return_dict_in_generate=True, output_scores=True, output_logits=True)
     assert isinstance(found, GenerateEncoderDecoderOutput)
     scores = model.compute_transition_scores(found.sequences, found.scores)
     labels = labels_of(found.sequences)
     with torch.no_grad():
-        again = model(**batch, labels=labels, max_phrase_length=J)
-        read = model(**batch, decoder_input_ids=found.sequences[:, :-1], max_phrase_length=J)
+        again = model(**batch, labels=labels, max_tokens_per_phrase=limit)
+        read = model(**batch, decoder_input_ids=found.sequences[:, :-1], max_tokens_per_phrase=limit)
     scored = (again.log_probs != 0) & ~forced_stop(labels)
     assert_close(scores[scored].double(), again.log_probs[scored], rtol=0, atol=1e-5)
     assert (scores[~scored & (labels != -100)] == 0).all()  # what had to follow
@@ -118,8 +127,8 @@ def test_a_prompt_is_continued(stopping, batch_for):  # noqa: F811
         assert torch.equal(model.generate(**batch, decoder_input_ids=prompt), whole)
         assert torch.equal(model.generate(**batch, decoder_input_ids=prompt[:, 1:]), whole)  # `<s>` is put before it
         padded_prompt = torch.cat([torch.full((3, 2), PAD), prompt], 1)
-        found = model(**batch, decoder_input_ids=padded_prompt, max_phrase_length=5).logits[:, -1]
-        assert_close(found, model(**batch, decoder_input_ids=prompt, max_phrase_length=5).logits[:, -1])
+        found = model(**batch, decoder_input_ids=padded_prompt, max_tokens_per_phrase=5).logits[:, -1]
+        assert_close(found, model(**batch, decoder_input_ids=prompt, max_tokens_per_phrase=5).logits[:, -1])
         assert model.generate(**batch, decoder_input_ids=prompt, max_new_tokens=2).shape == (3, length + 2)
 
 
@@ -179,7 +188,7 @@ def test_enough_beams_find_the_best_sequence_of_all(phrases, left_out, penalty, 
         model, document = smallest(seed, length=3, max_phrases=phrases)
         with torch.no_grad():
             batch = {name: x.expand(len(labels), -1) for name, x in document.items()}
-            log_p = model(**batch, labels=labels, max_phrase_length=3).log_probs
+            log_p = model(**batch, labels=labels, max_tokens_per_phrase=3).log_probs
         score = log_p.masked_fill(forced_stop(labels, phrases), 0).sum(1) / lengths.float() ** penalty
         best = score.masked_fill(torch.tensor(excluded), -torch.inf).topk(3)
         options = {"num_beams": 420, "length_penalty": penalty, "early_stopping": "never", "num_return_sequences": 3}
@@ -217,7 +226,7 @@ def test_one_beam_is_greedy_and_sequences_come_best_first(kind, stopping, batch_
         labels = labels_of(sequences)
         every = {name: x.repeat_interleave(len(labels) // 4, 0) for name, x in batch.items()}
         with torch.no_grad():
-            found = model(**every, labels=labels, max_phrase_length=5).log_probs
+            found = model(**every, labels=labels, max_tokens_per_phrase=5).log_probs
         return found.masked_fill(forced_stop(labels), 0).sum(1)
 
     greedy = log_p(model.generate(**batch))
@@ -235,20 +244,20 @@ def test_samples_keep_the_limits_and_follow_the_seed(stopping, batch_for):  # no
     model, batch = stopping(), without_labels(batch_for())
     options = {"do_sample": True, "temperature": 1.5, "top_k": 20, "top_p": 0.95, "num_return_sequences": 6}
 
-    def draw(seed, **more):
+    def sample(seed, **more):
         torch.manual_seed(seed)
         return model.generate(**batch, **{**options, **more})
 
-    found = draw(0)
-    assert len(found) == 24 and torch.equal(found, draw(0)) and not torch.equal(found, draw(1)[:, : found.shape[1]])
+    found = sample(0)
+    assert len(found) == 24 and torch.equal(found, sample(0)) and not torch.equal(found, sample(1)[:, : found.shape[1]])
     for row in found.tolist():
-        kept(row)
-    cold = draw(0, temperature=1e-3, num_return_sequences=1)
+        assert_within_limits(row)
+    cold = sample(0, temperature=1e-3, num_return_sequences=1)
     assert torch.equal(cold, model.generate(**batch))
 
 
-def kept(row, phrases=5, length=5, window=1):
-    """Whether a flat sequence is one that may be generated."""
+def assert_within_limits(row, phrases=5, length=5, window=1):
+    """Checks a flat sequence against the constraints."""
     row = [i for i in row if i != PAD]
     assert row[0] == START and row[-1] == STOP and row.count(STOP) == 1
     found = split(row[1:])
@@ -259,7 +268,7 @@ def kept(row, phrases=5, length=5, window=1):
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}])
 def test_limits_come_from_the_call_the_generation_config_or_the_configuration(options, tiny_exhird, batch_for):
-    """Nothing ends of itself here: the longest sequences show the limits."""
+    """No phrase or document ends before a limit, so lengths show the limits."""
     model = biased(tiny_exhird("bigru"), w3=-40.0, w4=-40.0, copy=-5.0)
     batch = without_labels(batch_for("bigru"))
 
@@ -270,15 +279,26 @@ def test_limits_come_from_the_call_the_generation_config_or_the_configuration(op
 
     assert length() == 2 + 5 * 6
     assert length(max_phrases=2) == 2 + 2 * 6
-    assert length(max_phrases=7, max_phrase_length=3) == 2 + 7 * 4  # more than the configuration has room for
+    assert length(max_phrases=7, max_words_per_phrase=2) == 2 + 7 * 4  # more than the configuration has room for
     model.generation_config.max_phrases = 3
     assert length() == 2 + 3 * 6 and length(max_phrases=1) == 2 + 6
     given = GenerationConfig(
-        max_phrases=4, max_phrase_length=3, decoder_start_token_id=2, eos_token_id=3, pad_token_id=1
+        max_phrases=4, max_words_per_phrase=2, decoder_start_token_id=2, eos_token_id=3, pad_token_id=1
     )
     if not options:
         assert model.generate(**batch, generation_config=given).shape[1] == 2 + 4 * 4
         assert given.max_length is None
+
+
+@each_kind
+def test_limits_in_the_generation_config_are_those_of_the_call(kind, stopping, batch_for):  # noqa: F811
+    """Also in what the decoder reads after a phrase that reached the limit."""
+    model, batch = stopping(kind), without_labels(batch_for(kind))
+    expected = model.generate(**batch, max_words_per_phrase=2)
+    assert not torch.equal(model.generate(**batch), expected)
+    model.generation_config.max_words_per_phrase = 2
+    assert torch.equal(model.generate(**batch), expected)
+    assert torch.equal(expected, rows_as_sequences(model.generate_phrases(**batch, max_words_per_phrase=2), {}))
 
 
 def test_standard_arguments_do_what_they_do_elsewhere(stopping, batch_for):  # noqa: F811
@@ -298,12 +318,12 @@ def test_standard_arguments_do_what_they_do_elsewhere(stopping, batch_for):  # n
     full = (longer == END).sum(1) == 5  # no phrase may follow
     assert (((longer != PAD).sum(1) >= lengths.max()) | full).all() and lengths.min() < lengths.max()
     for row in longer.tolist():
-        kept(row)
+        assert_within_limits(row)
     banned = int(whole[1, 2])
     assert not (model.generate(**batch, bad_words_ids=[[banned]]) == banned).any()
     assert not (model.generate(**batch, suppress_tokens=[banned]) == banned).any()
     forced = model.generate(**batch, max_length=5, forced_eos_token_id=STOP)
-    assert ((forced == STOP).sum(1) == 1).all()  # in the middle of a phrase: what was asked for stands
+    assert ((forced == STOP).sum(1) == 1).all()  # in the middle of a phrase, as requested
     assert not torch.equal(model.generate(**batch, repetition_penalty=5.0)[:, :7], whole[:, :7])
     shown = model.generate(**batch, return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
     T = shown.sequences.shape[1] - 1
@@ -313,7 +333,7 @@ def test_standard_arguments_do_what_they_do_elsewhere(stopping, batch_for):  # n
     assert shown.encoder_attentions[0].shape == (4, 2, *[batch["input_ids"].shape[1]] * 2)
 
 
-def test_the_callers_objects_stay_as_they_are(stopping, batch_for):  # noqa: F811
+def test_arguments_are_not_modified(stopping, batch_for):  # noqa: F811
     model, batch = stopping(), without_labels(batch_for())
     before, processors = model.generation_config.to_dict(), []
     model.generate(**batch, logits_processor=processors, num_beams=2, max_new_tokens=3)
@@ -321,7 +341,7 @@ def test_the_callers_objects_stay_as_they_are(stopping, batch_for):  # noqa: F81
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_is_not_supported_is_named(name, tiny_exhird, batch_for):
+def test_unsupported_arguments_are_named(name, tiny_exhird, batch_for):
     value = {"low_memory": True, "token_healing": True}.get(name, 4)
     with pytest.raises(ValueError, match=f"does not support {name}="):
         tiny_exhird("bigru").generate(**without_labels(batch_for("bigru")), **{name: value})
@@ -331,7 +351,7 @@ def test_what_is_not_supported_is_named(name, tiny_exhird, batch_for):
     "options, message",
     [
         ({"max_phrases": 0}, "max_phrases=0"),
-        ({"max_phrase_length": 2}, "max_phrase_length=2"),
+        ({"max_words_per_phrase": 0}, "max_words_per_phrase=0"),
         ({"exclusion_window": -2}, "exclusion_window=-2"),
         ({"num_beam": 2}, "num_beam"),
         ({"do_sample": True, "num_beams": 2}, "do_sample=True with num_beams=2"),
@@ -339,7 +359,7 @@ def test_what_is_not_supported_is_named(name, tiny_exhird, batch_for):
         ({"max_length": 1}, "max_length"),
     ],
 )
-def test_what_cannot_be_is_named(options, message, tiny_exhird, batch_for):
+def test_invalid_arguments_are_named(options, message, tiny_exhird, batch_for):
     with pytest.raises(ValueError, match=message):
         tiny_exhird("bigru").generate(**without_labels(batch_for("bigru")), **options)
 
@@ -349,35 +369,36 @@ def test_a_checkpoint_keeps_its_generation_config(stopping, batch_for, tmp_path)
     assert model.can_generate() and model.generation_config.decoder_start_token_id == START
     model.generation_config.num_beams, model.generation_config.max_phrases = 3, 2
     model.save_pretrained(tmp_path)
-    again = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path)
+    again = ExhirdForKeyphraseGeneration.from_pretrained(tmp_path)
     expected = model.generate(**batch)
     assert torch.equal(again.generate(**batch), expected)
     assert not torch.equal(again.generate(**batch, num_beams=1), expected)
     GenerationConfig(pad_token_id=0, eos_token_id=9, max_length=4).save_pretrained(tmp_path)  # a pretrained encoder's
-    other = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path).generation_config
+    other = ExhirdForKeyphraseGeneration.from_pretrained(tmp_path).generation_config
     assert (other.pad_token_id, other.eos_token_id, other.max_length) == (PAD, STOP, 32)
     (tmp_path / "generation_config.json").unlink()  # as checkpoints of before
-    old = ExHirdForKeyphraseGeneration.from_pretrained(tmp_path)
-    rows = old.generate_rows(**batch)
+    old = ExhirdForKeyphraseGeneration.from_pretrained(tmp_path)
+    rows = old.generate_phrases(**batch)
     assert torch.equal(old.generate(**batch), rows_as_sequences(rows, {}))
-    assert old.config.is_encoder_decoder and isinstance(old.config, ExHirdConfig)
+    assert old.config.is_encoder_decoder and isinstance(old.config, ExhirdConfig)
 
 
 @pytest.mark.parametrize("kind", ["bigru", "pretrained"])
 def test_sequences_become_the_pipelines_phrases(kind, stopping, tokenizer_for):  # noqa: F811
-    """As the documentation has it: rows of `encode`, the collator, `generate`, and each document's own words."""
+    """As the documentation has it: rows of `tokenize_documents`, the collator, `generate`, and each document's own words."""
     model, tokenizer, texts = stopping(kind), tokenizer_for(kind), DOCUMENTS["text"]
-    rows = encode({"text": texts}, tokenizer, keyphrases_column=None)
+    rows = tokenize_documents({"text": texts}, tokenizer, keyphrases_column=None)
     rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    ids = model.generate(**ExHirdCollator(tokenizer)(rows))
-    said = KeyphraseWriter(model, tokenizer, raw=True)
+    ids = model.generate(**DataCollatorForKeyphraseGeneration(tokenizer)(rows))
+    generator = KeyphraseGenerator(model, tokenizer, raw=True)
     new = 0
-    for text, row, expected in zip(texts, ids.tolist(), said.stream(texts), strict=True):
-        source = tokenizer.read_source(text)
+    for text, row, expected in zip(texts, ids.tolist(), generator.stream(texts), strict=True):
+        source = tokenizer.encode_source(text)
         phrases = [
-            tokenizer.surface([i for i in phrase if not 1 <= i <= 7], source.oov_words) for phrase in split(row[1:])
+            tokenizer.convert_ids_to_words([i for i in phrase if not 1 <= i <= 7], source.oov_words)
+            for phrase in split(row[1:])
         ]
         assert [words for words in phrases if words] == expected
         new += any(word in source.oov_words for words in phrases for word in words)
-        assert isinstance(tokenizer.decode(row, skip_special_tokens=True), str)  # what it does not know is left out
+        assert isinstance(tokenizer.decode(row, skip_special_tokens=True), str)  # unknown ids are skipped
     assert new

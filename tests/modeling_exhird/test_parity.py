@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration
+from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration
 from modeling_exhird.decoder_exhird import HierarchicalDecoder
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "exhird_model.json").read_text())
@@ -51,7 +51,7 @@ def tensor(name):
 def make(**options):
     tokens = {"end_phrase_token_id": 4, "present_token_id": 5, "absent_token_id": 6}
     sizes = {"encoder_type": "bigru", "num_hidden_layers": 2, "hidden_size": 6, "embedding_size": 4}
-    model = ExHirdForKeyphraseGeneration(ExHirdConfig(vocab_size=V, **tokens, **sizes, **options)).double()
+    model = ExhirdForKeyphraseGeneration(ExhirdConfig(vocab_size=V, **tokens, **sizes, **options)).double()
     weights = {}
     for name, p in VECTORS["params"].items():
         weights |= ours(name, torch.tensor(p, dtype=torch.float64))
@@ -92,7 +92,7 @@ def test_the_layout_is_the_references(batch):
 def test_the_memory_and_the_first_phrase_state(batch):
     encoded = make().encoder(batch["input_ids"], batch["attention_mask"])
     assert_close(encoded.last_hidden_state, tensor("memory_bank_L_B_H").transpose(0, 1), rtol=0, atol=1e-9)
-    assert_close(encoded.phrase_start, tensor("phrase_init"), rtol=0, atol=1e-9)
+    assert_close(encoded.decoder_initial_state, tensor("phrase_init"), rtol=0, atol=1e-9)
 
 
 def test_vectors_and_attention_of_every_step(batch, monkeypatch):
@@ -115,17 +115,23 @@ def test_vectors_and_attention_of_every_step(batch, monkeypatch):
     assert (outputs.log_probs[~scored] == 0).all()
 
 
+def phrase_attention(decoder, h, memory):
+    """beta_i = softmax_l(m_l W_P h_i)   (B, d) -> (B, L), which the decoder never computes by itself"""
+    scores = torch.baddbmm(memory.bias[:, None], decoder.phrase_attention(h)[:, None], memory.states.mT)
+    return scores.softmax(-1).squeeze(1)
+
+
 def test_phrase_attention(batch):
     """beta of every phrase, from the phrase states that the feedback leads to."""
     model, states = make(), []
     step = HierarchicalDecoder.next_phrase
     model.decoder.next_phrase = lambda *args: states.append(step(model.decoder, *args)) or states[-1]
     model(**batch)
-    memory, _ = model.memorise(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
+    memory, _ = model.encode(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
     expected = tensor("phrase_attention_B_S_L")
     for i, h in enumerate(states):
         n = len(h)  # documents that go on; the first has more phrases and stands first here too
-        assert_close(model.decoder.phrase_weights(h, memory.take(slice(n))), expected[:n, i], rtol=0, atol=1e-9)
+        assert_close(phrase_attention(model.decoder, h, memory.take(slice(n))), expected[:n, i], rtol=0, atol=1e-9)
     assert len(states) == 7
 
 
@@ -153,7 +159,7 @@ def test_norms_of_all_gradients(batch):
 @pytest.mark.parametrize("window", [0, 1, 2, 4, -1])
 def test_greedy_decodes_token_for_token(window, batch):
     model, given = make().eval(), {name: batch[name] for name in ("input_ids", "attention_mask", "copy_ids")}
-    rows = model.generate_rows(**given, max_phrases=8, max_phrase_length=6, exclusion_window=window)
+    rows = model.generate_phrases(**given, max_phrases=8, max_words_per_phrase=5, exclusion_window=window)
     expected = EXPECTED["greedy"][f"window={window}"]
     for b, words in enumerate(VECTORS["src"]):
         oov = list(dict.fromkeys(word for word in words if word not in VECTORS["vocab"]))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from modeling_exhird import ExHirdConfig
-from modeling_exhird.tokenization_exhird import MARKS, SPECIAL, ExHirdTokenizer, split
+from modeling_exhird import ExhirdConfig
+from modeling_exhird.tokenization_exhird import MARKS, SPECIAL, ExhirdTokenizer, split_words
 from tests.loopback_hub import LoopbackHub
 
 WORDS = ["graph", "cuts", "the", "naive", "of", ",", ".", "'", "(", ")", "d12", "a", "s", "<", ">"]
@@ -25,16 +25,16 @@ WORDS = ["graph", "cuts", "the", "naive", "of", ",", ".", "'", "(", ")", "d12", 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return ExHirdTokenizer.from_words([*MARKS, *WORDS])
+    return ExhirdTokenizer.from_words([*MARKS, *WORDS])
 
 
 @pytest.fixture(scope="module")
-def with_pieces(tokenizer, tiny_tokenizer):
-    return tokenizer.with_pieces(tiny_tokenizer)
+def with_subword_tokenizer(tokenizer, tiny_tokenizer):
+    return tokenizer.with_subword_tokenizer(tiny_tokenizer)
 
 
 def strings(text):
-    return [word for word, _, _ in split(text)]
+    return [word for word, _, _ in split_words(text)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def strings(text):
 )
 def test_texts_become_words(text, expected, tokenizer):
     assert strings(text) == expected.split()
-    assert [word for word, _, _ in tokenizer.words(text)] == expected.split()
+    assert [word for word, _, _ in tokenizer.split_words(text)] == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_texts_become_words(text, expected, tokenizer):
     ],
 )
 def test_each_word_says_where_it_stands(text, expected):
-    assert [text[start:end] for _, start, end in split(text)] == expected
+    assert [text[start:end] for _, start, end in split_words(text)] == expected
 
 
 def test_the_backends_offsets_of_a_number_are_its_last_character_only(tokenizer):
     """What `words` is for."""
     found = tokenizer("of 10 - 20 of", return_offsets_mapping=True)["offset_mapping"]
     assert found == [(0, 2), (9, 10), (11, 13)]
-    assert [place[1:] for place in tokenizer.words("of 10 - 20 of")] == [(0, 2), (3, 10), (11, 13)]
+    assert [place[1:] for place in tokenizer.split_words("of 10 - 20 of")] == [(0, 2), (3, 10), (11, 13)]
 
 
 def reference_words(text):
-    """The rule character by character and word by word: what `split` must equal."""
+    """The rule character by character and word by word: what `split_words` must equal."""
     text = unicodedata.normalize("NFKD", text.replace("\u2122", " "))
     text = "".join(c for c in text if unicodedata.category(c) != "Mn").lower().replace("\u2019", "'")
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_words_are_those_of_the_rule(text):
 @given(st.one_of(MESSY, st.text(max_size=30)))
 def test_words_and_ids_agree_and_places_hold_their_words(text):
     tokenizer = AGREEING
-    found = tokenizer.words(text)
+    found = tokenizer.split_words(text)
     known = tokenizer.get_vocab()
     ids = [known.get(word, 0) for word, _, _ in found]
     assert tokenizer(text, add_special_tokens=False)["input_ids"] == tokenizer(text)["input_ids"] == ids
@@ -166,27 +166,27 @@ def test_words_and_ids_agree_and_places_hold_their_words(text):
     assert ends == sorted(ends)
 
 
-AGREEING = ExHirdTokenizer.from_words([*MARKS, *WORDS])
+AGREEING = ExhirdTokenizer.from_words([*MARKS, *WORDS])
 
 
 def test_halves_of_surrogate_pairs_are_no_characters():
-    assert split("graph \ud800cuts") == [("graph", 0, 5), ("cuts", 7, 11)]
+    assert split_words("graph \ud800cuts") == [("graph", 0, 5), ("cuts", 7, 11)]
 
 
 @pytest.mark.parametrize("unit", ["Graph naïve 12 [3] ", "[", "1.1", "<", "[a{", "a[b]", "1 ", "aaaaaaaaaa"])
 def test_long_texts_take_time_in_proportion(unit):
     before = time.perf_counter()
-    split(unit * 50_000)
+    split_words(unit * 50_000)
     assert time.perf_counter() - before < 8  # half a second on a free core; a square would be minutes
 
 
 def test_a_vocabulary_of_texts_has_the_most_frequent_words():
     texts = ["b b a 7 ; c", ["c", "B"], "a <p_start> d"]
-    tokenizer = ExHirdTokenizer.from_texts(texts)
+    tokenizer = ExhirdTokenizer.from_texts(texts)
     assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == [*SPECIAL, *MARKS, "b", "a", "c", "d"]
-    assert len(ExHirdTokenizer.from_texts(texts, vocab_size=7)) == 4 + 7
-    assert len(ExHirdTokenizer.from_texts(texts, min_count=2)) == 4 + 5 + 3
-    assert ExHirdTokenizer.from_texts(iter(texts[::-1])).get_vocab() == tokenizer.get_vocab()
+    assert len(ExhirdTokenizer.from_texts(texts, vocab_size=7)) == 4 + 7
+    assert len(ExhirdTokenizer.from_texts(texts, min_count=2)) == 4 + 5 + 3
+    assert ExhirdTokenizer.from_texts(iter(texts[::-1])).get_vocab() == tokenizer.get_vocab()
 
 
 def test_special_words_and_sides(tokenizer):
@@ -205,84 +205,89 @@ def test_special_words_and_sides(tokenizer):
 
 
 def test_vocabularies_that_cannot_be_are_refused(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"The vocabulary has no <p_start>, <eot>: targets are made of"):
-        ExHirdTokenizer.from_words([";", "<a_start>", "<digit>", "graph"])
+    with pytest.raises(ValueError, match=r"has no <p_start>, <eot>"):
+        ExhirdTokenizer.from_words([";", "<a_start>", "<digit>", "graph"])
     with pytest.raises(ValueError, match="'graph' would have two ids"):
-        ExHirdTokenizer.from_words([*MARKS, "graph", "cut", "graph"])
-    with pytest.raises(ValueError, match="'<unk>' would have two ids. List each word once, and <unk>, <blank>"):
-        ExHirdTokenizer.from_words([*MARKS, "<unk>"])
+        ExhirdTokenizer.from_words([*MARKS, "graph", "cut", "graph"])
+    with pytest.raises(ValueError, match="'<unk>' would have two ids"):
+        ExhirdTokenizer.from_words([*MARKS, "<unk>"])
     with pytest.raises(ValueError, match="does not begin with <unk>, <blank>, <s>, </s>"):
-        ExHirdTokenizer({word: i for i, word in enumerate([*MARKS, *SPECIAL])})
-    with pytest.raises(ValueError, match="texts is one string, 'graph cuts': its characters"):
-        ExHirdTokenizer.from_texts("graph cuts")
-    with pytest.raises(ValueError, match="vocab_size=4: there are 5 marks"):
-        ExHirdTokenizer.from_texts(["graph"], vocab_size=4)
-    with pytest.raises(ValueError, match="have no words"):
-        ExHirdTokenizer.from_texts(["", "--"])
+        ExhirdTokenizer({word: i for i, word in enumerate([*MARKS, *SPECIAL])})
+    with pytest.raises(ValueError, match="texts .*'graph cuts'"):
+        ExhirdTokenizer.from_texts("graph cuts")
+    with pytest.raises(ValueError, match="vocab_size=4 .* 5 marks"):
+        ExhirdTokenizer.from_texts(["graph"], vocab_size=4)
+    with pytest.raises(ValueError, match="No words"):
+        ExhirdTokenizer.from_texts(["", "--"])
     tokenizer.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "tokenizer.json").read_text())
     saved["model"]["vocab"]["<other>"] = saved["model"]["vocab"].pop("<a_start>")
     (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
-    with pytest.raises(ValueError, match="The vocabulary has no <a_start>: targets"):
-        ExHirdTokenizer.from_pretrained(tmp_path)
-    complete = ExHirdTokenizer.from_words([*SPECIAL, *MARKS])  # with the four at its head
+    with pytest.raises(ValueError, match="has no <a_start>"):
+        ExhirdTokenizer.from_pretrained(tmp_path)
+    complete = ExhirdTokenizer.from_words([*SPECIAL, *MARKS])  # with the four at its head
     assert len(complete) == 9
 
 
 def test_a_source_tells_unknown_words_apart(tokenizer):
     V = len(tokenizer)
-    source = tokenizer.read_source("Zeta graph, omega 12 zeta", title="The zeta")
+    source = tokenizer.encode_source("Zeta graph, omega 12 zeta", title="The zeta")
     assert source.words == ["the", "zeta", "<eot>", "zeta", "graph", ",", "omega", "<digit>", "zeta"]
     assert source.input_ids == [11, 0, 8, 0, 9, 14, 0, 7, 0]
     assert source.copy_ids == [11, V, 8, V, 9, 14, V + 1, 7, V]
     assert source.oov_words == ["zeta", "omega"]
-    assert source.places[:4] == [("title", 0, 3), ("title", 4, 8), None, ("text", 0, 4)]
-    assert tokenizer.surface(source.copy_ids, source.oov_words) == source.words
-    assert tokenizer.surface(source.input_ids, [])[1] == "<unk>"
-    with pytest.raises(ValueError, match=f"{V + 2} is the id of no word: the vocabulary has {V}, this source 2"):
-        tokenizer.surface([V + 2], source.oov_words)
+    assert source.offsets[:4] == [("title", 0, 3), ("title", 4, 8), None, ("text", 0, 4)]
+    assert tokenizer.convert_ids_to_words(source.copy_ids, source.oov_words) == source.words
+    assert tokenizer.convert_ids_to_words(source.input_ids, [])[1] == "<unk>"
+    with pytest.raises(ValueError, match=f"{V + 2} is not .* {V} words, .* 2 more"):
+        tokenizer.convert_ids_to_words([V + 2], source.oov_words)
 
 
 @pytest.mark.parametrize("title", [None, "", " ?! "])
 def test_without_a_title_there_is_no_mark(title, tokenizer):
-    assert tokenizer.read_source("graph", title).words == ["graph"]
-    assert tokenizer.read_source("", title) == ([], [], [], [], [])
-    assert tokenizer.read_source("", "graph").words == ["graph", "<eot>"]
+    assert tokenizer.encode_source("graph", title).words == ["graph"]
+    assert tokenizer.encode_source("", title) == ([], [], [], [], [])
+    assert tokenizer.encode_source("", "graph").words == ["graph", "<eot>"]
 
 
-def test_pieces_know_their_words(with_pieces, tiny_tokenizer):
+def test_subwords_have_the_indices_of_their_words(with_subword_tokenizer, tiny_tokenizer):
     title, text = "Graph cut", "The naïve graph-cuts [12] 1,000"
-    words = with_pieces.read_source(text, title).words
+    words = with_subword_tokenizer.encode_source(text, title).words
     assert " ".join(words) == "graph cut <eot> the naive graph cuts <digit>"
-    read = with_pieces.read_pieces(text, title)
-    tokens = tiny_tokenizer.convert_ids_to_tokens(read["piece_ids"][0])
+    read = with_subword_tokenizer.encode_subwords(text, title)
+    tokens = tiny_tokenizer.convert_ids_to_tokens(read["subword_ids"][0])
     expected = "[CLS] graph cut [SEP] the n ##a ##i ##v ##e graph - cuts [ 1 ##2 ] 1 , 0 ##0 ##0 [SEP]"
     assert " ".join(tokens) == expected
-    assert read["piece_mask"] == [[1] * len(tokens)]
+    assert read["subword_mask"] == [[1] * len(tokens)]
     expected = [-1, 0, 1, -1, 3, 4, 4, 4, 4, 4, 5, -1, 6, -1, -1, -1, -1, 7, 7, 7, 7, 7, -1]
-    assert read["piece_words"] == [expected]
-    alone = with_pieces.read_pieces(text)
-    assert alone["piece_ids"] == [[read["piece_ids"][0][0], *read["piece_ids"][0][4:]]]
-    assert alone["piece_words"] == [[-1, *(i if i < 0 else i - 3 for i in expected[4:])]]
-    assert with_pieces.read_pieces("", title)["piece_words"] == [[-1, 0, 1, -1]]
-    assert with_pieces.read_pieces("", None)["piece_words"] == [[-1, -1]]
+    assert read["subword_word_ids"] == [expected]
+    alone = with_subword_tokenizer.encode_subwords(text)
+    assert alone["subword_ids"] == [[read["subword_ids"][0][0], *read["subword_ids"][0][4:]]]
+    assert alone["subword_word_ids"] == [[-1, *(i if i < 0 else i - 3 for i in expected[4:])]]
+    assert with_subword_tokenizer.encode_subwords("", title)["subword_word_ids"] == [[-1, 0, 1, -1]]
+    assert with_subword_tokenizer.encode_subwords("", None)["subword_word_ids"] == [[-1, -1]]
 
 
-def test_long_texts_are_read_in_windows(with_pieces):
-    read = with_pieces.read_pieces("the graph of the network", "graph cuts", max_length=8)
-    assert read["piece_words"] == [[-1, 0, 1, -1, 3, 4, 5, -1], [-1, 0, 1, -1, 5, 6, 7, -1]]  # each after the title
-    long = with_pieces.read_pieces("the " * 100)
-    assert [len(ids) for ids in long["piece_ids"]] == [64, 48]  # the encoder's model_max_length; 8 are shared
-    assert long["piece_words"][1][1] == 54
-    both = with_pieces.read_pieces("the graph", "graph " * 20, max_length=10)  # too long a title for each window
-    assert both["piece_words"][-1] == [-1, 21, 22, -1]
-    assert {word for words in both["piece_words"][:-1] for word in words} == {-1, *range(20)}
-    assert max(map(len, both["piece_ids"])) == 10
+def test_long_texts_are_read_in_windows(with_subword_tokenizer):
+    read = with_subword_tokenizer.encode_subwords("the graph of the network", "graph cuts", max_length=8)
+    assert read["subword_word_ids"] == [
+        [-1, 0, 1, -1, 3, 4, 5, -1],
+        [-1, 0, 1, -1, 5, 6, 7, -1],
+    ]  # each after the title
+    long = with_subword_tokenizer.encode_subwords("the " * 100)
+    assert [len(ids) for ids in long["subword_ids"]] == [64, 48]  # the encoder's model_max_length; 8 are shared
+    assert long["subword_word_ids"][1][1] == 54
+    both = with_subword_tokenizer.encode_subwords(
+        "the graph", "graph " * 20, max_length=10
+    )  # too long a title for each window
+    assert both["subword_word_ids"][-1] == [-1, 21, 22, -1]
+    assert {word for words in both["subword_word_ids"][:-1] for word in words} == {-1, *range(20)}
+    assert max(map(len, both["subword_ids"])) == 10
 
 
 @pytest.fixture(scope="module")
-def byte_pieces():
-    """As RoBERTa's: sub-words of bytes, whose offsets take in the space before."""
+def byte_tokenizer():
+    """Sub-words of bytes as RoBERTa's, whose offsets include the preceding space."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ġ", "g"), ("r", "a"), ("Ġ", "1")]
     vocabulary = {token: i for i, token in enumerate([*alphabet, *map("".join, merges)])}
@@ -293,32 +298,32 @@ def byte_pieces():
 
 
 @pytest.mark.parametrize("kind", ["words", "bytes"])
-def test_each_piece_belongs_to_the_first_word_that_it_overlaps(kind, tokenizer, tiny_tokenizer, byte_pieces):
-    pieces = tiny_tokenizer if kind == "words" else byte_pieces
-    both = tokenizer.with_pieces(pieces)
+def test_each_subword_belongs_to_the_first_word_that_it_overlaps(kind, tokenizer, tiny_tokenizer, byte_tokenizer):
+    subword_tokenizer = tiny_tokenizer if kind == "words" else byte_tokenizer
+    both = tokenizer.with_subword_tokenizer(subword_tokenizer)
 
     @settings(max_examples=100, deadline=None)
     @given(MESSY)
     def check(text):
-        places = [(i, p[1], p[2]) for i, p in enumerate(both.read_source(text).places)]
-        read = both.read_pieces(text, max_length=10_000)
-        encoded = pieces(text, return_offsets_mapping=True)
-        assert read["piece_ids"] == [encoded["input_ids"]]
-        for (start, end), index in zip(encoded["offset_mapping"], read["piece_words"][0], strict=True):
+        places = [(i, p[1], p[2]) for i, p in enumerate(both.encode_source(text).offsets)]
+        read = both.encode_subwords(text, max_length=10_000)
+        encoded = subword_tokenizer(text, return_offsets_mapping=True)
+        assert read["subword_ids"] == [encoded["input_ids"]]
+        for (start, end), index in zip(encoded["offset_mapping"], read["subword_word_ids"][0], strict=True):
             overlapping = [i for i, first, last in places if first < end and start < last and start < end]
             assert index == (overlapping or [-1])[0]
 
     check()
 
 
-def test_second_tokenizers_that_do_not_work_are_refused(tokenizer, with_pieces):
-    assert tokenizer.pieces is None and with_pieces.pieces is not None  # a copy
-    with pytest.raises(ValueError, match="no second one for sub-words. Use tokenizer.with_pieces"):
-        tokenizer.read_pieces("graph")
-    with pytest.raises(ValueError, match="str is no fast tokenizer"):
-        tokenizer.with_pieces("bert")
-    with pytest.raises(ValueError, match="pieces='bert' is a name"):
-        ExHirdTokenizer.from_pretrained("somewhere", pieces="bert")
+def test_second_tokenizers_that_do_not_work_are_refused(tokenizer, with_subword_tokenizer):
+    assert tokenizer.subword_tokenizer is None and with_subword_tokenizer.subword_tokenizer is not None  # a copy
+    with pytest.raises(ValueError, match="subword_tokenizer=None.*with_subword_tokenizer"):
+        tokenizer.encode_subwords("graph")
+    with pytest.raises(ValueError, match="str is not a fast tokenizer"):
+        tokenizer.with_subword_tokenizer("bert")
+    with pytest.raises(ValueError, match="subword_tokenizer='bert'"):
+        ExhirdTokenizer.from_pretrained("somewhere", subword_tokenizer="bert")
 
 
 TEXT = "The naïve zeta-graph </s> [3] of 10 - 20\ncuts"
@@ -326,49 +331,49 @@ TEXT = "The naïve zeta-graph </s> [3] of 10 - 20\ncuts"
 
 def same(first, second):
     assert first.get_vocab() == second.get_vocab()
-    assert first(TEXT) == second(TEXT) and first.words(TEXT) == second.words(TEXT)
-    assert first.read_source(TEXT, "graph") == second.read_source(TEXT, "graph")
-    assert (first.pieces is None) == (second.pieces is None)
-    if first.pieces is not None:
-        assert first.read_pieces(TEXT, "graph") == second.read_pieces(TEXT, "graph")
+    assert first(TEXT) == second(TEXT) and first.split_words(TEXT) == second.split_words(TEXT)
+    assert first.encode_source(TEXT, "graph") == second.encode_source(TEXT, "graph")
+    assert (first.subword_tokenizer is None) == (second.subword_tokenizer is None)
+    if first.subword_tokenizer is not None:
+        assert first.encode_subwords(TEXT, "graph") == second.encode_subwords(TEXT, "graph")
 
 
-def test_saved_and_loaded_it_is_the_same(tokenizer, with_pieces, tiny_tokenizer, tmp_path, caplog):
+def test_saved_and_loaded_it_is_the_same(tokenizer, with_subword_tokenizer, tiny_tokenizer, tmp_path, caplog):
     plain, both = tmp_path / "plain", tmp_path / "both"
     tokenizer.save_pretrained(plain)
     assert {"tokenizer.json", "tokenizer_config.json", "tokenization_exhird.py"} <= set(os.listdir(plain))
-    assert not (plain / "pieces").exists()
-    same(ExHirdTokenizer.from_pretrained(plain), tokenizer)
-    with_pieces.save_pretrained(both)
-    loaded = ExHirdTokenizer.from_pretrained(both)
-    same(loaded, with_pieces)
+    assert not (plain / "subword_tokenizer").exists()
+    same(ExhirdTokenizer.from_pretrained(plain), tokenizer)
+    with_subword_tokenizer.save_pretrained(both)
+    loaded = ExhirdTokenizer.from_pretrained(both)
+    same(loaded, with_subword_tokenizer)
     loaded.save_pretrained(tmp_path / "again")
-    same(ExHirdTokenizer.from_pretrained(tmp_path / "again"), with_pieces)
-    same(ExHirdTokenizer.from_pretrained(plain, pieces=tiny_tokenizer), with_pieces)
+    same(ExhirdTokenizer.from_pretrained(tmp_path / "again"), with_subword_tokenizer)
+    same(ExhirdTokenizer.from_pretrained(plain, subword_tokenizer=tiny_tokenizer), with_subword_tokenizer)
     for change in (copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))):
-        same(change(with_pieces), with_pieces)
+        same(change(with_subword_tokenizer), with_subword_tokenizer)
     # without its second tokenizer it is saved so, though an older one lies there
-    loaded.with_pieces(None).save_pretrained(both)
-    same(ExHirdTokenizer.from_pretrained(both), tokenizer)
+    loaded.with_subword_tokenizer(None).save_pretrained(both)
+    same(ExhirdTokenizer.from_pretrained(both), tokenizer)
 
 
-def test_a_second_tokenizer_that_was_lost_is_told(with_pieces, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr("modeling_exhird.tokenization_exhird.logger.warning", said.append)
-    with_pieces.save_pretrained(tmp_path)
-    (tmp_path / "pieces").rename(tmp_path / "elsewhere")
-    assert ExHirdTokenizer.from_pretrained(tmp_path).pieces is None
-    assert len(said) == 1 and "was saved with a second tokenizer, which is not there" in said[0]
+def test_a_missing_subword_tokenizer_is_warned_of(with_subword_tokenizer, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("modeling_exhird.tokenization_exhird.logger.warning", warnings.append)
+    with_subword_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "subword_tokenizer").rename(tmp_path / "elsewhere")
+    assert ExhirdTokenizer.from_pretrained(tmp_path).subword_tokenizer is None
+    assert len(warnings) == 1 and "is missing" in warnings[0] and "with_subword_tokenizer" in warnings[0]
 
 
-def test_auto_tokenizer_finds_the_class_by_name_and_by_configuration(with_pieces, tokenizer, tmp_path):
-    AutoTokenizer.register(ExHirdConfig, fast_tokenizer_class=ExHirdTokenizer, exist_ok=True)
-    with_pieces.save_pretrained(tmp_path)
-    assert type(AutoTokenizer.from_pretrained(tmp_path)) is ExHirdTokenizer
-    ExHirdConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+def test_auto_tokenizer_finds_the_class_by_name_and_by_configuration(with_subword_tokenizer, tokenizer, tmp_path):
+    AutoTokenizer.register(ExhirdConfig, fast_tokenizer_class=ExhirdTokenizer, exist_ok=True)
+    with_subword_tokenizer.save_pretrained(tmp_path)
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is ExhirdTokenizer
+    ExhirdConfig(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert type(loaded) is ExHirdTokenizer
-    same(loaded, with_pieces)
+    assert type(loaded) is ExhirdTokenizer
+    same(loaded, with_subword_tokenizer)
 
 
 FRESH = """
@@ -388,8 +393,8 @@ for place in places:
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
     if place != places[-1]:
         tokenizer.push_to_hub(places[-1])
-    source = tokenizer.read_source(text, "graph")
-    read = tokenizer.read_pieces(text, "graph") if tokenizer.pieces is not None else None
+    source = tokenizer.encode_source(text, "graph")
+    read = tokenizer.encode_subwords(text, "graph") if tokenizer.subword_tokenizer is not None else None
     found.append([type(tokenizer).__module__.split(".")[0], tokenizer(text)["input_ids"], list(source), read])
 print("FOUND" + json.dumps(found))
 """
@@ -412,15 +417,17 @@ def run(code, *arguments, folder, **environment):
     return json.loads(done.stdout.split("FOUND")[1])
 
 
-def test_a_checkpoints_own_code_runs_without_the_project_and_goes_through_a_hub(with_pieces, tokenizer, tmp_path):
+def test_a_checkpoints_own_code_runs_without_the_project_and_goes_through_a_hub(
+    with_subword_tokenizer, tokenizer, tmp_path
+):
     plain, both = tmp_path / "plain", tmp_path / "both"
     tokenizer.save_pretrained(plain)
-    with_pieces.save_pretrained(both)
-    ExHirdConfig(vocab_size=len(tokenizer)).save_pretrained(both)  # beside a model
+    with_subword_tokenizer.save_pretrained(both)
+    ExhirdConfig(vocab_size=len(tokenizer)).save_pretrained(both)  # beside a model
     with LoopbackHub() as hub:
         found = run(FRESH, TEXT, plain, both, "tester/exhird-words", folder=tmp_path / "x", **hub.env)
         assert hub.unknown == []
-    source = json.loads(json.dumps(list(tokenizer.read_source(TEXT, "graph"))))
+    source = json.loads(json.dumps(list(tokenizer.encode_source(TEXT, "graph"))))
     expected = ["transformers_modules", tokenizer(TEXT)["input_ids"], source]
-    read = with_pieces.read_pieces(TEXT, "graph")
+    read = with_subword_tokenizer.encode_subwords(TEXT, "graph")
     assert found == [[*expected, None], [*expected, read], [*expected, read]]

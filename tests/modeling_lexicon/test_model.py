@@ -1,7 +1,5 @@
 """What every model class keeps, for all routing policies and choices of layers."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,13 +133,6 @@ def test_padding_and_company_change_nothing(policy, layers, side, prompts):
 
 
 @each_policy
-def test_two_eval_passes_agree_bit_for_bit(policy, prompts):
-    model = tiny_lexicon(policy=policy, layers="all linears")
-    with torch.no_grad():
-        assert torch.equal(model(**prompts).logits, model(**prompts).logits)
-
-
-@each_policy
 @each_of_few_layers
 def test_a_later_token_changes_no_earlier_logits(policy, layers, prompts):
     model, ids = tiny_lexicon(policy=policy, layers=layers), prompts["input_ids"][:2]
@@ -230,43 +221,8 @@ def test_with_domain_ids_and_labels_every_parameter_gets_a_gradient_and_the_gate
         gate.zero_grad()
         model(**batch, domain_ids=ids).loss.backward()
         gate.step()
-    learnt = model(**batch, output_router_logits=True).expert_index
-    assert all(torch.equal(index, ids) for index in learnt)
-
-
-@each_policy
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_gives_the_same_gradients_with_the_balance_loss(policy, reentrant, batch):
-    options = {"policy": policy, "layers": "attention and mlp", "router_aux_loss_coef": 0.5}
-    plain, checkpointed = tiny_lexicon(**options).train(), tiny_lexicon(**options).train()
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    ran = []
-    checkpointed.model.layers[0].input_layernorm.register_forward_hook(lambda *_: ran.append(1))
-    for model in (plain, checkpointed):
-        model(**batch).loss.backward()
-    assert len(ran) == 2  # it was on: the layer ran again in the backward pass
-    for name, gradient in gradients(plain).items():
-        assert_close(checkpointed.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("reentrant", [None, False, True])
-@each_policy
-def test_two_forward_passes_before_one_backward_pass_do_not_mix(policy, reentrant, batch):
-    half = {name: value[:2, :7] for name, value in batch.items()}
-    found = []
-    for together in (True, False):
-        model = tiny_lexicon(policy=policy, layers="attention and mlp", router_aux_loss_coef=0.5).train()
-        if reentrant is not None:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if together:
-            losses = [model(**batch).loss, model(**half).loss]
-            sum(losses).backward()
-        else:
-            for each in (batch, half):
-                model(**each).loss.backward()
-        found.append(gradients(model))
-    for name, gradient in found[1].items():
-        assert_close(found[0][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    expert_index = model(**batch, output_router_logits=True).expert_index
+    assert all(torch.equal(index, ids) for index in expert_index)
 
 
 @pytest.mark.parametrize("policy, depth", [("sequence_hard", 1), ("domain", 2)])
@@ -308,26 +264,6 @@ def test_domain_ids_in_the_data_do_not_disturb_other_policies(policy, batch):
     assert torch.equal(model(**batch, domain_ids=torch.tensor([3, 0, 1])).loss, model(**batch).loss)
 
 
-@pytest.mark.parametrize("aux", [0.0, 0.5])
-@pytest.mark.parametrize("policy", ["token", "domain"])
-def test_micro_batches_add_up_to_the_whole_batch(policy, aux, batch):
-    """num_items_in_batch, as the Trainer passes it: the parts of a step sum to the step."""
-    model = tiny_lexicon(policy=policy, router_aux_loss_coef=aux)
-    items = (batch["labels"][:, 1:] != -100).sum()
-    given = {**batch, "domain_ids": torch.tensor([1, 3, 1])} if policy == "domain" and not aux else batch
-    whole = model(**given, num_items_in_batch=items).loss
-    assert_close(whole, model(**given).loss)
-    parts = [{name: value[i : i + 1] for name, value in given.items()} for i in range(3)]
-    summed = sum(model(**part, num_items_in_batch=items).loss for part in parts)
-    # the balance loss is a product of two averages and so not additive: near, not equal
-    assert_close(summed, whole, rtol=1e-6 if aux == 0 else 0.2, atol=1e-6)
-
-
-def test_a_batch_without_labels_to_learn_costs_nothing(batch):
-    loss = tiny_lexicon(policy="domain")(**{**batch, "labels": torch.full_like(batch["labels"], -100)}).loss
-    assert loss == 0
-
-
 @each_policy
 @pytest.mark.parametrize("layers", ["mlp", "two linears"])
 def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts):
@@ -359,7 +295,7 @@ def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_given_domains_give_the_experts_and_no_router_logits(gate, batch, prompts):
-    """By the configuration's flag: no gate decides, and what none has said is not there. In training the gate learns."""
+    """By the configuration's flag: no gate runs, and its outputs are missing. In training the gate learns."""
     model, ids = tiny_lexicon(policy="domain", domain_gate=gate, output_router_logits=True), torch.tensor([2, 0, 3])
     output = model(**prompts, domain_ids=ids)
     assert output.router_logits == () and output.aux_loss is None
@@ -410,45 +346,10 @@ def test_tied_embeddings_stay_tied(tmp_path, prompts):
     assert again.lm_head.weight.shape == (60, 32) and again.config.vocab_size == 60
 
 
-@each_policy
-def test_bf16_trains_and_stays_near_float32(policy, batch):
-    model = tiny_lexicon(policy=policy, layers="attention and mlp", initializer_range=0.05).train()
-    exact = model(**batch)
-    half = copy.deepcopy(model).to(torch.bfloat16)
-    rounded = half(**batch)
-    rounded.loss.backward()
-    assert rounded.logits.dtype == torch.bfloat16
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in half.parameters())
-    assert_close(rounded.loss.float(), exact.loss, rtol=0.05, atol=0.05)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = model(**batch)
-    mixed.loss.backward()
-    assert_close(mixed.loss, exact.loss, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize(
-    "policy, backend",
-    [("token", "eager"), ("sequence_soft", "eager"), ("sequence_hard", "aot_eager"), ("domain", "eager")],
-)
-def test_torch_compile_in_one_graph_changes_nothing(policy, backend, batch):
-    options = {"policy": policy, "layers": "attention and mlp", "num_hidden_layers": 1, "router_aux_loss_coef": 0.1}
-    plain, model = tiny_lexicon(**options), tiny_lexicon(**options)
-    inputs = {**batch, "use_cache": False}
-    expected = plain(**inputs)
-    expected.loss.backward()
-    torch._dynamo.reset()
-    found = torch.compile(model, backend=backend, fullgraph=True)(**inputs)
-    assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
-    assert_close(found.loss, expected.loss, rtol=0, atol=1e-5)
-    found.loss.backward()
-    for name, gradient in gradients(plain).items():
-        assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
-
-
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_a_domain_that_nobody_gave_is_asked_for(prompts):
+def test_missing_domain_ids_are_reported(prompts):
     model = tiny_lexicon(policy="domain", domain_gate=False)
     with pytest.raises(ValueError, match=r"needs domain_ids.*Pass domain_ids.*model.assign_domains\(texts, embedder\)"):
         model(**prompts)
@@ -456,14 +357,14 @@ def test_a_domain_that_nobody_gave_is_asked_for(prompts):
 
 @pytest.mark.parametrize(
     "ids, message",
-    [([0, 4, 1], r"domain_ids has 4, but there are 4 experts: ids go from 0 to 3"), ([0, -1, 1], "domain_ids has -1"),
-     ([0, 1], r"domain_ids has the shape \(2,\): pass one id a row, \(3,\)")],
+    [([0, 4, 1], "domain_ids has 4, but with 4 experts"), ([0, -1, 1], "domain_ids has -1"),
+     ([0, 1], r"domain_ids has the shape \(2,\)")],
 )  # fmt: skip
-def test_wrong_domain_ids_are_named(ids, message, prompts):
+def test_wrong_domain_ids_are_reported(ids, message, prompts):
     with pytest.raises(ValueError, match=message):
         tiny_lexicon(policy="domain")(**prompts, domain_ids=torch.tensor(ids))
 
 
-def test_a_call_without_tokens_says_so():
+def test_a_call_without_tokens_is_refused():
     with pytest.raises(ValueError, match="Neither input_ids nor inputs_embeds"):
         tiny_lexicon()(attention_mask=torch.ones(1, 3))

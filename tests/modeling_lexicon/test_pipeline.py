@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from modeling_lexicon import prompt
-from modeling_lexicon.defining_lexicon import Definer, distinct_definitions, length_of
+from modeling_lexicon import format_prompt
+from modeling_lexicon.generation_lexicon import DefinitionGenerator, distinct_definitions, generated_lengths
 
 from .conftest import tiny_lexicon, tiny_llama
 
@@ -52,7 +52,7 @@ def define(dense, tokenizer):
 
 
 def encoded(tokenizer, row):
-    ids = tokenizer(prompt(row["term"], row["context"]), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(format_prompt(row["term"], row["context"]), add_special_tokens=False)["input_ids"]
     return torch.tensor([[0, *ids, 1]])
 
 
@@ -62,7 +62,7 @@ def test_a_definition_is_what_generate_writes_and_its_score_what_the_model_think
         written = dense.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)[
             0, ids.shape[1] :
         ]
-        written = written[: length_of(written[None], 1)[0]]
+        written = written[: generated_lengths(written[None], 1)[0]]
         with torch.no_grad():
             logits = dense(torch.cat([ids, written[None]], 1)).logits[0, ids.shape[1] - 1 : -1]
         log_p = logits.log_softmax(-1).gather(1, written[:, None]).mean()
@@ -119,9 +119,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_scores_are_those_of_the_written_tokens_by_the_models_own_logits(way, dense, tokenizer):
     """Recomputed from the text by one pass over it, and, where `generate` keeps all logits in order, from these."""
-    definer = Definer(dense, tokenizer, max_new_tokens=8, **WAYS[way])
-    definer.ends = [1, *range(150, 259)]  # many ends: rows stop at different lengths
-    prompts = [definer.prompt_ids(row["term"], row["context"]) for row in ROWS]
+    generator = DefinitionGenerator(dense, tokenizer, max_new_tokens=8, **WAYS[way])
+    generator.ends = [1, *range(150, 259)]  # many ends: rows stop at different lengths
+    prompts = [generator.build_prompt(row["term"], row["context"]) for row in ROWS]
     prompts = prompts[:1] if way == "looked up" else prompts
     seen, generate = [], dense.generate
 
@@ -132,22 +132,22 @@ def test_scores_are_those_of_the_written_tokens_by_the_models_own_logits(way, de
     dense.generate = keep
     try:
         torch.manual_seed(5)
-        found = definer.define(prompts, None)
+        found = generator._generate_batch(prompts, None)
     finally:
         del dense.generate
-    start, n = max(map(len, prompts)), definer.best_of
+    start, n = max(map(len, prompts)), generator.best_of
     written = seen[0].sequences[:, start:]
-    lengths = length_of(written, definer.ends)
+    lengths = generated_lengths(written, generator.ends)
     assert way in ("greedy", "beams", "looked up") or len(set(lengths)) > 1
     for i, score in enumerate(score for own in found for _, score in own):
-        prompt_ids, own = prompts[i // n], written[i, : lengths[i]]
+        prompt, own = prompts[i // n], written[i, : lengths[i]]
         with torch.no_grad():
-            logits = dense(torch.tensor([prompt_ids + own.tolist()])).logits[0, len(prompt_ids) - 1 : -1]
+            logits = dense(torch.tensor([prompt + own.tolist()])).logits[0, len(prompt) - 1 : -1]
         assert score == pytest.approx(logits.log_softmax(-1).gather(1, own[:, None]).mean().exp().item(), abs=2e-6)
     if way in ("greedy", "sampling"):  # the formula over all logits, kept by the same draws
         torch.manual_seed(5)
-        definer.options["synced_gpus"] = False
-        assert definer.define(prompts, None) == found
+        generator.options["synced_gpus"] = False
+        assert generator._generate_batch(prompts, None) == found
 
 
 @pytest.mark.parametrize("reward", [False, True])
@@ -162,8 +162,10 @@ def test_the_memory_of_a_step_is_given_back_with_the_step(reward, dense, tokeniz
     scorer = (
         LlamaForSequenceClassification(LlamaConfig(**dense.config.to_dict() | {"num_labels": 1})) if reward else None
     )
-    definer = Definer(dense, tokenizer, best_of=8, max_new_tokens=6, reward_model=scorer, stopping_criteria=[count])
-    definer(ROWS[:1])
+    generator = DefinitionGenerator(
+        dense, tokenizer, best_of=8, max_new_tokens=6, reward_model=scorer, stopping_criteria=[count]
+    )
+    generator(ROWS[:1])
     assert len(alive) >= 5 and max(alive[1:]) == alive[1] <= 4
 
 
@@ -191,15 +193,15 @@ def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenize
     torch.manual_seed(0)
     likely = define(ROWS[0], best_of=5, num_definitions=5, temperature=3.0, max_new_tokens=4)
     assert sorted(one["definition"] for one in likely) == sorted(one["definition"] for one in found)
-    definer = Definer(dense, tokenizer, reward_model=reward)
+    generator = DefinitionGenerator(dense, tokenizer, reward_model=reward)
     row = encoded(tokenizer, ROWS[0])[0].tolist()
     short, long = row + [5, 1], row + [7, 8, 9, 1]
     with torch.no_grad():
         alone = [float(reward(torch.tensor([own])).logits) for own in (short, long)]
-    assert definer.rewards([short, long], 2) == pytest.approx(alone, abs=1e-5)
-    with pytest.raises(OSError, match="reward_model '.*nowhere' could not be opened"):
+    assert generator.compute_rewards([short, long], 2) == pytest.approx(alone, abs=1e-5)
+    with pytest.raises(OSError, match="reward_model='.*nowhere'"):
         define(ROWS[0], best_of=2, reward_model=str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="The reward model has 2 labels, and a reward is one number"):
+    with pytest.raises(ValueError, match="num_labels=2"):
         define(
             ROWS[0],
             reward_model=LlamaForSequenceClassification(LlamaConfig(**dense.config.to_dict() | {"num_labels": 2})),
@@ -236,7 +238,7 @@ def test_centroids_choose_the_expert_and_the_answer_says_so(routed, tokenizer):
     del routed.generate
     assert batches == [[0, 0], [0, 0], [1, 1]]  # a batch reads one expert where it can
     assert [one["definition"] for one in several] == 2 * [one["definition"] for one in given]
-    with pytest.raises(ValueError, match="There are 2 domain_ids for 3 rows"):
+    with pytest.raises(ValueError, match="domain_ids has 2 values for 3 rows"):
         define(ROWS, domain_ids=[0, 1])
 
 
@@ -253,37 +255,37 @@ def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer,
     words = [f"w{i}" for i in range(300)]
     words[200] = "Bank,"
     row = {"term": "bank", "context": " ".join(words)}
-    definer = Definer(dense, tokenizer, max_new_tokens=8)
+    generator = DefinitionGenerator(dense, tokenizer, max_new_tokens=8)
     with caplog.at_level("WARNING", logger="transformers_modules"):
-        text = tokenizer.decode(definer.prompt_ids("bank", row["context"]), skip_special_tokens=True)
+        text = tokenizer.decode(generator.build_prompt("bank", row["context"]), skip_special_tokens=True)
     assert "Bank," in text and "w199" in text and "w201" in text and "w0 " not in text and "w299" not in text
-    assert 200 < len(definer.prompt_ids("bank", row["context"])) <= 248
+    assert 200 < len(generator.build_prompt("bank", row["context"])) <= 248
     assert define(row)["definition"] is not None
     with pytest.raises(
         ValueError, match="The context of 'bank' has .* tokens, and the model 256 positions, 8 of them for"
     ):
         define(row, on_long="error")
-    with pytest.raises(ValueError, match="not even the term has room beside max_new_tokens=250"):
+    with pytest.raises(ValueError, match="max_new_tokens=250"):
         define(row, max_new_tokens=250)
 
 
 @pytest.mark.parametrize(
     "given, options, kind, message",
     [
-        ("bank", {}, TypeError, "definition-modeling reads .* not a str: 'bank'"),
-        (3, {}, TypeError, "not a int"),
+        ("bank", {}, TypeError, "got a str: 'bank'"),
+        (3, {}, TypeError, "got a int"),
         ([ROWS[0], {"term": "a"}], {}, TypeError, "Row 1 is {'term': 'a'}. Pass"),
-        ({"term": "", "context": "a"}, {}, TypeError, "both texts that are not empty"),
-        (ROWS, {"best_of": 0}, ValueError, "best_of=0: it must be 1 or more"),
-        (ROWS, {"num_definitions": 2}, ValueError, "num_definitions=2 of best_of=1 samples"),
-        (ROWS, {"on_long": "window"}, ValueError, "on_long='window' is not known"),
+        ({"term": "", "context": "a"}, {}, TypeError, "Row 0 is"),
+        (ROWS, {"best_of": 0}, ValueError, "best_of=0"),
+        (ROWS, {"num_definitions": 2}, ValueError, "num_definitions=2 exceeds best_of=1"),
+        (ROWS, {"on_long": "window"}, ValueError, "on_long='window'"),
     ],
 )
-def test_what_cannot_be_defined_is_named(given, options, kind, message, define):
+def test_wrong_inputs_are_reported(given, options, kind, message, define):
     with pytest.raises(kind, match=message):
         define(given, **options)
 
 
-def test_special_tokens_names_in_a_text_are_mere_text(define, dense, tokenizer):
-    ids = Definer(dense, tokenizer).prompt_ids("</s>", "a <s> b")
+def test_special_tokens_names_in_a_text_are_plain_text(define, dense, tokenizer):
+    ids = DefinitionGenerator(dense, tokenizer).build_prompt("</s>", "a <s> b")
     assert ids.count(0) == 1 and ids.count(1) == 1

@@ -8,10 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from modeling_lexicon import LexiconConfig
-from modeling_lexicon.domains_lexicon import nearest_centroids
-from modeling_lexicon.experts_lexicon import Decision, LexiconExperts, LinearExperts, reference_experts
+from modeling_lexicon.experts_lexicon import LexiconExperts, LinearExperts, RoutingDecision, loop_over_experts
+from modeling_lexicon.generation_lexicon import nearest_centroids
 from modeling_lexicon.layers_lexicon import RoutedMlp
-from modeling_lexicon.routing_lexicon import find_prompt, load_balancing_loss, top_k_routing
+from modeling_lexicon.routing_lexicon import load_balancing_loss, resolve_prompt_mask, top_k_routing
 
 # tokens (or rows x length), experts, k, d, I: odd ones, one of each, and one that fits the grouped kernel
 SHAPES = [(1, 4, 2, 5, 7), (7, 3, 1, 6, 9), (33, 5, 5, 8, 4), (64, 4, 2, 16, 24), (10, 1, 1, 3, 2)]
@@ -49,11 +49,11 @@ def test_tokens_equal_the_loop_with_all_gradients(implementation, kind, N, E, k,
     x = torch.randn(N, d)
     weights, index = top_k_routing(torch.randn(N, E), k)
     fast = value_and_gradients(experts, lambda x, w: experts(x, index, w), x, weights)
-    slow = value_and_gradients(experts, lambda x, w: reference_experts(experts, x, index, w), x, weights)
+    slow = value_and_gradients(experts, lambda x, w: loop_over_experts(experts, x, index, w), x, weights)
     for a, b in zip(fast, slow, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1, b.abs().max().item()))
     if k < E:  # negative control: other experts give another answer
-        assert not torch.allclose(fast[0], reference_experts(experts, x, (index + 1) % E, weights), atol=1e-3)
+        assert not torch.allclose(fast[0], loop_over_experts(experts, x, (index + 1) % E, weights), atol=1e-3)
 
 
 @each_kind
@@ -68,14 +68,14 @@ def test_rows_equal_the_loop_with_all_gradients(soft, implementation, kind, N, E
     def loop(x, w):
         of_tokens = torch.arange(E).expand(N * T, E) if soft else index.repeat_interleave(T)[:, None]
         shares = w.repeat_interleave(T, dim=0) if soft else w.repeat_interleave(T)[:, None]
-        return reference_experts(experts, x.flatten(0, 1), of_tokens, shares).view(N, T, -1)
+        return loop_over_experts(experts, x.flatten(0, 1), of_tokens, shares).view(N, T, -1)
 
-    fast = value_and_gradients(experts, lambda x, w: experts(x, Decision(index, w)), x, weights)
+    fast = value_and_gradients(experts, lambda x, w: experts(x, RoutingDecision(index, w)), x, weights)
     slow = value_and_gradients(experts, loop, x, weights)
     for a, b in zip(fast, slow, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1, b.abs().max().item()))
     if E > 1:
-        other = Decision((index + 1) % E, weights.roll(1, 1) if soft else weights)
+        other = RoutingDecision((index + 1) % E, weights.roll(1, 1) if soft else weights)
         assert not torch.allclose(fast[0], experts(x, other), atol=1e-3)
 
 
@@ -85,7 +85,7 @@ def test_rows_equal_the_loop_with_all_gradients(soft, implementation, kind, N, E
 def test_the_compiled_formulation_of_rows_is_the_same(implementation, kind, N, E, k, d, inner):
     experts = make_experts(kind, E, d, inner, implementation)
     x, index = torch.randn(N, 3, d), torch.randint(E, (N,))
-    assert_close(experts.compiled_rows(x, index), experts(x, Decision(index)), rtol=1e-4, atol=1e-5)
+    assert_close(experts.compiled_rows(x, index), experts(x, RoutingDecision(index)), rtol=1e-4, atol=1e-5)
 
 
 class Operations(TorchDispatchMode):
@@ -113,7 +113,7 @@ def test_each_implementation_runs_its_own_products(kind, implementation, own):
         experts(torch.randn(9, 8), index, weights)
     assert ran.names & PRODUCTS == ({"addmm"} if (kind, implementation) == ("linear with bias", "eager") else own)
     with Operations() as ran:
-        experts(torch.randn(3, 2, 8), Decision(torch.tensor([2, 0, 2])))
+        experts(torch.randn(3, 2, 8), RoutingDecision(torch.tensor([2, 0, 2])))
     assert ("bmm" in ran.names) == (implementation == "batched_mm")
 
 
@@ -138,19 +138,19 @@ def test_an_implementation_for_whole_mlps_alone_is_refused_for_linear_layers():
 @each_kind
 def test_only_experts_that_some_row_chose_run_and_each_row_once(kind, monkeypatch):
     experts = make_experts(kind, 4, 6, 5)
-    ran, run = [], type(experts).one_expert
-    monkeypatch.setattr(type(experts), "one_expert", lambda self, x, w: ran.append(len(x)) or run(self, x, w))
+    ran, run = [], type(experts).expert_forward
+    monkeypatch.setattr(type(experts), "expert_forward", lambda self, x, w: ran.append(len(x)) or run(self, x, w))
     x = torch.randn(5, 2, 6)
-    experts(x, Decision(torch.tensor([3, 1, 3, 3, 1])))
+    experts(x, RoutingDecision(torch.tensor([3, 1, 3, 3, 1])))
     assert ran == [3, 2]
     ran.clear()
-    experts(x, Decision(torch.full((5,), 2)))
+    experts(x, RoutingDecision(torch.full((5,), 2)))
     assert ran == [5]
 
 
-def test_an_expert_that_nobody_chose_gets_zeros():
+def test_an_expert_that_was_not_chosen_gets_zeros():
     experts = make_experts("mlp", 4, 6, 5)
-    experts(torch.randn(2, 3, 6), Decision(torch.tensor([0, 2]))).sum().backward()
+    experts(torch.randn(2, 3, 6), RoutingDecision(torch.tensor([0, 2]))).sum().backward()
     used = experts.down_proj.grad.abs().amax(dim=(1, 2))
     assert (used[[0, 2]] > 0).all() and (used[[1, 3]] == 0).all()
 
@@ -227,7 +227,7 @@ def test_soft_weighs_all_hard_takes_the_best_straight_through():
 
 
 def test_a_routed_module_outside_of_its_layer_says_so():
-    with pytest.raises(RuntimeError, match="RoutedMlp was called outside of its decoder layer"):
+    with pytest.raises(RuntimeError, match="RoutedMlp was called without routing"):
         routed_mlp("token")(torch.randn(1, 2, 8))
 
 
@@ -237,19 +237,19 @@ def test_a_routed_module_outside_of_its_layer_says_so():
 def test_the_prompt_is_what_is_real_and_masked_and_never_empty():
     attention = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]])
     masked = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
-    everything = find_prompt((3, 4), attention, None, "cpu")
+    everything = resolve_prompt_mask((3, 4), attention, None, "cpu")
     assert torch.equal(everything, attention.bool())
-    prompt = find_prompt((3, 4), attention, masked, "cpu")
+    prompt = resolve_prompt_mask((3, 4), attention, masked, "cpu")
     # row 1 has no real token in its mask, row 2 no token at all: their first real one
     assert prompt.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
-    assert find_prompt((3, 4), None, None, "cpu").all()
+    assert resolve_prompt_mask((3, 4), None, None, "cpu").all()
 
 
 def test_masks_of_other_shapes_are_refused():
     with pytest.raises(ValueError, match=r"attention_mask=\(2, 1, 4, 4\)"):
-        find_prompt((2, 4), torch.ones(2, 1, 4, 4), None, "cpu")
+        resolve_prompt_mask((2, 4), torch.ones(2, 1, 4, 4), None, "cpu")
     with pytest.raises(ValueError, match=r"prompt_mask has the shape \(2, 9\).*\(2, 4\).*prefill_chunk_size=None"):
-        find_prompt((2, 4), None, torch.ones(2, 9), "cpu")
+        resolve_prompt_mask((2, 4), None, torch.ones(2, 9), "cpu")
 
 
 # --- load balance ---------------------------------------------------------------------------------------------------
@@ -304,12 +304,12 @@ def test_rows_are_balanced_as_tokens_are():
 
 
 def test_decisions_follow_their_rows():
-    whole = Decision(torch.tensor([2, 0, 1]), torch.rand(3, 4), torch.rand(3, 4))
+    whole = RoutingDecision(torch.tensor([2, 0, 1]), torch.rand(3, 4), torch.rand(3, 4))
     whole.rows.groups  # noqa: B018  (read, so that the known experts are taken along)
     moved = whole.select([1, 1, 2, 0])
     assert moved.index.tolist() == [0, 0, 1, 2] == moved.rows.experts
     assert torch.equal(moved.weights, whole.weights[[1, 1, 2, 0]]) and moved.logits.shape == (4, 4)
-    assert Decision(torch.tensor([2, 0, 1])).select([2, 0]).index.tolist() == [1, 2]
+    assert RoutingDecision(torch.tensor([2, 0, 1])).select([2, 0]).index.tolist() == [1, 2]
 
 
 def test_the_nearest_centroid_is_found_after_normalising():

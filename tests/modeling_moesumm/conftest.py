@@ -55,19 +55,19 @@ def tiny_backbone(backbone="bart", seed=0, **changes):
 
 
 def tiny_moesumm(backbone="bart", seed=0, changes=None, silent=False, **options):
-    """A new MoeSumm in eval mode over `tiny_backbone(backbone, seed)`; its deputies speak, unless they are silent."""
+    """A new MoeSumm in eval mode over `tiny_backbone(backbone, seed)`; with `silent`, its deputies contribute nothing."""
     torch.manual_seed(seed + 100)
-    options = {"datasets": list(DATASETS), "num_deputies": 3, "deputy_output_std": 0.3, **options}
+    options = {"datasets": list(DATASETS), "num_deputies": 3, "deputy_init_std": 0.3, **options}
     if options.get("main_expert", True):
-        options = {"deputy_size": 20, **options}
+        options = {"deputy_intermediate_size": 20, **options}
     if silent:
-        options["deputy_output_std"] = 0.0
+        options["deputy_init_std"] = 0.0
     config = MoeSummConfig(text_config=backbone_config(backbone, **(changes or {})), **options)
     model = MoeSummForConditionalGeneration(config).eval()
     pretrained = tiny_backbone(backbone, seed, **(changes or {}))
     model.backbone.load_state_dict(pretrained.state_dict(), strict=False)
     if not config.main_expert:
-        model._copy_to_experts(pretrained)
+        model._copy_backbone_weights(pretrained)
     return randomise(model, r"(up_bias|selectors\.weight)$")
 
 

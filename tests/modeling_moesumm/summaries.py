@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from modeling_moesumm.generation_moesumm import Summarizer
 from tests.modeling_moesumm.conftest import tiny_moesumm
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -62,7 +63,7 @@ def small_tokenizer(**changes):
 
 
 def writing_moesumm(tokenizer, backbone="bart", **options):
-    """A MoeSumm that writes what one cannot foresee, other things for other texts and datasets."""
+    """A MoeSumm whose summaries differ between texts and datasets."""
     special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2}
     changes = {"vocab_size": len(tokenizer), "init_std": 0.4, "forced_eos_token_id": 2, **special}
     model = tiny_moesumm(backbone, changes=changes, **options)
@@ -70,8 +71,14 @@ def writing_moesumm(tokenizer, backbone="bart", **options):
     return model
 
 
+def summaries_by(model, texts, tokenizer, dataset=None, **options):
+    """The summary of a text, or a list of them, by the engine of the pipeline."""
+    summaries = Summarizer(model, tokenizer, **options)([texts] if isinstance(texts, str) else list(texts), dataset)
+    return summaries[0] if isinstance(texts, str) else summaries
+
+
 class Copying(nn.Module):
-    """Writes the text's first tokens, as many as it may (or `share` of them), and notes what it was asked."""
+    """Writes the text's first tokens, up to its length limit (or `share` of them), and records its calls."""
 
     def __init__(self, positions=POSITIONS, datasets=("news", "letters"), share=1.0, **settings):
         super().__init__()
@@ -83,7 +90,7 @@ class Copying(nn.Module):
         lengths = logits_processor[-1]
         self.calls.append(SimpleNamespace(**locals()))
         rows = []
-        for ids, mask, longest in zip(input_ids.tolist(), attention_mask, lengths.longest.tolist(), strict=True):
+        for ids, mask, longest in zip(input_ids.tolist(), attention_mask, lengths.max_lengths.tolist(), strict=True):
             text = ids[1 : mask.sum() - 1]
             kept = text[: max(1, min(longest - 3, int(len(text) * self.share)))]
             rows.append([2, 0, *kept, 2])
@@ -91,11 +98,13 @@ class Copying(nn.Module):
         return torch.tensor([row + [1] * (width - len(row)) for row in rows])
 
     def rows(self):
-        """What was read in all calls: (tokens without padding, dataset, shortest, longest)."""
+        """The rows of all calls: (tokens without padding, dataset, minimum and maximum length)."""
         for call in self.calls:
             names = call.dataset or [None] * len(call.input_ids)
             lengths = call.lengths
-            found = zip(call.input_ids, call.attention_mask, names, lengths.shortest, lengths.longest, strict=True)
+            found = zip(
+                call.input_ids, call.attention_mask, names, lengths.min_lengths, lengths.max_lengths, strict=True
+            )
             for ids, mask, name, shortest, longest in found:
                 yield ids[mask.bool()].tolist(), name, int(shortest), int(longest)
 

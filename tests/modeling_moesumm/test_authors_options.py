@@ -10,8 +10,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
-from modeling_moesumm.loss_moesumm import margin_losses, token_losses
-from modeling_moesumm.routing_moesumm import Routing
+from modeling_moesumm.layers_moesumm import margin_losses, token_losses
+from modeling_moesumm.routing_moesumm import RoutingContext
 from tests.modeling_moesumm.conftest import BACKBONES, backbone_config, each_backbone, gradients, surer, tiny_moesumm
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
@@ -56,13 +56,13 @@ def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, position, 
     layer.self_attn.out_proj.weight.data.zero_()  # so that A is known: the attention adds its bias alone
     slow = copy.deepcopy(layer)
     x, ids = torch.randn(4, 5, 16, dtype=torch.float64), torch.tensor([2, 0, -1, 2])
-    y = layer(x, None, routing=Routing(True, ids, rows=torch.tensor([0, 1, 3])))
+    y = layer(x, None, routing=RoutingContext(True, ids, rows=torch.tensor([0, 1, 3])))
     A = x + slow.self_attn.out_proj.bias
     A = slow.self_attn_layer_norm(A) if backbone == "bart" else A
     expected = torch.stack([layer_by_formula(slow, A[i], int(ids[i]), position, backbone) for i in (0, 1, 3)])
     assert_close(y[[0, 1, 3]], expected)
-    assert_close(y, layer(x, None, routing=Routing(True, ids)))  # by all rows, those without a dataset too
-    assert torch.equal(y[2], layer(x, None, routing=Routing(False))[2])  # the main expert alone is the backbone
+    assert_close(y, layer(x, None, routing=RoutingContext(True, ids)))  # by all rows, those without a dataset too
+    assert torch.equal(y[2], layer(x, None, routing=RoutingContext(False))[2])  # the main expert alone is the backbone
     weighted_sum(y[[0, 1, 3]]).backward()
     weighted_sum(expected).backward()
     for name, gradient in gradients(slow).items():
@@ -130,11 +130,16 @@ def test_the_last_layers_margin_is_its_formula_with_all_gradients(backbone, chec
 
 def test_the_last_layers_margin_takes_encoder_outputs_and_records_deputies(batch):
     model = tiny_moesumm(margin_main="last_layer")
-    whole = model(**batch, output_deputies=True)
+    whole = model(**batch, output_router_indices=True)
     states = model.get_encoder()(batch["input_ids"], batch["attention_mask"], dataset_ids=batch["dataset_ids"])
     assert_close(model(**without(batch, "input_ids"), encoder_outputs=states).loss, whole.loss)
-    expected = tiny_moesumm()(**batch, output_deputies=True)
-    for part in ("encoder_deputies", "decoder_deputies", "encoder_gates", "decoder_gates"):
+    expected = tiny_moesumm()(**batch, output_router_indices=True)
+    for part in (
+        "encoder_expert_indices",
+        "decoder_expert_indices",
+        "encoder_expert_weights",
+        "decoder_expert_weights",
+    ):
         assert len(whole[part]) == 2
         for found, wanted in zip(whole[part], expected[part], strict=True):
             assert torch.equal(found, wanted)
@@ -241,12 +246,12 @@ def test_wrong_options_are_refused(option, message, tmp_path):
 def test_states_that_are_returned_keep_their_gradients(backbone, margin_main, how, batch):
     model = tiny_moesumm(backbone, margin_main=margin_main)
     model.set_attn_implementation("eager")
-    asked = {"output_hidden_states": True, "output_attentions": True}
+    requested = {"output_hidden_states": True, "output_attentions": True}
     expected = model(**batch)
     if how == "configuration":
-        for name, value in asked.items():
+        for name, value in requested.items():
             setattr(model.config.text_config, name, value)
-    output = model(**batch, **(asked if how == "call" else {}))
+    output = model(**batch, **(requested if how == "call" else {}))
     assert_close(output.loss, expected.loss)
     names = ("encoder_hidden_states", "decoder_hidden_states", "encoder_attentions", "cross_attentions")
     states = [x for name in (*names, "decoder_attentions") for x in output[name]]

@@ -21,7 +21,7 @@ def test_every_implementation_is_the_cpus(implementation, batch, same_on_cuda):
 
 
 def test_in_bfloat16_grouped_products_are_eager(batch, same_on_cuda):
-    model = tiny_moesumm(deputy_size=24).to("cuda", torch.bfloat16)
+    model = tiny_moesumm(deputy_intermediate_size=24).to("cuda", torch.bfloat16)
     found = {}
     for name in ("grouped_mm", "eager"):
         model.set_experts_implementation(name)

@@ -11,7 +11,7 @@ from transformers import BartConfig
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
 from modeling_moesumm.experts_moesumm import DeputyExperts
-from modeling_moesumm.routing_moesumm import Routing
+from modeling_moesumm.routing_moesumm import RoutingContext
 from tests.modeling_moesumm.conftest import each_backbone, gradients, tiny_moesumm
 
 M = 2**20  # the paper's million
@@ -54,7 +54,7 @@ def test_every_implementation_is_eager_with_all_gradients(way, agreeing, tokens,
 def test_grouped_products_are_eager_in_every_type_and_size(inner, dtype, tolerance):
     """torch's kernel takes rows of 16 bytes, 16 numbers here and not 5; the other way is transformers' loop."""
     experts = make_experts(5, inner, d=8, dtype=dtype)
-    x, gate, index = torch.randn(33, 8, dtype=dtype), torch.rand(33), torch.randint(4, (33,))  # nobody chooses the last
+    x, gate, index = torch.randn(33, 8, dtype=dtype), torch.rand(33), torch.randint(4, (33,))  # no token uses the last
     found, expected = (run(experts, x, index, gate, way) for way in ("grouped_mm", "eager"))
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == b.dtype
@@ -65,8 +65,8 @@ def test_grouped_products_are_eager_in_every_type_and_size(inner, dtype, toleran
 @pytest.mark.parametrize("way", ["batched_mm", "grouped_mm", "eager"])
 def test_no_tokens_and_unchosen_deputies_leave_zeros_and_no_gaps(way):
     experts = make_experts(3, 4)
-    nobody = run(experts, torch.empty(0, 6).double(), torch.empty(0, dtype=torch.long), torch.empty(0).double(), way)
-    assert nobody[0].shape == (0, 6) and all((g == 0).all() for g in nobody[3:])
+    empty = run(experts, torch.empty(0, 6).double(), torch.empty(0, dtype=torch.long), torch.empty(0).double(), way)
+    assert empty[0].shape == (0, 6) and all((g == 0).all() for g in empty[3:])
     one = run(experts, torch.randn(4, 6).double(), torch.tensor([1, 1, 1, 1]), torch.rand(4).double(), way)
     for gradient in one[3:]:
         assert (gradient[[0, 2]] == 0).all() and (gradient[1] != 0).any()
@@ -82,8 +82,11 @@ def test_a_gate_of_zero_adds_exactly_nothing(way, act):
 
 def test_the_way_is_chosen_by_device_and_size():
     experts = make_experts(3, 512, d=4)
-    assert experts.fastest(1, "cpu") == experts.fastest(10_000, "cpu") == "grouped_mm"
-    assert experts.fastest(16, "cuda") == "batched_mm" and experts.fastest(10_000, "cuda") == "grouped_mm"
+    assert experts.choose_implementation(1, "cpu") == experts.choose_implementation(10_000, "cpu") == "grouped_mm"
+    assert (
+        experts.choose_implementation(16, "cuda") == "batched_mm"
+        and experts.choose_implementation(10_000, "cuda") == "grouped_mm"
+    )
 
 
 def test_dropout_is_the_backbones_and_only_in_training():
@@ -116,7 +119,7 @@ def equations_4_to_7(layer, A, dataset):
 
 
 def feed_forward(layer, x, ids):
-    return layer.feed_forward(x, Routing(ids is not None, ids))[0]
+    return layer.feed_forward(x, RoutingContext(ids is not None, ids))[0]
 
 
 @each_backbone
@@ -145,8 +148,8 @@ def test_with_a_gate_of_zero_a_layer_is_the_backbones_bit_for_bit(backbone):
     plain = F.linear(
         layer.activation_fn(F.linear(x, layer.fc1.weight, layer.fc1.bias)), layer.fc2.weight, layer.fc2.bias
     )
-    nobody = torch.tensor([-1, -1])
-    assert torch.equal(feed_forward(layer, x, None), plain) and torch.equal(feed_forward(layer, x, nobody), plain)
+    empty = torch.tensor([-1, -1])
+    assert torch.equal(feed_forward(layer, x, None), plain) and torch.equal(feed_forward(layer, x, empty), plain)
     assert not torch.equal(feed_forward(layer, x, torch.tensor([0, -1]))[0], plain[0])
 
 
@@ -183,7 +186,7 @@ def test_an_unknown_implementation_is_refused(tmp_path):
 
 
 def test_an_activation_that_is_not_zero_at_zero_is_refused():
-    with pytest.raises(ValueError, match=r"not 0 at 0: a deputy that was not chosen.*gelu, relu or silu"):
+    with pytest.raises(ValueError, match=r"Sigmoid.*gelu, relu or silu"):
         tiny_moesumm(changes={"activation_function": "sigmoid"})
 
 

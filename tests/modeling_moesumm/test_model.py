@@ -2,7 +2,6 @@
 
 import copy
 import json
-import sys
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import (
+    AutoModel,
     AutoModelForSeq2SeqLM,
     BertConfig,
     BertModel,
@@ -19,8 +19,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummOutput
-from modeling_moesumm.experts_moesumm import Deputies
+from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummModel, MoeSummSeq2SeqLMOutput
+from modeling_moesumm.experts_moesumm import DeputyFeedForward
 from tests.modeling_moesumm.conftest import (
     DATASETS,
     V,
@@ -56,7 +56,7 @@ def test_the_main_expert_alone_is_the_backbone_bit_for_bit(backbone, way, batch)
         assert torch.equal(found.logits, expected.logits)
         assert_close(found.generation_loss, expected.loss)
         assert torch.equal(found.encoder_last_hidden_state, expected.encoder_last_hidden_state)
-        # negative control: with datasets the deputies speak
+        # negative control: with datasets the deputies contribute
         assert not torch.allclose(model(**batch).logits, expected.logits, atol=1e-2)
 
 
@@ -100,25 +100,6 @@ def test_a_later_token_changes_no_earlier_logits(backbone, texts):
         first, second = (model(**texts, decoder_input_ids=x).logits for x in (ids, changed))
     assert_close(first[:, :-1], second[:, :-1], rtol=0, atol=1e-5)
     assert not torch.allclose(first[:, -1], second[:, -1], atol=1e-2)
-
-
-@each_backbone
-def test_two_eval_passes_agree_bit_for_bit(backbone, batch):
-    model = tiny_moesumm(backbone, changes={"dropout": 0.2, "activation_dropout": 0.2})
-    with torch.no_grad():
-        assert torch.equal(model(**batch).logits, model(**batch).logits)
-        model.train()
-        assert not torch.equal(model(**batch).logits, model(**batch).logits)
-
-
-def test_a_copy_is_a_model_of_its_own(batch):
-    model = tiny_moesumm()
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.zero_()
-        assert not torch.allclose(model(**batch).logits, other(**batch).logits)
-        assert (other(**batch).logits == 0).all()
 
 
 # --- the loss -------------------------------------------------------------------------------------------------------
@@ -181,23 +162,6 @@ def test_the_margin_is_off_with_a_coefficient_of_zero_and_zero_without_deputies(
     assert not torch.allclose(model(**batch).margin_loss, alone.margin_loss)
 
 
-@pytest.mark.parametrize("coef", [0.0, 1.0])
-def test_micro_batches_add_up_to_the_whole_batch(coef, batch):
-    model = tiny_moesumm(margin_loss_coef=coef)
-    items = (batch["labels"] != -100).sum()
-    whole = model(**batch, num_items_in_batch=items)
-    assert_close(whole.loss, model(**batch).loss)
-    parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 4))]
-    assert_close(sum(model(**part, num_items_in_batch=items).loss for part in parts), whole.loss)
-    assert not torch.allclose(sum(model(**part).loss for part in parts) / 2, whole.loss, rtol=1e-4)  # means of means
-
-
-def test_a_batch_without_labels_to_learn_gives_zero(batch):
-    output = tiny_moesumm().train()(**{**batch, "labels": torch.full_like(batch["labels"], -100)})
-    assert output.loss == 0
-    output.loss.backward()
-
-
 def test_labels_with_encoder_outputs_need_the_texts_for_the_margin(batch):
     model = tiny_moesumm()
     states = model.get_encoder()(batch["input_ids"], batch["attention_mask"], dataset_ids=batch["dataset_ids"])
@@ -221,22 +185,8 @@ def test_every_trainable_parameter_gets_a_gradient(backbone, options, batch):
         model.zero_grad()
         model(**{**batch, "dataset_ids": ids}).loss.backward()
         assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-        spoken = any(g.abs().max() > 0 for name, g in gradients(model).items() if "selectors" in name)
-        assert spoken == (bool((ids >= 0).any()) or not model.config.main_expert)
-
-
-@each_backbone
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_gives_the_same_gradients(backbone, reentrant, batch):
-    plain, checkpointed = tiny_moesumm(backbone).train(), tiny_moesumm(backbone).train()
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    ran = []
-    checkpointed.backbone.model.encoder.layers[0].fc1.register_forward_hook(lambda *_: ran.append(1))
-    for model in (plain, checkpointed):
-        model(**batch).loss.backward()
-    assert len(ran) == 2  # it was on: the layer ran again in the backward pass
-    for name, gradient in gradients(plain).items():
-        assert_close(checkpointed.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
+        contributed = any(g.abs().max() > 0 for name, g in gradients(model).items() if "selectors" in name)
+        assert contributed == (bool((ids >= 0).any()) or not model.config.main_expert)
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
@@ -260,7 +210,7 @@ def test_two_forward_passes_before_one_backward_pass_do_not_mix(reentrant, batch
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_deputies_alone_learn_under_gradient_checkpointing(reentrant, batch):
     model = tiny_moesumm().train()
-    model.train_deputies_only()
+    model.freeze_all_but_deputies()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
@@ -272,26 +222,10 @@ def test_deputies_alone_learn_under_gradient_checkpointing(reentrant, batch):
 
 
 @each_backbone
-@pytest.mark.parametrize("options", [{}, {"dataset_aware": False}, {"main_expert": False}])
-def test_saved_and_loaded_it_gives_the_same_logits(backbone, options, batch, tmp_path):
-    model = tiny_moesumm(backbone, **options)
-    model.save_pretrained(tmp_path)
-    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert type(again) is MoeSummForConditionalGeneration and again.config.datasets == DATASETS
-    with torch.no_grad():
-        expected = model(**batch).logits
-        assert_close(again(**batch).logits, expected, rtol=0, atol=1e-5)
-        assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
-        assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in model.parameters()]
-        again.deputies()[0].experts.up_proj.add_(0.3)  # negative control
-        assert not torch.allclose(expected, again(**batch).logits)
-
-
-@each_backbone
 def test_a_backbones_checkpoint_lacks_deputies_and_selectors_only_and_these_are_initialised(backbone, tmp_path, batch):
     tiny_backbone(backbone).save_pretrained(tmp_path)
     config = MoeSummConfig(
-        text_config=backbone_config(backbone), datasets=DATASETS, deputy_size=64, deputy_output_std=0.1
+        text_config=backbone_config(backbone), datasets=DATASETS, deputy_intermediate_size=64, deputy_init_std=0.1
     )
     model, report = MoeSummForConditionalGeneration.from_pretrained(tmp_path, config=config, output_loading_info=True)
     new = {name for name, _ in model.named_parameters() if ".deputies." in name}
@@ -313,10 +247,14 @@ def test_from_backbone_starts_from_the_pretrained_weights(backbone, batch, tmp_p
     stock.to(torch.bfloat16).save_pretrained(tmp_path / "stock")
     torch.manual_seed(0)
     model = MoeSummForConditionalGeneration.from_backbone(
-        tmp_path / "stock", DATASETS, deputy_size=8, margin_loss_coef=0
+        tmp_path / "stock", DATASETS, deputy_intermediate_size=8, margin_loss_coef=0
     )
     assert model.dtype == torch.float32 and not model.training and model.generation_config.num_beams == 3
-    assert (model.config.datasets, model.config.deputy_size, model.config.margin_loss_coef) == (DATASETS, 8, 0)
+    assert (model.config.datasets, model.config.deputy_intermediate_size, model.config.margin_loss_coef) == (
+        DATASETS,
+        8,
+        0,
+    )
     with torch.no_grad():
         expected = stock.float()(**without(batch, "dataset_ids")).logits
         assert_close(model(**batch).logits, expected, rtol=0, atol=1e-5)
@@ -334,7 +272,7 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="backbone=T5ForConditionalGeneration"):
         kind.from_backbone(tmp_path / "t5", ["news"])
     marian = backbone_config().to_dict() | {"model_type": "marian", "pad_token_id": 1}
-    with pytest.raises(ValueError, match="MarianDecoderLayer, MarianEncoderLayer cannot"):
+    with pytest.raises(ValueError, match="MarianDecoderLayer, MarianEncoderLayer"):
         kind(MoeSummConfig(text_config=marian))
     small = {
         "hidden_size": 16,
@@ -344,7 +282,7 @@ def test_what_is_no_backbone_is_refused(tmp_path):
         "vocab_size": 32,
     }
     BertModel(BertConfig(**small)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(OSError, match="'bert' has no encoder with a decoder"):
+    with pytest.raises(OSError, match="model_type='bert'"):
         kind.from_backbone(tmp_path / "bert", ["news"])
     tiny_moesumm().save_pretrained(tmp_path / "moesumm")
     with pytest.raises(OSError, match="'moesumm' model already.*from_pretrained"):
@@ -360,12 +298,44 @@ def test_what_is_no_backbone_is_refused(tmp_path):
         kind.from_pretrained(tmp_path / "bart", config=MoeSummConfig(text_config=backbone_config(d_model=32)))
 
 
-def test_a_damaged_checkpoint_says_so(tmp_path):
-    tiny_moesumm().save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(OSError, match="truncated or damaged"):
-        MoeSummForConditionalGeneration.from_pretrained(tmp_path)
+@each_backbone
+def test_the_model_without_a_head_opens_the_same_checkpoints(backbone, batch, tmp_path):
+    lm = tiny_moesumm(backbone)
+    lm.save_pretrained(tmp_path / "lm")
+    model = AutoModel.from_pretrained(tmp_path / "lm")
+    assert type(model) is MoeSummModel and set(model.state_dict()) == set(lm.state_dict())
+    reading = without(batch, "labels") | {
+        "decoder_input_ids": lm.prepare_decoder_input_ids_from_labels(batch["labels"])
+    }
+    with torch.no_grad():
+        output = model(**reading, output_router_indices=True, output_hidden_states=True)
+        expected = lm(**reading, output_router_indices=True, output_hidden_states=True)
+        assert_close(lm._lm_logits(output.last_hidden_state), expected.logits)
+        for name in ("encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states"):
+            assert_close(output[name], expected[name])
+        for name in ("encoder_expert_indices", "decoder_expert_indices", "decoder_expert_weights"):
+            assert_close(output[name], expected[name])
+        alone = model(**without(reading, "dataset_ids")).last_hidden_state
+        assert not torch.allclose(alone, output.last_hidden_state, atol=1e-2)  # negative control
+        model.save_pretrained(tmp_path / "base")
+        assert "AutoModel" in json.loads((tmp_path / "base" / "config.json").read_text())["auto_map"]
+        again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+        assert_close(again(**reading).logits, expected.logits)
+    model.train()(**reading).last_hidden_state.sum().backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_model_without_a_head_starts_from_a_backbone_and_trains(tied, batch, tmp_path):
+    stock = tiny_backbone(tie_word_embeddings=tied)
+    stock.save_pretrained(tmp_path)
+    model = MoeSummModel.from_backbone(tmp_path, DATASETS, deputy_intermediate_size=8).train()
+    reading = without(batch, "labels", "dataset_ids") | {"decoder_input_ids": batch["input_ids"]}
+    output = model(**reading, dataset="news")
+    assert_close(output.last_hidden_state, stock.base_model(**reading).last_hidden_state)
+    output.last_hidden_state.sum().backward()
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert unused == ([] if tied else ["backbone.model.shared.weight"])  # which an untied BART does not use either
 
 
 def test_new_tokens_find_room_and_travel(batch, tmp_path):
@@ -434,19 +404,19 @@ def test_without_dataset_information_names_come_and_go_and_nothing_else(batch):
         )  # -1 is still the main expert
 
 
-def test_wrong_names_of_datasets_are_named_with_the_mend():
+def test_wrong_names_of_datasets_are_refused():
     model = tiny_moesumm()
-    with pytest.raises(ValueError, match="names 'news' twice"):
+    with pytest.raises(ValueError, match="'news' twice"):
         model.add_dataset("news")
     with pytest.raises(ValueError, match="empty name"):
         model.add_dataset("")
-    with pytest.raises(ValueError, match="init='paper' is not known: Did you mean 'papers'"):
+    with pytest.raises(ValueError, match="init='paper'.*'papers'"):
         model.add_dataset("radio", init="paper")
-    with pytest.raises(ValueError, match="'radio' is not known, so it cannot be removed"):
+    with pytest.raises(ValueError, match="dataset='radio' cannot be removed"):
         model.remove_dataset("radio")
     for name in ("letters", "papers"):
         model.remove_dataset(name)
-    with pytest.raises(ValueError, match="'news' is the only dataset.*Add another one first"):
+    with pytest.raises(ValueError, match="dataset='news' is the only dataset"):
         model.remove_dataset("news")
 
 
@@ -466,22 +436,19 @@ def test_names_are_ids(texts):
     [
         (
             {"dataset": "newz"},
-            r"dataset='newz' is not known.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None",
+            r"dataset='newz'.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None",
         ),
         ({"dataset": ["news", "letters"]}, r"2 names for a batch of 4 rows"),
-        (
-            {"dataset_ids": torch.tensor([0, 1, 2, 3])},
-            r"dataset_ids has 3, but the model knows 3 datasets: 0 is 'news'",
-        ),
-        ({"dataset_ids": torch.tensor([0, 1, -2, 0])}, r"dataset_ids has -2.*and -1 none of them"),
-        ({"dataset_ids": torch.tensor([0, 1])}, r"the shape \(2,\).*one whole number a row, \(4,\)"),
-        ({"dataset_ids": torch.rand(4)}, r"float32: pass one whole number a row"),
+        ({"dataset_ids": torch.tensor([0, 1, 2, 3])}, r"dataset_ids contains 3.*0 for 'news'"),
+        ({"dataset_ids": torch.tensor([0, 1, -2, 0])}, r"dataset_ids contains -2.*-1"),
+        ({"dataset_ids": torch.tensor([0, 1])}, r"shape \(2,\).*\(4,\)"),
+        ({"dataset_ids": torch.rand(4)}, r"dataset_ids.*float32"),
         ({"dataset": "news", "dataset_ids": torch.zeros(4).long()}, r"Both dataset and dataset_ids"),
-        ({"force_deputy": 3}, r"force_deputy=3, but there are 3 deputies, counted from 0 to 2"),
-        ({"force_deputy": 0, "main_expert_only": True}, r"exclude each other"),
+        ({"deputy_id": 3}, r"deputy_id=3.*0 to 2"),
+        ({"deputy_id": 0, "main_expert_only": True}, r"exclude each other"),
     ],
 )
-def test_wrong_input_is_named_with_the_mend(given, message, texts):
+def test_wrong_input_is_refused(given, message, texts):
     model, texts = tiny_moesumm(), without(texts, "dataset_ids")
     for call in (model, model.get_encoder(), lambda **inputs: model.generate(**inputs, max_new_tokens=3)):
         with pytest.raises(ValueError, match=message):
@@ -490,19 +457,19 @@ def test_wrong_input_is_named_with_the_mend(given, message, texts):
 
 def test_texts_and_summaries_that_are_too_long_or_empty_are_refused(batch):
     model = tiny_moesumm()
-    with pytest.raises(ValueError, match=r"texts have 100000 tokens.*positions for 40.*truncation=True, max_length=40"):
+    with pytest.raises(ValueError, match=r"100000 tokens.*40 positions.*truncation=True, max_length=40"):
         model(torch.full((1, 100_000), 5))
-    with pytest.raises(ValueError, match=r"summaries have 41 tokens, and the decoder has positions for 40"):
+    with pytest.raises(ValueError, match=r"41 tokens.*40 positions"):
         model(**without(batch, "labels"), labels=torch.full((4, 41), 5))
-    with pytest.raises(ValueError, match="no tokens at all"):
+    with pytest.raises(ValueError, match="no tokens"):
         model(torch.empty(2, 0, dtype=torch.long))
-    with pytest.raises(ValueError, match="Neither input_ids nor inputs_embeds"):
+    with pytest.raises(ValueError, match="input_ids, inputs_embeds and encoder_outputs"):
         model(decoder_input_ids=batch["labels"])
 
 
 def test_training_without_datasets_warns_that_deputies_learn_nothing(batch):
     model = tiny_moesumm().train()
-    with pytest.warns(UserWarning, match="main expert alone is trained. Pass dataset_ids"):
+    with pytest.warns(UserWarning, match="Pass dataset_ids"):
         model(**without(batch, "dataset_ids"))
 
 
@@ -513,7 +480,7 @@ def test_training_without_datasets_warns_that_deputies_learn_nothing(batch):
 def test_deputies_alone_are_trained_where_asked(backbone, batch):
     model = tiny_moesumm(backbone).train()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    left = model.train_deputies_only()
+    left = model.freeze_all_but_deputies()
     assert left == sum(p.numel() for name, p in model.named_parameters() if ".deputies." in name)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
     model(**batch).loss.backward()
@@ -525,12 +492,12 @@ def test_deputies_alone_are_trained_where_asked(backbone, batch):
 def test_the_deputies_of_every_token_can_be_looked_at(batch):
     model = tiny_moesumm()
     plain = model(**batch)
-    assert plain.encoder_deputies is plain.decoder_gates is None
-    output = model(**batch, output_deputies=True)
-    assert isinstance(output, MoeSummOutput) and torch.equal(output.logits, plain.logits)
+    assert plain.encoder_expert_indices is plain.decoder_expert_weights is None
+    output = model(**batch, output_router_indices=True)
+    assert isinstance(output, MoeSummSeq2SeqLMOutput) and torch.equal(output.logits, plain.logits)
     for index, gate, length in (
-        (output.encoder_deputies, output.encoder_gates, 9),
-        (output.decoder_deputies, output.decoder_gates, 6),
+        (output.encoder_expert_indices, output.encoder_expert_weights, 9),
+        (output.decoder_expert_indices, output.decoder_expert_weights, 6),
     ):
         assert len(index) == len(gate) == 2
         for i, g in zip(index, gate, strict=True):
@@ -544,16 +511,18 @@ def test_the_deputies_of_every_token_can_be_looked_at(batch):
     model(**without(batch, "labels"))
     hook.remove()
     p, index = (seen[0][1] @ layer.deputies.selectors.weight[2].T).softmax(-1).max(-1)
-    assert_close(output.encoder_gates[0][1], p)
-    assert torch.equal(output.encoder_deputies[0][1], index)
-    alone = model(**without(batch, "dataset_ids"), output_deputies=True)
-    assert all((i == -1).all() for i in alone.encoder_deputies + alone.decoder_deputies)
+    assert_close(output.encoder_expert_weights[0][1], p)
+    assert torch.equal(output.encoder_expert_indices[0][1], index)
+    alone = model(**without(batch, "dataset_ids"), output_router_indices=True)
+    assert all((i == -1).all() for i in alone.encoder_expert_indices + alone.decoder_expert_indices)
 
 
 def test_a_forced_deputy_is_taken_by_all_with_the_weight_one(batch):
     model, texts = tiny_moesumm(), without(batch, "dataset_ids", "labels")
-    output = model(**texts, force_deputy=1, output_deputies=True)
-    assert all((i == 1).all() for i in output.encoder_deputies) and all((g == 1).all() for g in output.decoder_gates)
+    output = model(**texts, deputy_id=1, output_router_indices=True)
+    assert all((i == 1).all() for i in output.encoder_expert_indices) and all(
+        (g == 1).all() for g in output.decoder_expert_weights
+    )
     only = tiny_moesumm(num_deputies=1)
     with torch.no_grad():
         for deputies, mine in zip(model.deputies(), only.deputies(), strict=True):
@@ -561,7 +530,7 @@ def test_a_forced_deputy_is_taken_by_all_with_the_weight_one(batch):
                 getattr(mine.experts, name).copy_(getattr(deputies.experts, name)[1:2])
         # a softmax over one deputy is 1
         assert_close(only(**texts, dataset="news").logits, output.logits, rtol=0, atol=1e-5)
-        assert not torch.allclose(model(**texts, force_deputy=2).logits, output.logits, atol=1e-2)
+        assert not torch.allclose(model(**texts, deputy_id=2).logits, output.logits, atol=1e-2)
 
 
 @each_backbone
@@ -574,11 +543,11 @@ def test_flat_moe_starts_as_its_backbone_and_knows_no_datasets(backbone, batch, 
     plain = without(batch, "dataset_ids")
     with torch.no_grad():
         expected = stock(**plain)
-        output = model(**plain, output_deputies=True)
+        output = model(**plain, output_router_indices=True)
         assert_close(output.logits, expected.logits, rtol=0, atol=1e-5)
         assert_close(output.loss, expected.loss)
         assert torch.equal(model(**batch).logits, output.logits)  # datasets are nothing to it
-        assert {int(i) for index in output.encoder_deputies for i in index.unique()} == {0, 1}
+        assert {int(i) for index in output.encoder_expert_indices for i in index.unique()} == {0, 1}
         for deputies in model.deputies():  # negative control
             deputies.experts.up_proj[1].add_(0.5)
         assert not torch.allclose(model(**plain).logits, expected.logits, atol=1e-2)
@@ -591,35 +560,6 @@ def test_flat_moe_starts_as_its_backbone_and_knows_no_datasets(backbone, batch, 
 # --- ways of running ------------------------------------------------------------------------------------------------
 
 
-@each_backbone
-def test_in_bfloat16_it_trains_and_its_loss_is_float32(backbone, batch):
-    model = tiny_moesumm(backbone).to(torch.bfloat16).train()
-    output = model(**batch)
-    output.loss.backward()
-    assert output.logits.dtype == torch.bfloat16 and output.loss.dtype == output.margin_loss.dtype == torch.float32
-    assert all(torch.isfinite(g).all() for g in gradients(model).values())
-    exact = tiny_moesumm(backbone)(**batch)
-    assert_close(output.loss, exact.loss, rtol=0.05, atol=0)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = tiny_moesumm(backbone)(**batch)
-    assert_close(mixed.loss.float(), exact.loss, rtol=0.05, atol=0)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no compiler")
-def test_compiled_it_gives_the_same_in_one_graph(batch):
-    one_layer = {"encoder_layers": 1, "decoder_layers": 1}
-    model, compiled_model = (tiny_moesumm(changes=one_layer).train() for _ in range(2))
-    compiled = torch.compile(compiled_model, backend="aot_eager", fullgraph=True)
-    expected, found = model(**batch), compiled(**batch)
-    assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
-    assert_close(found.loss, expected.loss)
-    for loss in (expected.loss, found.loss):
-        loss.backward()
-    for name, gradient in gradients(model).items():
-        assert_close(compiled_model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
-    assert not torch.allclose(model(**without(batch, "dataset_ids")).logits, found.logits, atol=1e-2)  # deputies spoke
-
-
 def test_lora_on_the_main_expert_leaves_the_deputies_at_work(batch):
     model = tiny_moesumm()
     with torch.no_grad():
@@ -627,11 +567,26 @@ def test_lora_on_the_main_expert_leaves_the_deputies_at_work(batch):
         lora = LoraConfig(r=2, target_modules=["fc1", "fc2"], modules_to_save=["deputies"], task_type="SEQ_2_SEQ_LM")
         adapted = get_peft_model(model, lora)
         assert_close(adapted(**batch).logits, before, rtol=0, atol=1e-5)
-        kept = [m for m in adapted.modules() if isinstance(m, Deputies)]
+        kept = [m for m in adapted.modules() if isinstance(m, DeputyFeedForward)]
         assert len(kept) == 8  # four layers: what was there, and what is trained
         for deputies in kept:
             deputies.experts.down_proj.zero_()
         assert not torch.allclose(adapted(**batch).logits, before, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:An adapter over")
+def test_lora_config_adapts_attention_and_trains_deputies_in_full(batch):
+    model = tiny_moesumm()
+    config = model.lora_config(r=4)
+    assert (config.r, config.task_type, config.target_modules) == (4, "SEQ_2_SEQ_LM", {"q_proj", "v_proj"})
+    adapted = get_peft_model(model, config)
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert all(".deputies." in name or "lora_" in name for name in trained)
+    assert any(".selectors." in name for name in trained) and any(
+        "encoder_attn.q_proj.lora_A" in name for name in trained
+    )
+    adapted(**batch).loss.backward()
+    assert MoeSummModel(model.config).lora_config().task_type == "FEATURE_EXTRACTION"
 
 
 @pytest.mark.parametrize(
@@ -659,7 +614,7 @@ def test_merged_adapters_are_saved_and_open_again(adapter, batch, tmp_path):
 
 def test_the_backbone_itself_is_not_to_be_called(texts):
     model, texts = tiny_moesumm(), without(texts, "dataset_ids")
-    with pytest.raises(RuntimeError, match="called without routing.*Call the MoeSumm model"):
+    with pytest.raises(RuntimeError, match="called without routing"):
         model.backbone(**texts)
 
 

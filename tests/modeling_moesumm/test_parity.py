@@ -16,7 +16,7 @@ from transformers import BartConfig
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
 from modeling_moesumm.configuration_moesumm import GATE_POSITIONS, MARGIN_MAIN
-from modeling_moesumm.loss_moesumm import margin_losses, token_losses
+from modeling_moesumm.layers_moesumm import margin_losses, token_losses
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "moesumm_model.json").read_text())
 CASES = {case["name"]: case for case in VECTORS["cases"]}
@@ -56,7 +56,9 @@ def model_of(case, **options):
     )
     options = {"margin_loss_coef": case.get("margin_loss_coef", 0), **options}
     names = [f"set {i}" for i in range(sizes["E"])]
-    config = MoeSummConfig(text_config=bart, datasets=names, num_deputies=sizes["N"], deputy_size=sizes["h"], **options)
+    config = MoeSummConfig(
+        text_config=bart, datasets=names, num_deputies=sizes["N"], deputy_intermediate_size=sizes["h"], **options
+    )
     model = MoeSummForConditionalGeneration(config).double().eval()
     state = model.state_dict()
     with torch.no_grad():
@@ -83,12 +85,12 @@ def test_a_model_gives_the_authors_numbers(name, margin_main, gate_position):
         inputs_of(case),
         case["expected"],
     )
-    output = model(**inputs, output_deputies=True)
+    output = model(**inputs, output_router_indices=True)
     assert_close(output.encoder_last_hidden_state, tensor(expected["encoder_last_hidden_state"]), **CLOSE)
     assert_close(output.logits, tensor(expected["logits"]), **CLOSE)
     for part in ("encoder", "decoder"):
-        assert torch.equal(torch.stack(output[f"{part}_deputies"]), torch.tensor(expected[f"{part}_deputies"]))
-        assert all((gate == 1).all() for gate in output[f"{part}_gates"])
+        assert torch.equal(torch.stack(output[f"{part}_expert_indices"]), torch.tensor(expected[f"{part}_deputies"]))
+        assert all((gate == 1).all() for gate in output[f"{part}_expert_weights"])
     for loss in ("generation_loss", "margin_loss", "loss"):
         if loss in expected:
             assert math.isclose(output[loss], expected[loss], rel_tol=1e-9)
@@ -114,14 +116,14 @@ def test_the_first_layers_choice_is_the_authors():
     model = model_of(case)
     inputs = inputs_of(case)
     inputs["decoder_input_ids"] = torch.full((sizes["B"], 1), 2)
-    output, expected = model(**inputs, output_deputies=True), case["expected"]
+    output, expected = model(**inputs, output_router_indices=True), case["expected"]
     real = inputs["attention_mask"].bool()
-    found, wanted = output.encoder_deputies[0], torch.tensor(expected["encoder_deputies_first_layer"])
+    found, wanted = output.encoder_expert_indices[0], torch.tensor(expected["encoder_deputies_first_layer"])
     assert torch.equal(found[real], wanted[real])
     gates = tensor(expected["encoder_gates_first_layer"])
-    assert_close(output.encoder_gates[0].double()[real], gates[real], rtol=1e-6, atol=1e-6)
-    other = model(**{**inputs, "dataset_ids": (inputs["dataset_ids"] + 1) % sizes["E"]}, output_deputies=True)
-    assert not torch.equal(other.encoder_deputies[0][real], wanted[real])  # negative control
+    assert_close(output.encoder_expert_weights[0].double()[real], gates[real], rtol=1e-6, atol=1e-6)
+    other = model(**{**inputs, "dataset_ids": (inputs["dataset_ids"] + 1) % sizes["E"]}, output_router_indices=True)
+    assert not torch.equal(other.encoder_expert_indices[0][real], wanted[real])  # negative control
 
 
 def test_the_losses_of_given_scores_are_the_authors():

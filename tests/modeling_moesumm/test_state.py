@@ -1,8 +1,6 @@
 """Nothing of a pass is kept on modules: threads, exceptions, pickling, copies; and layers that are transformers' own."""
 
 import copy
-import multiprocessing
-import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,12 +10,12 @@ from accelerate import infer_auto_device_map
 from torch.testing import assert_close
 
 from modeling_moesumm.layers_moesumm import LAYER_CLASSES
-from modeling_moesumm.routing_moesumm import Routing
+from modeling_moesumm.routing_moesumm import RoutingContext
 from tests.modeling_moesumm.conftest import BACKBONES, each_backbone, gradients, tiny_backbone, tiny_moesumm
 
 FORWARDS = 60
 WAYS = [{"dataset_ids": torch.full((4,), i)} for i in range(3)]
-WAYS += [{"dataset_ids": torch.tensor([2, -1, 0, 1])}, {"force_deputy": 1}, {"main_expert_only": True}]
+WAYS += [{"dataset_ids": torch.tensor([2, -1, 0, 1])}, {"deputy_id": 1}, {"main_expert_only": True}]
 
 
 def without(batch, *names):
@@ -132,35 +130,7 @@ def test_an_exception_in_the_backward_pass_leaves_nothing_behind(batch):
         assert torch.equal(gradient, expected[name])
 
 
-# --- pickling and copies --------------------------------------------------------------------------------------------
-
-
-def in_a_process(model, path, batch):
-    """Of a model that was passed on, and of one that was saved whole."""
-    return [logits_of(each, batch).numpy() for each in (model, torch.load(path, weights_only=False))]
-
-
-def test_models_go_through_files_and_to_spawned_processes(batch, tmp_path):
-    models = {backbone: tiny_moesumm(backbone) for backbone in BACKBONES}
-    models["flat"] = tiny_moesumm(main_expert=False)
-    given = {name: value.clone() for name, value in batch.items()}
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for name, model in models.items():
-            torch.save(model, tmp_path / f"{name}.pt")
-            for found in pool.apply(in_a_process, (model, tmp_path / f"{name}.pt", given)):
-                assert_close(torch.from_numpy(found), logits_of(model, batch), rtol=0, atol=1e-5)
-
-
-@each_backbone
-def test_pickled_or_copied_it_is_a_model_of_its_own(backbone, batch):
-    model = tiny_moesumm(backbone)
-    expected = logits_of(model, batch)
-    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert torch.equal(logits_of(again, batch), expected)
-        again.deputies()[0].experts.up_proj.data.add_(1)
-        again.set_experts_implementation("eager")
-        assert model.config._experts_implementation == "auto"
-    assert torch.equal(logits_of(model, batch), expected)
+# --- copies ---------------------------------------------------------------------------------------------------------
 
 
 def test_layer_classes_can_be_imported_by_their_names():
@@ -187,7 +157,7 @@ def test_a_layer_without_deputies_is_transformers_layer_bit_for_bit(backbone, pa
     reads = [{"encoder_hidden_states": memory}, {}] if part == "decoder" else [{}]
     for given in reads:
         found = []
-        for layer, routing in ((stock, {}), (ours, {"routing": Routing(False)})):
+        for layer, routing in ((stock, {}), (ours, {"routing": RoutingContext(False)})):
             torch.manual_seed(3)
             layer.zero_grad()
             y = layer(x, None, **given, **routing)
@@ -196,7 +166,7 @@ def test_a_layer_without_deputies_is_transformers_layer_bit_for_bit(backbone, pa
         (expected, wanted), (y, ours_gradients) = found
         assert torch.equal(y, expected) and set(wanted) == set(ours_gradients)
         assert all(torch.equal(ours_gradients[name], gradient) for name, gradient in wanted.items())
-        speaking = ours(x, None, **given, routing=Routing(True, torch.tensor([0, 1, -1])))
+        speaking = ours(x, None, **given, routing=RoutingContext(True, torch.tensor([0, 1, -1])))
         assert not torch.allclose(speaking, expected, atol=1e-2)  # negative control
 
 
@@ -210,7 +180,9 @@ def test_in_float16_large_values_are_clamped_as_transformers_does(backbone, part
         layer.fc2.bias.data.fill_(3e4)
     x = torch.full((1, 3, 16), 6e4, dtype=torch.float16)
     with torch.no_grad():
-        assert torch.equal(torch.nan_to_num(ours(x, None, routing=Routing(False))), torch.nan_to_num(stock(x, None)))
+        assert torch.equal(
+            torch.nan_to_num(ours(x, None, routing=RoutingContext(False))), torch.nan_to_num(stock(x, None))
+        )
 
 
 @each_backbone

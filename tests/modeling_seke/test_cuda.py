@@ -21,14 +21,14 @@ def test_losses_and_gradients_are_the_cpus(backbone, head, tiny_seke, tiny_token
 
 
 def test_keyphrases_are_the_cpus_in_any_batch(tiny_seke, tiny_tokenizer, same_on_cuda):
-    found = {}
+    actual = {}
     for device in ("cpu", "cuda"):
         extract = pipeline(
             "keyphrase-extraction", model=tiny_seke(), tokenizer=tiny_tokenizer, device=device, threshold=0.01
         )
-        found[device] = extract(TEXTS, batch_size=3)
-        assert [phrase["keyphrase"] for phrase in extract(TEXTS[2])] == [p["keyphrase"] for p in found[device][2]]
-    for here, there in zip(found["cpu"], found["cuda"], strict=True):
-        assert [p["keyphrase"] for p in here] == [p["keyphrase"] for p in there]
-        assert [p["score"] for p in here] == pytest.approx([p["score"] for p in there], abs=1e-3)
-    assert any(found["cpu"])
+        actual[device] = extract(TEXTS, batch_size=3)
+        assert [phrase["keyphrase"] for phrase in extract(TEXTS[2])] == [p["keyphrase"] for p in actual[device][2]]
+    for on_cpu, on_cuda in zip(actual["cpu"], actual["cuda"], strict=True):
+        assert [p["keyphrase"] for p in on_cpu] == [p["keyphrase"] for p in on_cuda]
+        assert [p["score"] for p in on_cpu] == pytest.approx([p["score"] for p in on_cuda], abs=1e-3)
+    assert any(actual["cpu"])

@@ -1,11 +1,11 @@
-"""`experts_implementation` on a whole model, by transformers' own names and doors."""
+"""`experts_implementation` of a whole model, with transformers' names and methods."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoModelForTokenClassification
 
-from modeling_seke import SekeConfig, SekeForTokenClassification, head_seke
+from modeling_seke import SekeConfig, SekeForTokenClassification, layers_seke
 
 NAMES = ("eager", "batched_mm", "grouped_mm")
 
@@ -19,14 +19,16 @@ def batch(tiny_tokenizer):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Which implementations ran."""
+    """The names of the implementations that ran."""
     ran = []
-    for name, run in head_seke.EXPERTS.items():
-        monkeypatch.setitem(head_seke.EXPERTS, name, lambda *args, name=name, run=run: ran.append(name) or run(*args))
+    for name, run in layers_seke.EXPERTS_IMPLEMENTATIONS.items():
+        monkeypatch.setitem(
+            layers_seke.EXPERTS_IMPLEMENTATIONS, name, lambda *args, name=name, run=run: ran.append(name) or run(*args)
+        )
     return ran
 
 
-def read(model, batch):
+def values_and_gradients(model, batch):
     model.zero_grad()
     outputs = model(**batch)
     outputs.loss.backward()
@@ -36,22 +38,20 @@ def read(model, batch):
 def test_every_implementation_gives_the_same_logits_and_gradients(tiny_seke, batch, ran):
     model = tiny_seke()
     assert model.get_experts_implementation()[""] == "eager"
-    logits, gradients = read(model, batch)
+    logits, gradients = values_and_gradients(model, batch)
     for name in NAMES:
         model.set_experts_implementation(name)
         assert model.config._experts_implementation == name
-        found, of_parameters = read(model, batch)
-        assert_close(found, logits, rtol=0, atol=1e-5)
-        assert_close(of_parameters, gradients, rtol=1e-3, atol=1e-5)
+        other_logits, other_gradients = values_and_gradients(model, batch)
+        assert_close(other_logits, logits, rtol=0, atol=1e-5)
+        assert_close(other_gradients, gradients, rtol=1e-3, atol=1e-5)
     assert ran == ["eager", *NAMES]
     model.moe.experts.up_proj.data[1] *= 1.5  # negative control
     assert not torch.allclose(model(**batch).logits, logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_implementation_is_chosen_where_transformers_chooses_it(
-    name, tiny_seke, batch, ran, tmp_path, backbone_config
-):
+def test_the_implementation_is_chosen_by_transformers_arguments(name, tiny_seke, batch, ran, tmp_path, backbone_config):
     tiny_seke().save_pretrained(tmp_path)
     for model in (
         AutoModelForTokenClassification.from_pretrained(tmp_path, experts_implementation=name),
@@ -87,7 +87,7 @@ def test_without_synchronisation_the_experts_compile_into_one_graph(name, tiny_s
     assert_close(compiled(x, name)[0], moe(x)[0], rtol=0, atol=1e-5)
 
 
-def test_without_experts_there_is_nothing_to_choose(tiny_seke, batch, ran):
+def test_without_experts_the_implementation_has_no_effect(tiny_seke, batch, ran):
     model = tiny_seke(use_moe=False)
     before = model(**batch).logits
     model.set_experts_implementation("grouped_mm")

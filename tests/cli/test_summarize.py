@@ -1,0 +1,92 @@
+"""`lexperts summarize`: a JSON Lines file in, summaries out, resumed after an interruption."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from lexperts.cli import build_app
+from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
+
+ROWS = [{"id": i, "document": story(8 + 3 * i, i), "kind": ["news", "papers"][i % 2]} for i in range(20)]
+FAST = ["--max_length", "12", "--num_beams", "1", "--batch_size", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model, its tokenizer, and their folder."""
+    folder, tokenizer = tmp_path_factory.mktemp("model"), small_tokenizer()
+    model = writing_moesumm(tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer, folder
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_rows(tmp_path / "in.jsonl", ROWS)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(*arguments):
+    return CliRunner().invoke(build_app(), ["summarize", *map(str, arguments)])
+
+
+def test_summaries_are_those_of_the_model(model, source, tmp_path):
+    lm, tokenizer, folder = model
+    output = tmp_path / "new" / "out.jsonl"
+    result = run(source, output, "--model", folder, "--dataset", "news", *FAST)
+    assert result.exit_code == 0 and "20 documents" in result.stdout, result.output
+    options = {"max_length": 12, "num_beams": 1}
+    expected = summaries_by(lm, [row["document"] for row in ROWS], tokenizer, "news", **options)
+    assert read_rows(output) == [row | {"summary_text": s} for row, s in zip(ROWS, expected, strict=True)]
+
+    output.rename(output.with_suffix(".part")).write_bytes(output.with_suffix(".part").read_bytes()[:-30])
+    assert run(source, output, "--model", folder, "--dataset", "news", *FAST).exit_code == 0
+    assert [row["summary_text"] for row in read_rows(output)] == expected
+    error = run(source, output, "--model", folder, "--dataset", "papers", *FAST)
+    assert error.exit_code == 2 and "dataset=news before, papers now" in error.stderr
+    assert run(source, output, "--model", folder, "--dataset-column", "kind", "--overwrite", *FAST).exit_code == 0
+    expected = summaries_by(lm, [r["document"] for r in ROWS], tokenizer, [r["kind"] for r in ROWS], **options)
+    assert [row["summary_text"] for row in read_rows(output)] == expected
+
+
+def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
+    rows = [ROWS[0], {"document": " "}, {"document": None}, {"id": 3}, ROWS[1]]
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    result = run(source, output, "--model", model[2], *FAST)
+    assert "3 have no text" in result.stdout
+    assert ["summary_text" in row for row in read_rows(output)] == [True, False, False, False, True]
+    assert all("error" in row for row in read_rows(output)[1:4])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--text_column", "documents"], "'documents'.*id, document, kind.*Did you mean document.*--text_column"),
+        (["--dataset_column", "kinds"], "'kinds'.*Did you mean kind"),
+        (["--dataset", "newz"], "'newz'.*Did you mean 'news'"),
+        (["--dataset", "news", "--dataset_column", "kind"], "--dataset and --dataset_column"),
+        (["--max_length", "long"], "--max_length 'long'"),
+        (["--max_length", "41"], "max_length=41"),
+        (["--on_long", "cut"], "on_long='cut'.*'window'"),
+        (["--device", "nowhere"], "--device 'nowhere'"),
+        (["--model", "nowhere"], "--model 'nowhere'"),
+    ],
+)
+def test_errors_are_one_line(model, source, tmp_path, options, message):
+    result = run(source, tmp_path / "out.jsonl", "--model", model[2], *FAST, *options)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+    assert re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    same = run(source, source, "--model", model[2])
+    assert same.exit_code == 2 and "in.jsonl" in same.stderr

@@ -1,0 +1,271 @@
+"""The fresh processes of `test_hub_contract.py`: `python hub_process.py ROLE FOLDER`, with the cases in FOLDER/cases.json.
+
+Roles: `push` and `pull` import the project, `open` and `cached` cannot. Each prints its results as JSON.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+PACKAGES = ("lexperts", "keyphrase_tools", "merge_tools")
+PACKAGES += tuple(f"modeling_{name}" for name in ("seke", "hypernet", "exhird", "moesumm", "lexicon"))
+BASE = "tester/backbone"
+TEXT = "the graph cut of the network is the problem of learning in graph networks"
+
+
+class NotInstalled(MetaPathFinder):
+    """Makes the import of the project fail."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in PACKAGES:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def block_project():
+    sys.meta_path.insert(0, NotInstalled())
+    for name in PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        raise SystemExit(f"{name} could be imported")
+
+
+def digest(model) -> str:
+    """A hash of all names and weights."""
+    sha = hashlib.sha256()
+    for name, p in sorted(model.state_dict().items()):
+        sha.update(name.encode() + p.detach().float().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def change(model):
+    """Makes another model of it."""
+    import torch
+
+    with torch.no_grad():
+        list(model.parameters())[-1].add_(0.5)
+
+
+def call(run, inputs, options):
+    """The results of a pipeline as JSON has them."""
+    results = run(**inputs, **options) if "question" in inputs else run(inputs, **options)
+    return json.loads(json.dumps(results, default=float))
+
+
+def auto_class(case):
+    import transformers
+
+    return getattr(transformers, case["auto"])
+
+
+def describe(case, checkpoint, trust=True) -> dict:
+    """Opens a checkpoint by its pipelines and its auto class -> results, weights, and the modules of the classes."""
+    from transformers import pipeline
+
+    options = {"trust_remote_code": True} if trust else {}
+    results, modules = {}, {}
+    for task, (inputs, parameters) in case["tasks"].items():
+        run = pipeline(task, model=str(checkpoint), device="cpu", **options)
+        results[task] = call(run, inputs, parameters)
+        modules.setdefault("pipeline", type(run).__module__)
+    model = auto_class(case).from_pretrained(checkpoint, **options)
+    parts = {"model": run.model, "tokenizer": run.tokenizer, "config": run.model.config, "auto": model}
+    modules |= {part: type(x).__module__ for part, x in parts.items()}
+    entry = {"results": results, "digest": digest(model), "modules": modules}
+    if hasattr(model, "add_dataset"):
+        model.add_dataset("radio")
+        entry["datasets"] = model.config.datasets
+    return entry
+
+
+def refuses(case, checkpoint, match, **options) -> bool:
+    try:
+        auto_class(case).from_pretrained(checkpoint, **options)
+    except (OSError, ValueError) as error:
+        return match in str(error)
+    return False
+
+
+def save_again(case, folder, again) -> dict:
+    """Saves an opened model and tokenizer -> what the new checkpoint's handler serves, and its weights."""
+    from transformers import pipeline
+
+    task = next(iter(case["tasks"]))  # may be left out where the checkpoint names one task
+    run = pipeline(None if task == "moe-summarization" else task, model=str(folder), trust_remote_code=True)
+    run.model.save_pretrained(again)
+    run.tokenizer.save_pretrained(again)
+    entry = {"digest": digest(auto_class(case).from_pretrained(again, trust_remote_code=True))}
+    if json.loads((again / "config.json").read_text()).get("custom_pipelines"):  # not of a stock pipeline
+        spec = importlib.util.spec_from_file_location("handler", again / "handler.py")
+        handler = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(handler)
+        inputs, parameters = next(iter(case["tasks"].values()))
+        served = handler.EndpointHandler(str(again))({"inputs": inputs, "parameters": parameters})
+        entry["served"] = json.loads(json.dumps(served, default=float))
+    return entry
+
+
+def open_checkpoints(folder, cases):
+    """Without the project: folders and repositories, with and without `trust_remote_code`, and saved again."""
+    block_project()
+    results = {}
+    for name, case in cases.items():
+        results[name] = describe(case, folder / name)
+        results[name]["refused"] = refuses(case, folder / name, "trust_remote_code")
+        results[name]["again"] = save_again(case, folder / name, Path("again") / name)
+        for repository in case["repositories"]:
+            results[repository] = describe(case, repository)
+    return results
+
+
+def open_cached(folder, cases):
+    """Without the project and without a Hub."""
+    block_project()
+    return {name: describe(case, f"tester/{name}") for name, case in cases.items() if case["repositories"]}
+
+
+def push(folder, cases):
+    """With the project: opens all checkpoints with and without the flag, and pushes models in every way."""
+    from huggingface_hub import HfApi, ModelCard
+
+    import lexperts  # noqa: F401
+
+    results = {}
+    for name, case in cases.items():
+        for trust in (False, True):
+            results[f"{name}, {trust}"] = describe(case, folder / name, trust)
+    HfApi().create_repo(BASE)
+    ModelCard("---\nlicense: bsd-3-clause\nlanguage: sl\n---\n# Backbone").push_to_hub(BASE)
+    for name, case in cases.items():
+        if case["repositories"]:
+            results[name] = push_all(name, case, folder / name)
+    push_run(cases["seke-bert"], folder / "seke-bert")
+    push_cards(folder)
+    return results
+
+
+def push_all(name, case, folder) -> dict:
+    """A pipeline, a model, revisions of a private model, and an adapter -> the weights of each."""
+    import torch
+    from huggingface_hub import HfApi
+    from peft import get_peft_model
+    from transformers import pipeline
+
+    run, api = pipeline(next(iter(case["tasks"])), model=str(folder)), HfApi()
+    model, private = run.model, f"tester/{name}-private"
+    if getattr(model.config, "text_config", None):
+        model.config.text_config.name_or_path = BASE
+    run.push_to_hub(f"tester/{name}", tags=["mine"])
+    model.push_to_hub(f"tester/{name}-model")
+    run.tokenizer.push_to_hub(f"tester/{name}-model")
+
+    model.push_to_hub(private, private=True)
+    digests = {"v1": digest(model)}
+    api.create_tag(private, tag="v1")
+    change(model)
+    model.push_to_hub(private)
+    digests["main"] = digest(model)
+    change(model)
+    request = model.push_to_hub(private, create_pr=True).pr_revision
+    digests[request] = digest(model)
+    api.create_branch(private, branch="dev")
+    change(model)
+    model.push_to_hub(private, revision="dev")
+    digests["dev"] = digest(model)
+
+    base = auto_class(case).from_pretrained(f"tester/{name}-model")
+    adapted = get_peft_model(base, base.lora_config(r=2))
+    for p in adapted.parameters():
+        if p.requires_grad:
+            torch.nn.init.normal_(p, std=0.2)
+    adapted.push_to_hub(f"tester/{name}-adapter")
+    return {"revisions": digests, "adapter": digest(adapted)}
+
+
+def push_run(case, folder):
+    """A training run that pushes its checkpoints, a run without training, and `save_pretrained(push_to_hub=True)`."""
+    from transformers import AutoTokenizer, Trainer, TrainingArguments
+
+    model, tokenizer = auto_class(case).from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "push_to_hub": True}
+    arguments = TrainingArguments("saved", hub_model_id="tester/untrained", **quiet)
+    Trainer(model, arguments, processing_class=tokenizer).push_to_hub()
+    model.save_pretrained("saved-model", push_to_hub=True, repo_id="tester/saved")
+    tokenizer.push_to_hub("tester/saved")
+    row = tokenizer(TEXT)
+    rows = [{**row, "labels": [i % 3 for i in range(len(row["input_ids"]))]}] * 4
+    arguments = TrainingArguments(
+        "run", hub_model_id="tester/run", hub_strategy="checkpoint", hub_private_repo=True, save_steps=2, max_steps=4,
+        per_device_train_batch_size=2, learning_rate=0.05, **quiet,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    Path("run-digest").write_text(digest(trainer.model))
+
+
+def push_cards(folder):
+    """Models with a card of their own, in their folder or on the Hub, and a model of another library."""
+    import torch
+    from huggingface_hub import HfApi, ModelCard
+    from transformers import BertConfig, BertForTokenClassification, pipeline
+
+    os.chdir(folder)  # the card names the folder as it was given
+    extract = pipeline("keyphrase-extraction", model="trained", device="cpu")
+    extract.push_to_hub("tester/trained")
+    torch.nn.init.zeros_(extract.model.classifier.weight)
+    extract.push_to_hub("tester/changed")
+    HfApi().create_repo("tester/request")
+    extract.push_to_hub("tester/request", create_pr=True)
+    ModelCard("---\nlicense: mit\n---\n# Written by hand").push_to_hub("tester/changed")
+    extract.push_to_hub("tester/changed")
+    extract.model.push_to_hub("tester/changed")
+    labels = {0: "O", 1: "B", 2: "I"}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = BertConfig(**sizes, id2label=labels, label2id={label: i for i, label in labels.items()})
+    bert = BertForTokenClassification(config)
+    pipeline("keyphrase-extraction", model=bert, tokenizer=extract.tokenizer).push_to_hub("tester/bert")
+
+
+def pull(folder, cases):
+    """With the project and an empty cache: revisions, adapters, and the checkpoints of a run."""
+    import peft
+
+    import lexperts  # noqa: F401
+
+    pushed, results = json.loads((folder / "pushed.json").read_text(encoding="utf-8")), {}
+    for name, case in cases.items():
+        if not case["repositories"]:
+            continue
+        auto, private, adapter = auto_class(case), f"tester/{name}-private", f"tester/{name}-adapter"
+        alone = getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
+        # peft has no task type for ExHiRD and imports the base's class by its name
+        allowed = {"import_allowlist": ["modeling_exhird.modeling_exhird"]} if name.startswith("exhird") else {}
+        base = auto.from_pretrained(f"tester/{name}-model")
+        results[name] = {
+            "stranger": refuses(case, private, private, token=False),
+            "revisions": {
+                revision: digest(auto.from_pretrained(private, revision=revision))
+                for revision in pushed[name]["revisions"]
+            },
+            "adapter": digest(peft.PeftModel.from_pretrained(base, adapter)),
+            "adapter alone": digest(alone.from_pretrained(adapter, **allowed)),
+            "pipeline": describe(case, f"tester/{name}", trust=False)["results"],
+        }
+    auto = auto_class(cases["seke-bert"])
+    results["run"] = digest(auto.from_pretrained("tester/run"))
+    results["middle"] = digest(auto.from_pretrained("tester/run", subfolder="last-checkpoint"))
+    return results
+
+
+ROLES = {"push": push, "pull": pull, "open": open_checkpoints, "cached": open_cached}
+
+if __name__ == "__main__":
+    role, folder = sys.argv[1], Path(sys.argv[2])
+    cases = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
+    print("RESULTS" + json.dumps(ROLES[role](folder, cases)))

@@ -1,0 +1,313 @@
+"""Interruptions: the output is complete or does not exist, and every interrupted run can be resumed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from merge_tools import MergeError, Progress, compose, shard_writer, verify
+
+from .conftest import contents, open_model, recipe_of
+from .corruptions import snapshot
+
+ROOT = Path(__file__).parents[2]
+SHARD = 2_600_000
+# Averaged linears of several blocks each, and copied experts, in four shards: a kill may fall within any of them.
+SIZES = {"hidden_size": 768, "intermediate_size": 64, "num_hidden_layers": 1}
+KILLS = {
+    "read": (0, 1, 3, 9, 17),  # the n-th event of a phase
+    "write": (0, 1, 5, 11, 14, 23),
+    "sync": (0, 2, 3, 7),
+    "rename": ("start", 2, "last", "before", "after"),
+}
+
+
+@pytest.fixture(scope="module")
+def merge(tmp_path_factory):
+    """A recipe, and the files that an uninterrupted compose writes."""
+    from .conftest import save_expert
+
+    folder = tmp_path_factory.mktemp("merge")
+    experts = [save_expert(folder / name, seed, **SIZES) for seed, name in enumerate(("birds", "ships"))]
+    recipe = recipe_of(experts)
+    compose(recipe, folder / "out", shard_bytes=SHARD)
+    return recipe, contents(folder / "out")
+
+
+class Stop(Progress):
+    """Calls a function at the n-th event of a phase."""
+
+    def __init__(self, phase, number, act):
+        self.phase, self.number, self.act, self.seen = phase, number, act, Counter()
+
+    def start(self, phase, total):
+        self.event(phase)
+
+    def advance(self, phase, count):
+        self.event(phase)
+
+    def event(self, phase):
+        self.seen[phase] += 1
+        if phase == self.phase and self.seen[phase] == self.number + 1:
+            self.act()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def interrupted(recipe, out, number=22, **options):
+    """Interrupts `compose` at the n-th write event. Returns the staging folder."""
+    with pytest.raises(KeyboardInterrupt):
+        compose(recipe, out, shard_bytes=SHARD, progress=Stop("write", number, interrupt), **options)
+    assert not out.exists()
+    return out.parent / f".{out.name}.partial"
+
+
+def journal(partial):
+    lines = [json.loads(line) for line in (partial / "journal.jsonl").read_text().splitlines()]
+    return {kind: [line[kind] for line in lines if kind in line] for kind in ("written", "synced", "audit")}
+
+
+# killed
+
+KILLER = """
+import json, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from merge_tools import Progress, compose
+
+class Kill(Progress):
+    def __init__(self, note, phase, number):
+        self.note, self.phase, self.number, self.seen = note, phase, number, {}
+
+    def start(self, phase, total):
+        self.event(phase, first=True)
+
+    def advance(self, phase, count):
+        self.event(phase, last=phase == "rename" and count == 0)
+
+    def event(self, phase, first=False, last=False):
+        self.seen[phase] = number = self.seen.get(phase, -1) + 1
+        if phase == self.phase and (number == self.number or (first and self.number == "start")):
+            self.kill()
+
+    def kill(self):
+        self.note.write_text(json.dumps(self.seen))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def at_the_rename(kill, when):
+    rename = os.rename
+    def renaming(source, target):
+        if when == "after":
+            rename(source, target)
+        kill.kill()
+    os.rename = renaming
+
+def at_the_last_file(kill, name):
+    fsync = os.fsync
+    def syncing(handle):
+        fsync(handle)
+        if os.readlink(f"/proc/self/fd/{handle}").endswith(name):
+            kill.kill()
+    os.fsync = syncing
+
+recipe, shard, kills = json.loads(sys.stdin.read())
+for folder, phase, number in kills:
+    child = os.fork()
+    if not child:
+        kill = Kill(Path(folder) / "seen.json", phase, number)
+        if number in ("before", "after"):
+            at_the_rename(kill, number)
+        if number == "last":
+            at_the_last_file(kill, "model.safetensors.index.json")
+        compose(recipe, Path(folder) / "out", shard_bytes=shard, progress=kill)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def kill_all(recipe, folder):
+    """Runs a compose for each of KILLS in a separate process that kills itself. Returns the exit codes."""
+    kills = [(phase, number) for phase, numbers in KILLS.items() for number in numbers]
+    places = [folder / f"{n:02d}" for n in range(len(kills))]
+    for root in places:
+        root.mkdir()
+    specs = json.dumps([recipe, SHARD, [(str(p), *kill) for p, kill in zip(places, kills, strict=True)]])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, ROOT], input=specs, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return list(zip(kills, places, map(int, done.stdout.split()), strict=True))
+
+
+def test_a_run_killed_at_twenty_points_can_be_resumed(merge, tmp_path):
+    recipe, expected = merge
+    phases, table = Counter(), []
+    for number, ((phase, event), root, code) in enumerate(kill_all(recipe, tmp_path)):
+        assert code == -signal.SIGKILL
+        out, partial = root / "out", root / ".out.partial"
+        seen = json.loads((root / "seen.json").read_text())
+        phases[phase] += 1
+        known = journal(partial) if (partial / "journal.jsonl").exists() else {}
+        counts = " ".join(f"{kind} {len(names)}" for kind, names in known.items())
+        table.append(
+            f"{number + 1:2}  {phase:<7} {event!s:<7} events {seen}  journal: {counts or 'gone'}  OUT {out.exists()}"
+        )
+        if event == "after":
+            assert contents(out) == expected and verify(out)["ok"] and not partial.exists()
+            continue
+        assert not out.exists() and partial.is_dir()
+        again = root / "again"
+        shutil.copytree(partial, again / ".out.partial")
+        trusted = {name: (partial / name).stat().st_mtime_ns for name in known.get("synced", ())}
+        compose(recipe, out, resume=True, shard_bytes=SHARD)
+        assert contents(out) == expected and not partial.exists()
+        assert {name: (out / name).stat().st_mtime_ns for name in trusted} == trusted  # not written a second time
+        if number % 3 == 0:
+            compose(recipe, again / "out", shard_bytes=SHARD)
+            assert contents(again / "out") == expected and not (again / ".out.partial").exists()
+    print("", *table, sep="\n")
+    assert phases == {phase: len(numbers) for phase, numbers in KILLS.items()} and phases.total() == 20
+
+
+def test_the_uninterrupted_reference_opens_and_verifies(merge, tmp_path):
+    recipe, expected = merge
+    assert len([name for name in expected if name.endswith(".safetensors")]) >= 4
+    compose(recipe, tmp_path / "out", shard_bytes=SHARD)
+    assert contents(tmp_path / "out") == expected and verify(tmp_path / "out")["ok"]
+    assert open_model(tmp_path / "out").config.num_local_experts == 2
+    file = tmp_path / "out" / "model-00001-of-00004.safetensors"
+    with open(file, "r+b") as handle:  # the negative control of `verify`: one bit
+        handle.seek(-1, os.SEEK_END)
+        last = handle.read(1)[0]
+        handle.seek(-1, os.SEEK_END)
+        handle.write(bytes([last ^ 1]))
+    assert not verify(tmp_path / "out")["ok"]
+
+
+INTERRUPT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
+sys.path.insert(0, sys.argv.pop(1))
+import lexperts.cli.merge as cli
+
+class Interrupt(cli.Progress):
+    def advance(self, phase, count):
+        if phase == "write":
+            os.kill(os.getpid(), signal.SIGINT)
+
+cli.Progress = Interrupt
+cli.main()
+"""
+
+
+def test_interrupting_the_command_line(merge, tmp_path):
+    recipe, _ = merge
+    (tmp_path / "recipe.yml").write_text(json.dumps(recipe))
+    arguments = ["compose", "recipe.yml", "out"]
+    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 120, "stdin": subprocess.DEVNULL}
+    done = subprocess.run([sys.executable, "-c", INTERRUPT, ROOT, *arguments], **run)
+    assert done.returncode == 130 and done.stdout == ""
+    partial = tmp_path / ".out.partial"
+    assert done.stderr == (
+        f"interrupted: out was not written. The partial output is in {partial}. Continue with --resume, or delete it.\n"
+    )
+    assert partial.is_dir() and not (tmp_path / "out").exists()
+    command = [sys.executable, "-m", "lexperts", "merge", *arguments, "--resume"]
+    done = subprocess.run(command, **run, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and verify(tmp_path / "out")["ok"] and not partial.exists()
+
+
+# resumed
+
+
+def test_a_resume_requires_the_same_recipe_and_sources(merge, tmp_path):
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    begun = snapshot(partial)
+    ships = Path(recipe["experts"][1]["source_model"]) / "model.safetensors"
+    status = ships.stat()
+
+    def resume(**changes):
+        compose(recipe, tmp_path / "out", resume=True, shard_bytes=changes.pop("shard_bytes", SHARD), **changes)
+
+    pattern = "another recipe or other sources. Start again without --resume"
+    for changes in ({"seed": 1}, {"weights": [1, 2]}, {"router_layers": ["mlp", "k_proj"]}, {"shard_bytes": 10**9}):
+        with pytest.raises(MergeError, match=pattern):
+            resume(**changes)
+        assert snapshot(partial) == begun and not (tmp_path / "out").exists()
+    os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(MergeError, match=pattern):
+        resume()
+    assert snapshot(partial) == begun
+    os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns))
+    resume()
+    assert contents(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\0\0\0", b"[1]\n", b'{"pl'])
+def test_a_resume_requires_the_journal(damage, merge, tmp_path):
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    (partial / "journal.jsonl").write_bytes(damage)
+    with pytest.raises(MergeError, match="its journal is missing. Start again without --resume"):
+        compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    assert partial.is_dir()
+    compose(recipe, tmp_path / "out", shard_bytes=SHARD)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_truncated_journal_is_read_up_to_its_last_line(merge, tmp_path):
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    text = (partial / "journal.jsonl").read_bytes()
+    (partial / "journal.jsonl").write_bytes(text[:-5])
+    compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    assert contents(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("rebooted", [True, False])
+def test_after_a_reboot_only_synced_shards_are_trusted(rebooted, merge, tmp_path, monkeypatch):
+    """Shards that were written but not synced are overwritten with zeros: only after a reboot are they written again."""
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    known = journal(partial)
+    assert known["written"] and known["synced"]
+    for file in partial.glob("*.safetensors"):
+        if file.name not in known["synced"]:
+            file.write_bytes(bytes(file.stat().st_size))
+    if rebooted:
+        monkeypatch.setattr(shard_writer, "boot_id", lambda: "another")
+        with pytest.raises(KeyboardInterrupt):  # a second interruption must not bring the old lines back
+            compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD, progress=Stop("write", 3, interrupt))
+    compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    assert (contents(tmp_path / "out") == expected) == rebooted
+
+
+def test_a_deleted_shard_is_written_again(merge, tmp_path):
+    """The journal still lists a shard that was deleted; it must be written again, also when resuming twice."""
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    (partial / journal(partial)["synced"][0]).unlink()
+    with pytest.raises(KeyboardInterrupt):
+        compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD, progress=Stop("write", 3, interrupt))
+    compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_other_files_in_the_staging_folder_are_not_part_of_the_output(merge, tmp_path):
+    recipe, expected = merge
+    partial = interrupted(recipe, tmp_path / "out")
+    (partial / "model.safetensors").write_bytes(b"old")
+    compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    assert contents(tmp_path / "out") == expected
+    (tmp_path / ".two.partial" / "folder").mkdir(parents=True)
+    compose(recipe, tmp_path / "two", shard_bytes=SHARD)
+    assert contents(tmp_path / "two") == expected

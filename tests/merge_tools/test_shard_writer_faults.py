@@ -1,0 +1,262 @@
+"""Concurrent runs, sources that change, full disks, fallback copies, and memory: no partial output is left."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from merge_tools import MergeError, compose, shard_writer, verify
+from merge_tools.tensor_files import hash_and_scan, read_header
+
+from .conftest import contents, recipe_of
+from .corruptions import copied, snapshot
+from .test_shard_writer import ROOT, Stop, interrupt
+
+
+@pytest.fixture
+def recipe(tmp_path, experts):
+    return recipe_of(copied(experts(2), tmp_path / "experts"))
+
+
+@pytest.fixture
+def expected(recipe, tmp_path):
+    compose(recipe, tmp_path / "expected")
+    return contents(tmp_path / "expected")
+
+
+def source(recipe, number=0):
+    return Path(recipe["experts"][number]["source_model"]) / "model.safetensors"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_into_the_same_output_fails_and_the_first_is_unharmed(resume, recipe, expected, tmp_path):
+    refusals = []
+
+    def second():
+        with pytest.raises(MergeError) as refusal:
+            compose(recipe, tmp_path / "out", resume=resume)
+        refusals.append(str(refusal.value))
+
+    compose(recipe, tmp_path / "out", progress=Stop("write", 5, second))
+    assert len(refusals) == 1 and f"Another run is writing to {tmp_path / '.out.partial'}." in refusals[0]
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_file_system_without_locks_works(recipe, expected, tmp_path, monkeypatch):
+    def unable(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(shard_writer.fcntl, "flock", unable)
+    compose(recipe, tmp_path / "out")
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recipe, expected, tmp_path, monkeypatch):
+    """The staging folder that the second run opened has become the first run's output when it gets the lock."""
+
+    def late(*_):
+        (tmp_path / ".out.partial").rename(tmp_path / "out")
+
+    compose(recipe, tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / ".out.partial")
+    monkeypatch.setattr(shard_writer.fcntl, "flock", late)
+    with pytest.raises(MergeError, match="Another run is writing to .*.out.partial"):
+        compose(recipe, tmp_path / "out")
+    assert contents(tmp_path / "out") == expected
+
+
+def test_an_output_created_during_the_merge_is_not_overwritten(recipe, expected, tmp_path):
+    def occupy():
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+
+    with pytest.raises(MergeError, match="complete mixture is in .*.out.partial"):
+        compose(recipe, tmp_path / "out", progress=Stop("rename", 0, occupy))
+    assert contents(tmp_path / "out") == {"notes.txt": b"mine"}
+    assert contents(tmp_path / ".out.partial") == expected
+
+
+@pytest.mark.parametrize("phase", ["read", "write"])
+def test_a_source_truncated_during_the_merge(phase, recipe, tmp_path):
+    """At the first write event nothing is copied yet; at the first read event nothing is hashed yet."""
+    file = source(recipe)
+    before = snapshot(tmp_path / "experts")
+
+    def truncate():
+        os.truncate(file, 20_000)
+
+    with pytest.raises(MergeError, match="was truncated while|was modified during the merge"):
+        compose(recipe, tmp_path / "out", progress=Stop(phase, 0, truncate))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["experts"]
+    assert [name for name, seen in snapshot(tmp_path / "experts").items() if seen != before[name]] == [
+        "birds/model.safetensors"
+    ]
+
+
+def test_a_source_truncated_while_it_is_read_raises_an_error(tmp_path, monkeypatch):
+    """With a memory-mapped file this would end the process with a bus error."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(1 << 20)}, file)
+    read = os.preadv
+
+    def cut_then_read(handle, buffers, offset):
+        os.truncate(file, 1000)
+        return read(handle, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", cut_then_read)
+    with pytest.raises(MergeError, match="model.safetensors was truncated while it was read"):
+        hash_and_scan(file, read_header(file))
+    monkeypatch.undo()
+    save_file({"a": torch.zeros(1 << 20)}, file)
+    assert hash_and_scan(file, read_header(file)).nbytes == file.stat().st_size
+
+
+def test_a_source_modified_during_the_merge(recipe, tmp_path):
+    """Same length, different values: the hashed bytes may differ from the copied ones."""
+    file = source(recipe, 1)
+
+    def rewrite():
+        content = file.read_bytes()
+        file.write_bytes(content[:-4] + b"\0\0\0\0")
+
+    with pytest.raises(MergeError, match="ships/model.safetensors was modified during the merge"):
+        compose(recipe, tmp_path / "out", progress=Stop("sync", 0, rewrite))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["experts"]
+
+
+def without(monkeypatch):
+    monkeypatch.delattr(os, "copy_file_range")
+
+
+def across_file_systems(monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+
+
+def in_small_pieces(monkeypatch):
+    copy, write = os.copy_file_range, os.pwrite
+    monkeypatch.setattr(os, "copy_file_range", lambda a, b, count, *rest: copy(a, b, min(count, 777), *rest))
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: write(handle, data[:999], at))
+
+
+def in_small_pieces_by_hand(monkeypatch):
+    in_small_pieces(monkeypatch)
+    without(monkeypatch)
+
+
+def from_the_middle(monkeypatch):
+    copy, calls = os.copy_file_range, []
+
+    def once(a, b, count, *rest):
+        calls.append(count)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        return copy(a, b, min(count, 100), *rest)
+
+    monkeypatch.setattr(os, "copy_file_range", once)
+
+
+@pytest.mark.parametrize(
+    "way", [without, across_file_systems, in_small_pieces, in_small_pieces_by_hand, from_the_middle]
+)
+def test_all_ways_of_copying_give_the_same_bytes(way, recipe, expected, tmp_path, monkeypatch):
+    way(monkeypatch)
+    compose(recipe, tmp_path / "out")
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_disk_error_keeps_the_partial_output_for_a_resume(recipe, expected, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "copy_file_range", full)
+        with pytest.raises(OSError, match="No space left"):
+            compose(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and (tmp_path / ".out.partial" / "journal.jsonl").is_file()
+    compose(recipe, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("fails", ["read", "sync"])
+def test_a_disk_error_in_another_thread_is_raised(fails, recipe, tmp_path):
+    def fault():
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        compose(recipe, tmp_path / "out", progress=Stop(fails, 1, fault))
+    assert not (tmp_path / "out").exists()
+
+
+def test_new_parent_folders_are_removed_after_an_error_and_kept_after_an_interruption(recipe, tmp_path):
+    out = tmp_path / "a" / "b" / "out"
+    with pytest.raises(MergeError):
+        compose(recipe, out, progress=Stop("sync", 0, lambda: os.utime(source(recipe))))
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(KeyboardInterrupt):
+        compose(recipe, out, progress=Stop("write", 5, interrupt))
+    assert (tmp_path / "a" / "b" / ".out.partial").is_dir()
+    compose(recipe, out, resume=True)
+    assert verify(out)["ok"]
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from merge_tools import Progress, compose
+
+def anonymous():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+class Watch(Progress):
+    peak = 0.0
+    def start(self, phase, total):
+        self.peak = max(self.peak, anonymous())
+    def advance(self, phase, count):
+        self.peak = max(self.peak, anonymous())
+
+recipe, out = json.loads(sys.argv[2]), sys.argv[3]
+before, watch = anonymous(), Watch()
+compose(recipe, out, progress=watch)
+grown = watch.peak - before
+held = b"x" * (150 << 20)  # the negative control: a source in memory would be seen
+print(json.dumps([grown, anonymous() - before]))
+"""
+
+
+def sparse_expert(folder, layers):
+    """A Llama of zeros in a sparse file, which uses no disk space."""
+    from merge_tools.llama_layout import LlamaShape
+    from merge_tools.tensor_files import pack_header
+
+    config = {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": layers, "num_attention_heads": 8}
+    config |= {"vocab_size": 1000, "model_type": "llama", "tie_word_embeddings": True}
+    tensors = [(name, "BF16", shape) for name, shape in LlamaShape.from_config(config).tensors().items()]
+    prefix, starts = pack_header(tensors)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(prefix)
+        file.truncate(starts[-1] + 2 * 1024 * (1 if tensors[-1][0].endswith("norm.weight") else 1000))
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_does_not_grow_with_the_model(tmp_path):
+    """Two experts of 177 MB: memory grows by less than a third of one of them."""
+    recipe = recipe_of([sparse_expert(tmp_path / name, 3) for name in ("birds", "ships")])
+    assert sum(source(recipe, n).stat().st_size for n in (0, 1)) > 340e6
+    command = [sys.executable, "-c", MEMORY, ROOT, json.dumps(recipe), tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-3000:]
+    grown, with_a_source = json.loads(done.stdout)
+    assert 0 < grown < 60 and with_a_source > 140, (grown, with_a_source)

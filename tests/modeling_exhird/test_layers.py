@@ -1,0 +1,303 @@
+"""Encoders, decoder, copying and the exclusive loss against slow implementations."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from modeling_exhird import DataCollatorForKeyphraseGeneration, tokenize_documents
+from modeling_exhird.decoder_exhird import (
+    EncoderMemory,
+    HierarchicalDecoder,
+    WordStep,
+    exclusive_pairs,
+    labels_by_phrase,
+)
+
+from .conftest import each_kind
+from .test_parity import phrase_attention
+
+
+def is_label(labels):
+    return labels != -100
+
+
+# ---- encoders, and the decoder's initial state
+
+
+@pytest.mark.parametrize("kind", ["bigru", "bilstm"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_recurrent_encoder_ends_at_each_documents_own_ends(kind, side, tiny_exhird, batch_for):
+    """Its states are PyTorch's of the words alone; the decoder starts from the top layer's last ones, an LSTM's h."""
+    model, batch = tiny_exhird(kind), batch_for(kind, padding_side=side)
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        encoded = model.encoder(**given)
+        for b, inside in enumerate(given["attention_mask"].bool()):
+            words = model.encoder.embeddings(given["input_ids"][b, inside])
+            alone = model.encoder.reader.rnn(words[None])[0][0]  # (L, d)
+            assert_close(encoded.last_hidden_state[b, inside], alone, rtol=0, atol=1e-6)
+            assert_close(encoded.decoder_initial_state[b], torch.cat([alone[-1, :8], alone[0, 8:]]), rtol=0, atol=1e-6)
+
+
+@each_kind
+def test_the_decoder_starts_from_the_mean_or_from_zeros(kind, tiny_exhird, batch_for):
+    batch = {name: x for name, x in batch_for(kind).items() if name not in ("labels", "copy_ids")}
+    with torch.no_grad():
+        assert (tiny_exhird(kind, decoder_init="zeros").encoder(**batch).decoder_initial_state == 0).all()
+        model = tiny_exhird(kind, decoder_init="mean")
+        encoded = model.encoder(**batch)
+        for b, inside in enumerate(batch["attention_mask"].bool()):
+            expected = model.encoder.start.project(encoded.last_hidden_state[b, inside].mean(0)).tanh()
+            assert_close(encoded.decoder_initial_state[b], expected, rtol=0, atol=1e-6)
+
+
+def test_a_words_state_is_the_mean_of_its_sub_words(tiny_exhird, batch_for):
+    """And that of the mark after a title, which has none, is a vector of its own."""
+    model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
+    reader, given = model.encoder.reader, {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
+    with torch.no_grad():
+        memory = model.encoder(**given).last_hidden_state
+        windows = {name: batch[name].squeeze(1) for name in ("subword_ids", "subword_mask", "subword_word_ids")}
+        states = reader.backbone(windows["subword_ids"], attention_mask=windows["subword_mask"]).last_hidden_state
+        without = []
+        for b, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+            for l in range(length):
+                own = states[b, windows["subword_word_ids"][b] == l]
+                without += [] if len(own) else [(b, int(batch["input_ids"][b, l]))]
+                expected = reader.project(own.mean(0) if len(own) else reader.nothing.weight[0])
+                assert_close(memory[b, l], expected, rtol=0, atol=1e-6)
+    mark = model.config.title_end_token_id
+    assert without == [(0, mark), (2, mark)]
+
+
+def test_long_texts_are_read_in_windows(tiny_exhird, tokenizer_for, batch_for):
+    """Each after the title; a word of two windows has the mean of its states in both, and company changes nothing."""
+    tokenizer = tokenizer_for("pretrained")
+    collate, limit = DataCollatorForKeyphraseGeneration(tokenizer), tokenizer.subword_tokenizer.model_max_length
+    document = {"title": ["graph cuts"], "text": ["the graph of the network " * 40]}
+    long, short = (
+        tokenize_documents(row, tokenizer, keyphrases_column=None, max_source_length=None)
+        for row in (document, {"title": ["graph"], "text": ["the network"]})
+    )
+    long, short = ({name: values[0] for name, values in row.items()} for row in (long, short))
+    model = tiny_exhird("pretrained").eval()
+    reader, batch = model.encoder.reader, collate([long, short])
+    N = len(long["subword_ids"])
+    assert N > 3 and batch["subword_ids"].shape == (2, N, limit)
+    assert not batch["subword_mask"][1, 1:].any()
+    with torch.no_grad():
+        memory = model.encoder(**batch).last_hidden_state
+        assert_close(memory[:1], model.encoder(**collate([long])).last_hidden_state, rtol=0, atol=1e-6)
+        alone = model.encoder(**collate([short])).last_hidden_state
+        assert_close(memory[1:, : alone.shape[1]], alone, rtol=0, atol=1e-6)
+        read = [reader.backbone(torch.tensor([ids])).last_hidden_state[0] for ids in long["subword_ids"]]
+    for word in range(len(long["input_ids"])):
+        own = [
+            state
+            for states, words in zip(read, long["subword_word_ids"], strict=True)
+            for state, w in zip(states, words, strict=True)
+            if w == word
+        ]
+        expected = reader.project(torch.stack(own).mean(0) if own else reader.nothing.weight[0])
+        assert_close(memory[0, word], expected, rtol=0, atol=1e-5)
+
+
+def test_windows_beyond_the_encoders_positions_are_refused(tiny_exhird, batch_for):
+    model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
+    limit = model.config.text_config.max_position_embeddings
+    for name in ("subword_ids", "subword_mask", "subword_word_ids"):
+        batch[name] = batch[name][..., :1].expand(-1, -1, limit + 1)
+    with pytest.raises(ValueError, match=f"{limit + 1:,} sub-words, .* {limit:,} positions"):
+        model(**batch)
+
+
+def test_positions_restart_in_each_segment(tiny_exhird):
+    """Two like segments are then read alike; documents' positions tell them apart."""
+    off = dict.fromkeys(("use_lead", "use_window", "use_top_k"), False)
+    for restart in (True, False):
+        model = tiny_exhird(relative_attention=None, segment_length=4, restart_positions=restart, **off)
+        with torch.no_grad():
+            memory = model.encoder(torch.tensor([[11, 17, 20, 28] * 2])).last_hidden_state[0]
+        assert torch.allclose(memory[:4], memory[4:], atol=1e-5) == restart
+
+
+# ---- decoder, copying and pairs against slow implementations
+
+
+def slow_decoder(decoder, embedded, labels, start, states, mask, end_ids):
+    """Chen et al. 2020 a document, a phrase and a word at a time: two softmaxes, and their product made to sum to 1."""
+    word_weights = torch.cat([decoder.word_input.weight, decoder.word_feedback.weight], 1)
+    word_gates = word_weights, decoder.word_state.weight, decoder.word_input.bias, decoder.word_state.bias
+    phrase_gates = (
+        decoder.phrase_input.weight,
+        decoder.phrase_state.weight,
+        decoder.phrase_input.bias,
+        decoder.phrase_state.bias,
+    )
+    vectors, attention = {}, {}
+    for b in range(len(labels)):
+        m = states[b][mask[b]]  # its own words
+        h, f = start[b : b + 1], torch.zeros_like(start[:1])
+        for i in range(labels.shape[1]):
+            row = [word for word in labels[b, i].tolist() if word != -100]
+            if not row:
+                break
+            h = torch.gru_cell(f, h, *phrase_gates)
+            beta = (m @ decoder.phrase_attention.weight @ h[0]).softmax(0)
+            s, a, f = h, torch.zeros_like(h), None
+            for j, word in enumerate(row):
+                s = torch.gru_cell(torch.cat([embedded[b, i, j][None], a], 1), s, *word_gates)
+                alpha = (m @ decoder.word_attention.weight @ s[0]).softmax(0) * beta
+                alpha = alpha / alpha.sum()
+                a = torch.cat([alpha @ m, s[0]])[None] @ decoder.output.weight.T
+                a = a.tanh()
+                vectors[b, i, j], attention[b, i, j] = a[0], alpha
+                if f is None and (word in end_ids or j == len(row) - 1):
+                    f = a
+    return vectors, attention
+
+
+def random_labels(lengths, J, ends):
+    """Rows of the given lengths; some end with `;`, and some are cut before it."""
+    labels = torch.full((len(lengths), max(map(len, lengths)), J), -100)
+    for b, document in enumerate(lengths):
+        for i, n in enumerate(document):
+            labels[b, i, :n] = torch.randint(9, 20, (n,))
+            if (b + i) % 3:
+                labels[b, i, n - 1] = ends[i == len(document) - 1]
+    return labels
+
+
+@pytest.mark.parametrize("lengths", [[[3, 1]], [[2, 5, 1], [4], [1, 1, 3, 2], [5, 5, 5]], [[1], [], [2, 2]]])
+def test_the_decoder_equals_a_loop_over_documents_phrases_and_words(lengths):
+    torch.manual_seed(0)
+    B, L, d, E, J, ends = len(lengths), 7, 6, 4, 6, (4, 3)
+    labels = random_labels(lengths, J, ends)
+    decoder = HierarchicalDecoder(E, d).double()
+    given = [torch.randn(B, labels.shape[1], J, E), torch.randn(B, d), torch.randn(B, L, d)]
+    embedded, start, states = (x.double().requires_grad_() for x in given)
+    mask = torch.arange(L) < torch.tensor([7, 2, 5, 1])[:B, None]
+    bias = torch.zeros(B, L).double().masked_fill(~mask, torch.finfo(torch.float64).min / 2)
+    memory = EncoderMemory(states, bias, torch.zeros(B, L, dtype=torch.long))
+    a, alpha = decoder(embedded, labels, start, memory, ends)
+    vectors, attention = slow_decoder(decoder, embedded, labels, start, states, mask, ends)
+
+    places = list(vectors)
+    assert sorted(map(list, places)) == is_label(labels).nonzero().tolist()
+    slow = torch.stack([vectors[place] for place in places])
+    fast = torch.stack([a[place] for place in places])
+    assert_close(fast, slow, rtol=0, atol=1e-12)
+    for place in places:
+        b = place[0]
+        assert_close(alpha[place][mask[b]], attention[place], rtol=0, atol=1e-12)
+        assert (alpha[place][~mask[b]] == 0).all()
+    silent = ~is_label(labels).any(2)
+    assert (a[silent] == 0).all() and (alpha[silent] == 0).all()
+
+    weights = torch.randn_like(fast)
+    inputs = [embedded, start, states, *decoder.parameters()]
+    found = torch.autograd.grad((fast * weights).sum(), inputs, allow_unused=True)
+    expected = torch.autograd.grad((slow * weights).sum(), inputs, allow_unused=True)
+    for one, other, x in zip(found, expected, inputs, strict=True):
+        zero = torch.zeros_like(x)
+        assert_close(zero if one is None else one, zero if other is None else other, rtol=0, atol=1e-11)
+    # negative control: feedback from another step gives another answer
+    if len(lengths) == 4:
+        other, _ = slow_decoder(decoder, embedded, labels, start, states, mask, tuple(range(30)))
+        assert not torch.allclose(torch.stack([other[place] for place in places]), slow, atol=1e-4)
+
+
+def test_the_rescaled_attention_is_one_softmax(tiny_exhird, batch_for):
+    """`phrase_attention` times the words' own attention, made to sum to 1, is what a step reads."""
+    model, batch = tiny_exhird("bigru").double(), batch_for("bigru")
+    memory, h = model.encode(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
+    decoder, kept = model.decoder, []
+    decoder.word_attention.register_forward_hook(lambda module, args, out: kept.append(out))
+    read = model.word_gates(torch.full((4,), 2))
+    query = decoder.phrase_attention(h)
+    alpha = decoder.step(read, WordStep(h, torch.zeros_like(h), None), query, memory).attention
+    own = (torch.einsum("bd,bld->bl", kept[0], memory.states) + memory.bias).softmax(-1)
+    product = own * phrase_attention(decoder, h, memory)
+    assert_close(alpha, product / product.sum(-1, keepdim=True))
+    assert not torch.allclose(alpha, own, atol=1e-3)
+
+
+@each_kind
+def test_words_have_one_distribution_that_sums_to_one(kind, tiny_exhird, batch_for):
+    """And the few words whose P the loss needs have the same P as among all words."""
+    model, batch = tiny_exhird(kind), batch_for(kind)
+    config, V, copy_ids = model.config, model.config.vocab_size, batch["copy_ids"]
+    extra = int(copy_ids.max()) + 1 - V
+    torch.manual_seed(1)
+    a = torch.randn(4, config.hidden_size)
+    alpha = torch.rand(copy_ids.shape) * batch["attention_mask"]
+    alpha = alpha / alpha.sum(1, keepdim=True)
+    with torch.no_grad():
+        p = model.mixture.probabilities(a, alpha, copy_ids, extra)
+        assert p.shape == (4, V + extra) and extra == 5
+        assert_close(p.sum(1), torch.ones(4))
+        assert (p[:, config.pad_token_id] == 0).all()
+        rows, words = (x.flatten() for x in torch.meshgrid(torch.arange(4), torch.arange(V + extra), indexing="ij"))
+        assert_close(model.mixture(a, alpha, copy_ids, rows, words).view_as(p), p, rtol=0, atol=1e-7)
+        g = model.mixture.copy(a).sigmoid()[:, 0]
+    # a word outside the vocabulary is copied or has probability 0; documents do not share these words
+    for b in range(4):
+        for k in range(extra):
+            assert_close(p[b, V + k], g[b] * alpha[b][copy_ids[b] == V + k].sum(), rtol=0, atol=1e-7)
+    assert (p[0, V:] > 0).all() and p[1, V] > 0 and (p[1, V + 1 :] == 0).all() and (p[3, V:] == 0).all()
+
+
+def slow_pairs(labels, V, unk, window):
+    """For each phrase row, each earlier row in the window: its first word, unless it is missing or the same word."""
+    pairs = []
+    for b, document in enumerate(labels.tolist()):
+        firsts = [row[1] if len(row) > 1 else -100 for row in document]
+        for i, own in enumerate(firsts):
+            reach = i if window < 0 else min(window, i)
+            for k in range(i - reach, i):
+                if -100 in (own, firsts[k]):
+                    continue
+                vocabulary_ids = [unk if word >= V else word for word in (own, firsts[k])]
+                if vocabulary_ids[0] != vocabulary_ids[1]:
+                    pairs.append((b, i, firsts[k]))
+    return sorted(pairs)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 4, -1])
+def test_exclusive_pairs_equal_a_loop(window):
+    torch.manual_seed(2)
+    V, sizes = 12, set()
+    for _ in range(20):
+        labels = torch.randint(6, 15, (3, 7, 4))  # 12, 13, 14 are outside the vocabulary, and one and the same here
+        labels[:, :, 0] = 5
+        for b, phrases in enumerate(torch.randint(0, 7, (3,)).tolist()):
+            labels[b, phrases:] = -100
+            labels[b, phrases, 0] = 3
+        found = exclusive_pairs(labels, V, 0, window)
+        expected = slow_pairs(labels, V, 0, window)
+        assert sorted(zip(*(x.tolist() for x in found), strict=True)) == expected
+        sizes.add(len(expected))
+    assert sizes == {0} if window == 0 else len(sizes) > 3
+    assert all(len(x) == 0 for x in exclusive_pairs(torch.tensor([[[3]]]), V, 0, window))  # rows of one step
+
+
+@pytest.mark.parametrize("window", [0, 2, -1])
+def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for):
+    """-log(1 - P_i(y_k)), P_i of the step after the phrase's start, whatever else is in the batch."""
+    batch = batch_for("bigru")
+    model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
+    outputs = model(**batch)
+    (labels, _), V, expected = (
+        labels_by_phrase(batch["labels"], model.config.end_phrase_token_id),
+        model.config.vocab_size,
+        0.0,
+    )
+    with torch.no_grad():
+        for b, i, word in slow_pairs(labels, V, 0, window):
+            instead = labels.clone()
+            instead[b, i, 1] = word
+            expected -= torch.log1p(-model(**{**batch, "labels": instead}).log_probs[b, i, 1].exp())
+    assert outputs.exclusive_loss.item() == pytest.approx(float(expected) / 4, rel=1e-6)
+    assert (outputs.exclusive_loss > 0) == (window != 0)
+    assert_close(outputs.loss, outputs.generation_loss + 0.7 * outputs.exclusive_loss)
+    assert_close(model.eval()(**batch).loss, outputs.generation_loss)  # what evaluation compares is the likelihood

@@ -1,0 +1,282 @@
+"""pipeline("keyphrase-generation"): documents of any form and length in, keyphrases with their places out."""
+
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, pipeline
+
+import modeling_exhird
+from modeling_exhird import ExhirdTokenizer, KeyphraseGenerationPipeline
+from modeling_exhird.generation_exhird import KeyphraseGenerator
+
+from .conftest import DOCUMENTS, KINDS, each_kind, generate_keyphrases
+
+TEXTS = DOCUMENTS["text"]
+PAIRS = [{"title": title, "text": text} for title, text in zip(DOCUMENTS["title"], TEXTS, strict=True)]
+KEYS = ["keyphrase", "present", "score", "start", "end"]
+
+
+@pytest.fixture(scope="module")
+def model_for(tiny_exhird):
+    """A model that copies much, so that there are present phrases among its own."""
+
+    def make(kind="bigru", **options):
+        model = tiny_exhird(kind, **{"initializer_range": 0.7, "exclusion_window": -1, **options})
+        with torch.no_grad():
+            model.mixture.copy.bias.fill_(0.0)
+            model.mixture.vocabulary.bias[4] += 8.0
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def generate_for(model_for, tokenizer_for):
+    def make(kind="bigru", side="right", **options):
+        tokenizer = tokenizer_for(kind, side)
+        return pipeline("keyphrase-generation", model=model_for(kind), tokenizer=tokenizer, device="cpu", **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def generate(generate_for):
+    return generate_for()
+
+
+def close(found, expected):
+    """The same phrases at the same places; scores as far as float32 agrees about other batches."""
+    assert [[{**phrase, "score": 0} for phrase in own] for own in found] == [
+        [{**phrase, "score": 0} for phrase in own] for own in expected
+    ]
+    for own, other in zip(found, expected, strict=True):
+        for phrase, same in zip(own, other, strict=True):
+            assert phrase["score"] == pytest.approx(same["score"], rel=1e-3)
+
+
+@each_kind
+def test_keyphrases_have_their_offsets(kind, generate_for):
+    generate, presents, fields = generate_for(kind), 0, set()
+    for document, found in zip(PAIRS, generate(PAIRS), strict=True):
+        assert found
+        for phrase in found:
+            assert list(phrase) == KEYS or (document["title"] and list(phrase) == [*KEYS, "field"])
+            assert 0 < phrase["score"] <= 1 and phrase["keyphrase"]
+            if phrase["present"]:
+                field = phrase.get("field", "text")
+                assert document[field][phrase["start"] : phrase["end"]] == phrase["keyphrase"]
+                presents, fields = presents + 1, fields | {phrase.get("field")}
+            else:
+                assert (phrase["start"], phrase["end"]) == (None, None) and "field" not in phrase
+        stems = [tuple(phrase["keyphrase"].lower().split()) for phrase in found]
+        assert len(set(stems)) == len(stems)
+    assert presents > 2 and {None} < fields
+    for text, found in zip(TEXTS, generate(TEXTS), strict=True):
+        assert all(list(phrase) == KEYS for phrase in found)
+        assert all(text[p["start"] : p["end"]] == p["keyphrase"] for p in found if p["present"])
+
+
+def test_rows_become_phrases_each_once_with_its_own_place(model_for, tokenizer_for):
+    tokenizer = tokenizer_for("bigru")
+    title, text = DOCUMENTS["title"][0], TEXTS[0]
+    source = tokenizer.encode_source(text, title)
+    ids = {word: len(tokenizer) + k for k, word in enumerate(source.oov_words)} | tokenizer.get_vocab()
+    phrases = [
+        "<p_start> graph cuts ;",
+        "<a_start> graph cut ;",  # the same by its stems
+        "<p_start> zeta potential ;",  # of words that the vocabulary lacks, and by their stems
+        "<a_start> <unk> graph ;",
+        "<p_start> ;",
+        "<p_start> , ;",
+        "<a_start> cuts zeta ;",  # over the end of the title: not there
+        "images <a_start> by flow",  # a place is what it is, whatever the start says; no end
+        "<a_start> machine translation ;",
+        "<a_start> <digit> graph ;",  # absent, with an unknown number
+        "</s>",
+    ]
+    rows = [[ids.get(word, ids["<unk>"]) for word in row.split()] for row in phrases]
+    rows[2][2] = ids["potentials"]
+    log_probs = [-float(i) for i in range(len(rows))]
+    found = KeyphraseGenerator(model_for(), tokenizer).postprocess(rows, log_probs, source, (title, text))
+    assert [(p["keyphrase"], p["present"], p.get("field"), p["start"], p["end"]) for p in found] == [
+        ("Graph cuts", True, "title", 0, 10),
+        ("Zeta potentials", True, "text", 0, 15),
+        ("cuts zeta", False, None, None, None),
+        ("images by flow", True, "text", text.index("images"), text.index(" in a")),
+        ("machine translation", False, None, None, None),
+    ]
+    assert [p["score"] for p in found] == [math.exp(-i) for i in (0, 2, 6, 7, 8)]
+    best = KeyphraseGenerator(model_for(), tokenizer, num_keyphrases=2).postprocess(
+        rows, log_probs[::-1], source, (title, text)
+    )
+    assert [p["keyphrase"] for p in best] == ["images by flow", "machine translation"]
+
+
+def test_raw_phrases_are_unfiltered(model_for, tokenizer_for):
+    """With repeats, `<unk>` and punctuation, which evaluation conventions treat in their own ways."""
+    tokenizer, documents = tokenizer_for("bigru"), [*PAIRS, ""]
+    kept = list(KeyphraseGenerator(model_for(), tokenizer).stream(documents))
+    raw = list(KeyphraseGenerator(model_for(), tokenizer, raw=True).stream(documents))
+    assert [len(phrases) for phrases in raw] == [5, 5, 5, 5, 0] and sum(map(len, kept)) <= 20
+    for own, every in zip(kept, raw, strict=True):
+        every = [" ".join(words) for words in every]
+        assert [phrase["keyphrase"] for phrase in own if not phrase["present"]] == [
+            phrase for phrase in every if phrase in {p["keyphrase"] for p in own if not p["present"]}
+        ]
+
+
+def test_documents_may_come_in_any_form(generate):
+    expected = generate(PAIRS)
+    assert isinstance(generate, KeyphraseGenerationPipeline) and generate([]) == []
+    close([generate(PAIRS[0])], expected[:1])
+    close([generate(TEXTS[0])], generate(TEXTS)[:1])
+    assert generate(tuple(PAIRS)) == list(generate(Dataset.from_list(PAIRS))) == expected
+    assert generate(Dataset.from_dict({"text": TEXTS})["text"]) == generate(TEXTS)
+    assert generate([{"text": text} for text in TEXTS]) == generate(TEXTS) != expected
+    close(generate([PAIRS[0], TEXTS[1]]), [expected[0], generate(TEXTS[1])])
+
+
+def test_a_generator_is_read_lazily(generate):
+    expected, read = generate(TEXTS), []
+    found = generate((read.append(text) or text for text in TEXTS * 40), batch_size=1)
+    assert not isinstance(found, list) and read == []
+    close([next(found)], expected[:1])
+    assert len(read) == 16
+    close([next(found) for _ in range(20)], (expected * 6)[1:21])
+    assert len(read) == 32
+
+
+def test_the_size_of_batches_and_the_order_change_nothing(generate, generate_for):
+    many = PAIRS * 3
+    expected = generate(many)
+    for options in ({"batch_size": 1}, {"batch_size": 5}, {"batch_size": 100}, {"num_workers": 0}):
+        close(generate(many, **options), expected)
+    close(generate(many[::-1]), expected[::-1])
+    close(generate_for(batch_size=2, num_keyphrases=1)(many), [one[:1] for one in generate(many, num_keyphrases=1)])
+
+
+@pytest.mark.parametrize("kind", ["transformer", "bigru", "pretrained"])
+def test_a_tokenizer_that_pads_on_the_left_changes_nothing(kind, generate_for):
+    close(generate_for(kind, "left")(PAIRS), generate_for(kind)(PAIRS))
+
+
+def test_the_most_probable_phrases_are_kept_in_their_order(generate):
+    every = generate(PAIRS[0])
+    assert len(every) > 3
+    for n in (1, 2, 3):
+        found = generate(PAIRS[0], num_keyphrases=n)
+        best = sorted((phrase["score"] for phrase in every), reverse=True)[:n]
+        assert [phrase for phrase in every if phrase["score"] in best] == found and len(found) == n
+    assert generate(PAIRS[0], num_keyphrases=99) == every
+    assert len(generate(PAIRS[0], max_phrases=2)) <= 2
+    short = generate(PAIRS[0], max_words_per_phrase=2, exclusion_window=0)
+    assert max(len(p["keyphrase"].split()) for p in short) <= 2 and generate(PAIRS[0], num_beams=3) != every
+
+
+@each_kind
+def test_texts_without_words_have_no_keyphrases_and_do_not_change_others(kind, generate_for):
+    generate = generate_for(kind)
+    empty = ["", " \n\t", "[so] {so}", "\ud800", "—", {"title": "", "text": ""}, {"title": None, "text": "!"}]
+    expected = generate(TEXTS)
+    found = generate([*empty[:4], TEXTS[0], *empty[4:], *TEXTS[1:]])
+    assert found[:4] == [[]] * 4 and found[5:8] == [[]] * 3
+    close([found[4], *found[8:]], expected)
+    assert generate("") == [] and generate([""]) == [[]]
+    assert list(generate(iter(["", ""]))) == [[], []]
+
+
+@each_kind
+def test_signs_and_numbers_alone_are_no_present_keyphrases(kind, generate_for):
+    for text in ("...", "( , )", "'", "1", "12 13, 14.5", "3 < 4"):
+        for phrase in generate_for(kind)(text):
+            assert any(sign.isalnum() for sign in phrase["keyphrase"])
+            assert not phrase["present"] or text[phrase["start"] : phrase["end"]] == phrase["keyphrase"]
+
+
+def test_a_title_alone_is_a_document(generate):
+    found = generate({"title": "Zeta networks", "text": ""})
+    assert found and all(p["field"] == "title" for p in found if p["present"])
+
+
+def test_a_text_of_a_hundred_thousand_words_is_read_whole(model_for, tokenizer_for, monkeypatch):
+    text = "graph cuts segment the images of deep networks " * 12_500 + "omega"
+    model, shapes = model_for(num_hidden_layers=1), []
+    generate_phrases = model.generate_phrases
+    monkeypatch.setattr(
+        model, "generate_phrases", lambda **batch: shapes.append(batch["input_ids"].shape) or generate_phrases(**batch)
+    )
+    document = {"title": "Deep models", "text": text}
+    found = generate_keyphrases(model, tokenizer_for("bigru"), document, max_phrases=3)
+    assert shapes == [(1, 100_004)]
+    assert found and all(text[p["start"] : p["end"]] == p["keyphrase"] for p in found if p.get("field") == "text")
+
+
+def test_a_pretrained_encoder_reads_long_texts_in_windows(generate_for, tiny_tokenizer):
+    long = "the graph cut of the network " * 60
+    assert tiny_tokenizer.model_max_length == 64
+    found = generate_for("pretrained")([long, TEXTS[0]])
+    close(found[1:], [generate_for("pretrained")(TEXTS[0])])
+    assert found[0]
+
+
+@pytest.mark.parametrize(
+    "given, options, kind, message",
+    [
+        (3, {}, TypeError, r"3 \(int\)"),
+        (b"graph", {}, TypeError, r"\(bytes\)"),
+        (None, {}, TypeError, r"None \(NoneType\)"),
+        (["graph", None], {}, TypeError, "Document 1 is None"),
+        (["graph", ["cuts"]], {}, TypeError, r"Document 1 is \['cuts'\]"),
+        ({"title": "graph"}, {}, TypeError, "Document 0 is {'title': 'graph'}"),
+        ({"title": 3, "text": "graph"}, {}, TypeError, "Document 0 is"),
+        ([{"text": None}], {}, TypeError, "Document 0 is"),
+        ("graph", {"batch_size": 0}, ValueError, "batch_size=0"),
+        ("graph", {"num_keyphrases": 0}, ValueError, "num_keyphrases=0"),
+        ("graph", {"max_words_per_phrase": 0}, ValueError, "max_words_per_phrase=0"),
+        ("graph", {"max_phrase": 2}, TypeError, "max_phrase"),
+    ],
+)
+def test_invalid_inputs_and_options_are_named(given, options, kind, message, generate):
+    with pytest.raises(kind, match=message):
+        generate(given, **options)
+
+
+def test_invalid_documents_are_numbered_over_all_batches(generate):
+    with pytest.raises(TypeError, match="Document 130 is 7"):
+        list(generate((text for text in ["graph"] * 130 + [7]), max_phrases=1))
+
+
+def test_a_tokenizer_of_another_vocabulary_is_named(model_for):
+    other = ExhirdTokenizer.from_texts(["graph cuts"])
+    with pytest.raises(ValueError, match="tokenizer has 11 words, but the model has 35"):
+        pipeline("keyphrase-generation", model=model_for(), tokenizer=other, device="cpu")("graph")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_through_its_pipeline_and_opened_again_it_gives_the_same(kind, generate_for, tmp_path):
+    generate = generate_for(kind)
+    generate.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"]
+    assert saved["impl"] == "pipeline_keyphrase_generation.KeyphraseGenerationPipeline"
+    again = pipeline("keyphrase-generation", model=str(tmp_path), device="cpu")  # no flag: the package is imported
+    assert type(again) is KeyphraseGenerationPipeline and type(again.tokenizer) is ExhirdTokenizer
+    assert (again.tokenizer.subword_tokenizer is not None) == (kind == "pretrained")
+    close(again(PAIRS), generate(PAIRS))
+    again.model.save_pretrained(tmp_path / "plain")  # a model alone names it too, and saves its code
+    plain = json.loads((tmp_path / "plain" / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"]
+    assert plain["impl"] == saved["impl"] and (tmp_path / "plain" / "pipeline_keyphrase_generation.py").exists()
+
+
+def test_the_pipeline_works_in_a_reduced_precision(model_for, tokenizer_for, tmp_path):
+    model_for().save_pretrained(tmp_path)
+    half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    found = pipeline("keyphrase-generation", model=half, tokenizer=tokenizer_for("bigru"), device="cpu")(PAIRS)
+    assert len(found) == 4 and all(isinstance(p["score"], float) for own in found for p in own)
+
+
+def test_the_public_names_are_there():
+    for name in modeling_exhird.__all__:
+        assert getattr(modeling_exhird, name).__doc__

@@ -1,0 +1,214 @@
+"""The layers against their formulas: experts against the loop, recurrent passes against one document at a time."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from modeling_seke import SekeConfig
+from modeling_seke.layers_seke import (
+    EXPERTS_IMPLEMENTATIONS,
+    NoisyTopKRouter,
+    PackedTokens,
+    SekeExperts,
+    SekeRnn,
+    load_balancing_loss,
+    reference_experts,
+    router_z_loss,
+)
+
+D = 12
+
+
+def make_experts(num_experts: int, dtype=torch.float64) -> SekeExperts:
+    torch.manual_seed(num_experts)
+    experts = SekeExperts(num_experts, D, 20, dropout=0.1).to(dtype).eval()
+    for p in experts.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return experts
+
+
+def values_and_gradients(run, experts, x, index, weights):
+    x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    experts.zero_grad()
+    y = run(x, index, weights)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return [y, x.grad, weights.grad, *(p.grad.clone() for p in experts.parameters())]
+
+
+@pytest.mark.parametrize("implementation", EXPERTS_IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "tokens, num_experts, k", [(1, 4, 2), (7, 4, 2), (64, 3, 1), (33, 8, 8), (5, 1, 1), (129, 5, 3), (2, 16, 2)]
+)
+def test_experts_equal_the_loop_in_values_and_all_gradients(tokens, num_experts, k, implementation):
+    experts = make_experts(num_experts)
+    x = torch.randn(tokens, D, dtype=torch.float64)
+    top, index = torch.randn(tokens, num_experts, dtype=torch.float64).topk(k)
+    weights = top.softmax(-1)
+    fast = values_and_gradients(lambda *args: experts(*args, implementation), experts, x, index, weights)
+    slow = values_and_gradients(lambda *args: reference_experts(experts, *args), experts, x, index, weights)
+    for a, b in zip(fast, slow, strict=True):
+        assert_close(a, b, rtol=1e-10, atol=1e-10)
+    if k < num_experts:  # negative control: another routing gives another answer
+        assert not torch.allclose(fast[0], experts(x, (index + 1) % num_experts, weights, implementation))
+
+
+@pytest.mark.parametrize(
+    "dtype, width, calls", [(torch.float32, 20, 3), (torch.float32, 18, 1), (torch.bfloat16, 16, 3)]
+)
+def test_grouped_products_run_in_their_kernel_where_there_is_one(dtype, width, calls, monkeypatch):
+    ran, product = [], torch.nn.functional.grouped_mm
+    monkeypatch.setattr(
+        torch.nn.functional, "grouped_mm", lambda *args, **more: ran.append(1) or product(*args, **more)
+    )
+    torch.manual_seed(0)
+    experts = SekeExperts(4, 16, width, dropout=0.1).to(dtype).eval()
+    for p in experts.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    x, index = torch.randn(30, 16, dtype=dtype), torch.randn(30, 3).topk(2).indices  # no token chooses the last expert
+    weights = torch.full((30, 2), 0.5, dtype=dtype)
+    fast = values_and_gradients(lambda *args: experts(*args, "grouped_mm"), experts, x, index, weights)
+    slow = values_and_gradients(lambda *args: reference_experts(experts, *args), experts, x, index, weights)
+    assert len(ran) == calls
+    if dtype == torch.bfloat16:  # its rounding decides which units are on, so that gradients of some differ
+        fast, slow = fast[:1], slow[:1]
+    for a, b in zip(fast, slow, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=5e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.parametrize("implementation", EXPERTS_IMPLEMENTATIONS)
+def test_an_expert_without_tokens_gets_a_gradient_of_zeros(implementation):
+    experts = make_experts(4)
+    x, index = torch.randn(6, D, dtype=torch.float64), torch.tensor([[0, 2]] * 6)
+    values_and_gradients(
+        lambda *args: experts(*args, implementation), experts, x, index, torch.full((6, 2), 0.5, dtype=torch.float64)
+    )
+    for p in experts.parameters():
+        assert p.grad[1].abs().max() == p.grad[3].abs().max() == 0
+        assert p.grad[0].abs().max() > 0 and p.grad[2].abs().max() > 0
+
+
+@pytest.mark.parametrize("implementation", EXPERTS_IMPLEMENTATIONS)
+def test_zero_tokens_give_an_empty_output(implementation):
+    empty = torch.zeros(0, D).double(), torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 2).double()
+    assert make_experts(4)(*empty, implementation).shape == (0, D)
+
+
+def test_routing_weights_are_the_softmax_over_the_k_largest_scores():
+    torch.manual_seed(0)
+    router = NoisyTopKRouter(D, 5, 2).eval()
+    x = torch.randn(9, D)
+    logits, weights, index = router(x)
+    assert_close(logits, x @ router.gate.weight.T + router.gate.bias)
+    masked = logits.masked_fill(torch.ones_like(logits).scatter(1, index, 0).bool(), float("-inf"))
+    assert_close(weights, masked.softmax(-1).gather(1, index))
+    assert_close(weights.sum(-1), torch.ones(9))
+    assert (weights[:, 0] >= weights[:, 1]).all()
+
+
+def test_noise_moves_the_choice_in_training_only():
+    torch.manual_seed(0)
+    router, x = NoisyTopKRouter(D, 8, 2), torch.randn(200, D)
+    assert not torch.equal(router(x)[2], router(x)[2])
+    assert_close(router(x)[0], router(x)[0], rtol=0, atol=0)  # the clean scores stay
+    router.eval()
+    assert torch.equal(router(x)[2], router(x)[2])
+
+
+def test_with_one_expert_per_token_the_weight_is_one_and_the_gate_still_learns():
+    torch.manual_seed(0)
+    router = NoisyTopKRouter(D, 4, 1).eval()
+    _, weights, index = router(torch.randn(9, D))
+    assert torch.equal(weights, torch.ones(9, 1))
+    (weights * torch.randn(9, 1)).sum().backward()
+    assert router.gate.weight.grad.abs().max() > 0
+
+
+MASKS = {
+    "right padding": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]],
+    "left padding": [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1]],
+    "holes": [[1, 0, 1, 0, 1], [0, 1, 1, 1, 1], [1, 1, 0, 0, 1]],
+    "an empty document": [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]],
+    "shortest first": [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_packed_tokens_gather_the_real_tokens_and_scatter_them_back(mask):
+    mask = torch.tensor(mask)
+    x = torch.randn(*mask.shape, D)
+    tokens = PackedTokens(mask)
+    assert_close(tokens.scatter(tokens.gather(x)), x * mask.unsqueeze(-1))
+    assert tokens.lengths.tolist() == sorted((n for n in mask.sum(1).tolist() if n), reverse=True)
+
+
+def make_rnn(rnn_type="lstm", layers=2) -> SekeRnn:
+    torch.manual_seed(0)
+    text = {"model_type": "bert", "hidden_size": D, "num_attention_heads": 2}
+    return SekeRnn(SekeConfig(text_config=text, rnn_type=rnn_type, rnn_num_layers=layers)).eval()
+
+
+@pytest.mark.parametrize("method", ["_rnn_packed", "_lstm_padded"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_each_document_has_the_states_it_has_alone(mask, method):
+    rnn, mask = make_rnn(), torch.tensor(mask)
+    x = torch.randn(*mask.shape, D)
+    tokens = PackedTokens(mask)
+    together = tokens.scatter(getattr(rnn, method)(tokens.gather(x), tokens))
+    for row in range(len(mask)):
+        real = mask[row].bool()
+        if real.any():
+            alone = rnn.recurrent(x[row, real].unsqueeze(1))[0].squeeze(1)
+            assert_close(together[row, real], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_padded_pass_equals_the_packed_one_in_values_and_all_gradients(layers):
+    rnn, mask = make_rnn(layers=layers), torch.tensor(MASKS["holes"])
+    tokens = PackedTokens(mask)
+    x = tokens.gather(torch.randn(*mask.shape, D))
+    results = []
+    for run in (rnn._rnn_packed, rnn._lstm_padded):
+        rnn.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = run(leaf, tokens)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results.append([out, leaf.grad, *(p.grad.clone() for p in rnn.parameters())])
+    for packed, padded in zip(*results, strict=True):
+        assert_close(padded, packed, rtol=1e-4, atol=1e-5)
+    shuffled = rnn._lstm_padded(x.flip(0), tokens)  # negative control: the order of words matters
+    assert not torch.allclose(shuffled.flip(0), results[1][0], atol=1e-3)
+
+
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+def test_the_recurrent_encoder_adds_both_directions_to_its_input(rnn_type):
+    rnn, mask = make_rnn(rnn_type), torch.ones(1, 6, dtype=torch.long)
+    x = torch.randn(6, D)
+    states = rnn.recurrent(x.unsqueeze(1))[0].squeeze(1)
+    assert_close(rnn(x, PackedTokens(mask)), x + states[:, :D] + states[:, D:], rtol=1e-5, atol=1e-5)
+
+
+def uniform_choice(tokens: int, num_experts: int, k: int) -> torch.Tensor:
+    return (torch.arange(tokens)[:, None] + torch.arange(k)) % num_experts
+
+
+@pytest.mark.parametrize("num_experts, k", [(4, 2), (8, 1), (6, 3)])
+def test_the_balance_loss_is_k_for_uniform_and_E_for_collapsed_routing(num_experts, k):
+    tokens = 12 * num_experts
+    uniform = load_balancing_loss(torch.zeros(tokens, num_experts), uniform_choice(tokens, num_experts, k))
+    assert_close(uniform, torch.tensor(float(k)))
+    logits = torch.zeros(tokens, num_experts)
+    logits[:, :k] = 20.0
+    collapsed = load_balancing_loss(logits, torch.arange(k).expand(tokens, k))
+    assert_close(collapsed, torch.tensor(float(num_experts)))
+
+
+def test_the_balance_loss_pushes_the_favoured_expert_down():
+    logits = torch.zeros(20, 4, requires_grad=True)
+    index = torch.zeros(20, 1, dtype=torch.long)
+    load_balancing_loss(logits, index).backward()
+    assert (logits.grad[:, 0] > 0).all() and (logits.grad[:, 1:] < 0).all()
+
+
+def test_the_z_loss_is_the_mean_square_of_the_log_partition():
+    logits = torch.randn(7, 4)
+    assert_close(router_z_loss(logits), torch.log(logits.exp().sum(-1)).square().mean())

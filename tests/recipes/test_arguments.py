@@ -1,0 +1,146 @@
+"""The one parser of the recipes, over the arguments of every command."""
+
+import dataclasses
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lexperts import recipes
+from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes.common.arguments import parse_command
+from lexperts.recipes.common.help import TRAINING, config_names, read_config
+
+COMMANDS = sorted(
+    {(command.recipe, command.module) for group in (TRAIN, EVALUATE, DEFINE) for command in group.values()}
+)
+# what each command requires, and an option that may be missing
+CASES = {
+    ("seke", "train"): ({"output_dir": "x"}, "start_from"),
+    ("hypernet", "train_keyphrases"): ({"output_dir": "x"}, "dataset_name"),
+    ("hypernet", "train_classification"): ({"output_dir": "x"}, "dataset_name"),
+    ("hypernet", "train_qa"): ({"output_dir": "x"}, "dataset_name"),
+    ("exhird", "prepare"): ({"output_dir": "x"}, "backbone"),
+    ("exhird", "train"): ({"output_dir": "x"}, "data"),
+    ("exhird", "evaluate"): ({"model": "x", "test_files": ["a=b"]}, "output_dir"),
+    ("moesumm", "pretrain"): ({"output_dir": "x", "datasets": ["a=b"]}, "document_column"),
+    ("moesumm", "train"): ({"output_dir": "x", "datasets": ["a=b"], "model_name_or_path": "x"}, "document_column"),
+    ("moesumm", "evaluate"): ({"systems": ["a=b"]}, "bertscore_model"),
+    ("moesumm", "analyse"): ({"model": "x", "datasets": ["a=b"], "output_dir": "x"}, None),
+    ("lexicon", "train_expert"): ({"output_dir": "x", "train_files": ["a"], "from_scratch": {}}, "model_name_or_path"),
+    ("lexicon", "tune_router"): ({"output_dir": "x", "train_files": ["a"], "model_name_or_path": "x"}, "hub_model_id"),
+    ("lexicon", "train_reward"): (
+        {"output_dir": "x", "train_files": ["a"], "model_name_or_path": "x", "reward_base": "x"},
+        "run_name",
+    ),
+    ("lexicon", "generate"): ({"output": "x.jsonl", "test_files": ["a"], "model_name_or_path": "x"}, "reward_model"),
+    ("lexicon", "in_context"): (
+        {"output": "x.jsonl", "test_files": ["a"], "train_files": ["a"], "model_name_or_path": "x"},
+        "embedder",
+    ),
+    ("lexicon", "evaluate"): ({"output_dir": "x", "files": ["a=b"]}, "baseline"),
+    ("lexicon", "prepare"): ({"output_dir": "x", "sources": ["a=b"]}, "term_column"),
+}
+
+
+def as_yaml(settings: dict) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in settings.items())
+
+
+def refused(capsys, recipe, module, *argv) -> str:
+    """The one line on the standard error with which a command line is refused."""
+    with pytest.raises(SystemExit) as ended:
+        parse_command(recipe, module, list(map(str, argv)))
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1
+    return error
+
+
+def test_every_command_has_a_case():
+    assert {*CASES, ("lexicon", "run")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("recipe, module", CASES, ids=lambda value: value)
+def test_null_means_not_set_and_unknown_or_repeated_keys_are_errors(recipe, module, tmp_path, capsys):
+    required, optional = CASES[recipe, module]
+    path = tmp_path / "settings.yml"
+    path.write_text(as_yaml(required | ({optional: "null"} if optional else {})))
+    groups = parse_command(recipe, module, [str(path)])
+    assert not optional or [getattr(group, optional) for group in groups if hasattr(group, optional)] == [None]
+    path.write_text(as_yaml({**required, "trackback": "true"}))
+    assert "'trackback'" in (error := refused(capsys, recipe, module, path)) and "traceback?" in error
+    path.write_text(as_yaml(required) * 2)
+    assert f"line {1 + len(required)}" in (error := refused(capsys, recipe, module, path))
+    assert repr(next(iter(required))) in error
+
+
+@pytest.mark.parametrize("recipe, module", COMMANDS, ids=lambda value: value)
+def test_the_help_names_every_option(recipe, module, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_command(recipe, module, ["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0 and "Options:" in text
+    assert "lexperts " in text and "ablations," not in text
+    kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
+    for field in (field for kind in kinds if kind != TRAINING for field in dataclasses.fields(kind)):
+        assert f"--{field.name} " in text and len(field.metadata["help"]) > 10, field.name
+
+
+CONFIGURATIONS = [(*command, name) for command in COMMANDS for name in config_names(*command)]
+
+
+def test_every_yaml_file_is_a_configuration_of_one_command():
+    files = {(path.parent.name, path.stem) for path in Path(recipes.__file__).parent.glob("*/*.yml")}
+    listed = [(recipe, name) for recipe, _, name in CONFIGURATIONS]
+    assert sorted(listed) == sorted(file for file in files if file[1] != "ablations")
+
+
+# the configurations of `define run` are tested with it
+@pytest.mark.parametrize(
+    "recipe, module, name", [entry for entry in CONFIGURATIONS if entry[1] != "run"], ids=lambda value: value
+)
+def test_every_configuration_is_read_by_its_command(recipe, module, name):
+    required = {key: value for key, value in CASES[recipe, module][0].items() if key != "from_scratch"}
+    argv = [
+        part
+        for key, value in required.items()
+        for part in (f"--{key}", *([value] if isinstance(value, str) else value))
+    ]
+    fsdp = ["--fsdp_config", "{}"] if recipe == "lexicon" else []
+    groups = parse_command(recipe, module, [name, *argv, "--use_cpu", "true", "--bf16", "false", *fsdp])
+    options = {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
+    settings = yaml.safe_load(read_config(recipe, module, name))
+    assert settings.keys() <= options.keys() and options["learning_rate"] == settings["learning_rate"]
+
+
+@pytest.mark.parametrize(
+    "content, argv, expected",
+    [
+        ("- a\n", (), "not a mapping"),
+        ("a: [\n", (), "not valid YAML"),
+        ("seed: 1\nlr_scheduler_kwargs: {a: 1, a: 2}\n", (), "line 2: the key 'a'"),
+        ("seed: 1\n", ("--learning_rat", 1), "--learning_rate?"),
+        ("seed: 1\n", ("more.yml",), "'more.yml'"),
+        ("seed: 1\n", ("--learning_rate", "fast"), "invalid float value: 'fast'"),
+        (None, (), "No such file"),
+    ],
+)
+def test_errors_name_the_key_and_the_line(content, argv, expected, tmp_path, capsys):
+    path = tmp_path / "settings.yml"
+    if content:
+        path.write_text(content)
+    assert expected in refused(capsys, "seke", "train", path, *argv)
+
+
+def test_a_configuration_is_found_by_its_name_and_the_command_line_wins(tmp_path, capsys):
+    for name in config_names("seke", "train"):
+        groups = parse_command("seke", "train", [name, "--use_cpu", "true", "--max_length", "99", "--output_dir", "x"])
+        options = {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
+        assert options["max_length"] == 99 and options["output_dir"] == "x" and options["learning_rate"] == 2e-4
+    assert "minilm_cpu" in refused(capsys, "seke", "train", "minilm_cup")
+    with pytest.raises(SystemExit):
+        parse_command("seke", "train", ["--show-config", "minilm_cpu"])
+    path = tmp_path / "copied.yml"
+    path.write_text(capsys.readouterr().out)
+    assert parse_command("seke", "train", [str(path)])[1].max_length == 256

@@ -1,0 +1,43 @@
+"""Each file of examples/ runs for a few steps, offline, and leaves a model that opens."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, pipeline
+
+from keyphrase_tools.jsonl import read_jsonl
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DOCUMENT = read_jsonl(EXAMPLES / "corpus" / "test.jsonl")[0]
+TITLED = {"title": DOCUMENT["title"], "text": DOCUMENT["text"]}
+
+
+def run_example(name: str, output: Path) -> None:
+    """Imports the file, which no package contains, and calls its `main`."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(["--steps", "2", "--output", str(output)])
+
+
+@pytest.mark.parametrize(
+    "name, task, inputs",
+    [
+        ("train_seke", "keyphrase-extraction", DOCUMENT["text"]),
+        ("train_hypernet", "keyphrase-extraction", TITLED),
+        ("train_exhird", "keyphrase-generation", TITLED),
+        ("train_moesumm", "moe-summarization", DOCUMENT["text"]),
+    ],
+)
+def test_an_example_trains_a_model_that_opens_in_its_pipeline(name, task, inputs, tmp_path, capsys):
+    run_example(name, tmp_path)
+    assert capsys.readouterr().out.strip()
+    assert isinstance(pipeline(task, model=str(tmp_path))(inputs), list)
+
+
+def test_two_experts_are_merged_into_a_mixtral_and_again(tmp_path, capsys):
+    for _ in range(2):  # the second run replaces the mixture of the first
+        run_example("merge_experts", tmp_path)
+        assert "MixtralForCausalLM with 2 experts" in capsys.readouterr().out
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "mixture").config.num_local_experts == 2

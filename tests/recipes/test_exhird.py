@@ -1,0 +1,167 @@
+"""The commands of ExHiRD as a user runs them, on a vocabulary and texts of their own."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModel, pipeline
+
+from lexperts.recipes.exhird import evaluate, prepare, train
+from lexperts.recipes.exhird.arguments import ModelArguments
+from lexperts.recipes.exhird.schedule import PlateauSchedule, StopAfterRises
+from modeling_exhird import ExhirdConfig
+from tests.recipes.helpers import fails, write_rows
+
+FOLDER = Path(train.__file__).parent
+SMALL = ["--hidden_size", "16", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "24"]
+FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "4"]
+FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # evaluates after each epoch by default
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Twelve documents, for training, validation and testing."""
+    folder = tmp_path_factory.mktemp("rows")
+    rows = [
+        {
+            "title": ["graph cuts", "", "networks"][i % 3],
+            "text": f"graph cuts segment images and learning networks number {i} do so too",
+            "keyphrases": ["graph cut", "image segmentation", "networks"],
+        }
+        for i in range(12)
+    ]
+    return str(write_rows(folder / "rows.jsonl", rows))
+
+
+def run(command, *argv):
+    command.main([str(argument) for argument in argv])
+
+
+@pytest.fixture(scope="module")
+def prepared(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    run(prepare, "--train_files", files, "--validation_files", files, "--output_dir", folder)
+    return folder
+
+
+@pytest.mark.parametrize("encoder", ["bigru", "transformer"])
+def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_path, capsys):
+    argv = [*SMALL, *FAST, "--encoder_type", encoder, "--data", prepared, "--output_dir", tmp_path]
+    run(train, *argv)
+    generate = pipeline("keyphrase-generation", model=str(tmp_path))
+    assert isinstance(generate({"title": "graph cuts", "text": "they segment images"}), list)
+    capsys.readouterr()
+    run(evaluate, "--model", tmp_path, "--test_files", f"mine={files}")
+    assert capsys.readouterr().out.startswith("mine: present F1@M ")
+    scores = json.loads((tmp_path / "scores.json").read_text())["mine"]
+    assert scores["documents"] == 12 and {"present", "absent", "total", "repeats"} <= set(scores)
+    assert {"F1@M", "F1@5", "#C@M", "#C@5", "#Avg.Len"} == set(scores["absent"])
+    assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 12
+
+
+def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
+    data = ["--train_files", files, "--validation_files", files, "--test_files", f"mine={files}", "--show", "2"]
+    argv = [*SMALL, *FAST, "--encoder_type", "bigru", *data, "--output_dir", tmp_path]
+    run(train, *argv)
+    out = capsys.readouterr().out
+    assert "\nmine: present F1@M " in out and out.count("  gold     graph cut; image segmentation; networks") == 2
+    assert json.loads((tmp_path / "scores.json").read_text())["mine"]["documents"] == 12
+    run(train, *argv)  # nothing is prepared or trained again
+    assert "vocabulary: " not in capsys.readouterr().out
+    assert "validation_files=" in fails(train.main, *argv, "--validation_files", files, files)
+
+
+def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(Path(files).read_text())
+    argv = [*SMALL, *FAST, "--encoder_type", "bigru", "--output_dir", tmp_path / "run", "--data", tmp_path / "data"]
+    data = ["--train_files", rows, "--validation_files", rows, "--output_dir", tmp_path / "data"]
+    run(prepare, *data)
+    run(train, *argv)
+    rows.write_text(rows.read_text().replace("graph", "GRAPH"))
+    assert "train_files=[rows.jsonl (" in fails(prepare.main, *data)
+    assert "vocab_size=50000 before, 99 now" in fails(prepare.main, *data, "--vocab_size", "99")
+    run(prepare, *data, "--overwrite_output_dir", "true")
+    assert "data.train_files=" in fails(train.main, *argv)
+    (tmp_path / "data" / "prepared.json").unlink()  # as if preparation had been killed
+    assert "prepared.json" in fails(train.main, *argv)
+
+
+def test_an_ablation_has_a_folder_of_its_own(prepared, tmp_path):
+    argv = [*SMALL, *FAST, "--num_train_epochs", "1", "--encoder_type", "bigru", "--data", prepared]
+    run(train, *argv, "--output_dir", tmp_path)
+    run(train, *argv, "--output_dir", tmp_path, "--ablation", "exhird_s")
+    coefficients = [
+        json.loads((folder / "config.json").read_text())["exclusive_loss_coef"]
+        for folder in (tmp_path, tmp_path / "exhird_s")
+    ]
+    assert coefficients == [0.0, 1.0]
+
+
+def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_tokenizer, tmp_path):
+    torch.manual_seed(0)
+    AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "bert")
+    tiny_tokenizer.save_pretrained(tmp_path / "bert")
+    backbone = ["--backbone", tmp_path / "bert"]
+    run(prepare, "--train_files", files, "--validation_files", files, "--output_dir", tmp_path / "data", *backbone)
+    argv = ["--encoder_type", "pretrained", *backbone, "--hidden_size", "16"]
+    run(train, *argv, *FAST, "--data", tmp_path / "data", "--output_dir", tmp_path / "out")
+    assert isinstance(pipeline("keyphrase-generation", model=str(tmp_path / "out"))("graph cuts"), list)
+
+
+def test_scores_count_repeats_and_both_kinds():
+    source = ["graph", "cuts", "segment", "images"]
+    predictions = [[["graph", "cut"], ["graph", "cuts"], ["tree"]]]
+    scores = evaluate.score(predictions, [[["graph", "cuts"], ["tree"]]], [source])
+    assert scores["repeats"] == pytest.approx(1 / 3)
+    assert (scores["present"]["#C@M"], scores["present"]["#Avg.Len"], scores["absent"]["#C@M"]) == (1, 1, 1)
+    assert scores["present"]["F1@M"] == 1 and scores["present"]["F1@5"] == pytest.approx(2 * 0.2 / 1.2)
+
+
+def test_every_ablation_makes_a_valid_configuration():
+    ablations = yaml.safe_load((FOLDER / "ablations.yml").read_text())
+    settings = yaml.safe_load((FOLDER / "transformer_paper.yml").read_text())
+    names = set(ExhirdConfig.__dataclass_fields__)
+    for name in ablations:
+        model, training = ModelArguments(), SimpleNamespace(learning_rate=0.0)
+        for field, value in settings.items():
+            if hasattr(model, field):
+                setattr(model, field, value)
+        train.apply_ablation(name, model, training)
+        values = {field: value for field, value in vars(model).items() if field in names}
+        values["relative_attention"] = None if model.relative_attention == "off" else model.relative_attention
+        ExhirdConfig(vocab_size=100, **values)  # validates
+    with pytest.raises(ValueError, match="'table9' .* table3_bigru, "):
+        train.apply_ablation("table9", ModelArguments())
+
+
+def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
+    cases = (
+        (prepare, ["--output_dir", tmp_path], "--train_files"),
+        (train, ["--data", tmp_path, "--output_dir", tmp_path], "'tokenizer'"),
+        (train, ["--output_dir", tmp_path], "--train_files"),
+        (train, ["--output_dir", tmp_path, "--test_files", "x=none"], "'none'"),
+        (evaluate, ["--model", tmp_path, "--test_files", "x"], "NAME=FILE"),
+    )
+    for command, argv, name in cases:
+        assert name in fails(command.main, *argv)
+
+
+def test_the_rate_falls_after_each_rise_and_training_ends_after_n():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, rates = PlateauSchedule(optimizer, min_lr=0.3), []
+    for loss in (3.0, 4.0, 3.5, 3.6, 2.0, 2.1):  # compared with the previous one, not with the best
+        schedule.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [1.0, 0.5, 0.5, 0.3, 0.3, 0.3]
+    again = PlateauSchedule(optimizer, min_lr=0.3)
+    again.load_state_dict(schedule.state_dict())
+    assert again.previous_loss == 2.1
+    stop = StopAfterRises(2)
+    for losses, ends in (([1.0, 2.0, 3.0], True), ([1.0, 2.0, 1.5], False), ([2.0, 3.0], False)):
+        state, control = SimpleNamespace(log_history=[{"eval_loss": x} for x in losses]), SimpleNamespace()
+        stop.on_evaluate(None, state, control)
+        assert getattr(control, "should_training_stop", False) is ends

@@ -1,0 +1,177 @@
+"""The hypernetwork's commands, on a tiny BERT and small texts."""
+
+import dataclasses
+import json
+from importlib import import_module
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AutoModel, TrainingArguments, pipeline
+
+from lexperts.recipes.hypernet import systems
+from lexperts.recipes.hypernet.arguments import ModelArguments
+from lexperts.recipes.hypernet.baselines import TitleGuidedModel
+from lexperts.recipes.hypernet.squad_scores import squad_scores
+from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
+from tests.recipes.helpers import fails, write_rows
+
+FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "8"]
+FAST += ["--save_strategy", "epoch", "--num_train_epochs", "2", "--meta_embedding_size", "4", "--hidden_size", "8"]
+EVALUATED = ["--eval_strategy", "epoch"]
+TEXT = "the graph cut of the network is learning in graph networks"
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    torch.manual_seed(0)
+    AutoModel.from_config(backbone_config("bert")).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Twelve rows with the columns of all three commands, for training and for testing."""
+    folder = tmp_path_factory.mktemp("rows")
+    rows = []
+    for i in range(12):
+        row = {
+            "title": ["graph cut", "learning", ""][i % 3],
+            "text": f"{TEXT} {i}",
+            "keyphrases": ["graph cut", "network"],
+        }
+        row |= {"label": ["sport", "arts"][i % 2], "id": f"q{i}", "question": "the network", "context": row["text"]}
+        answered = i % 4 > 0
+        row["answers"] = {"text": ["learning"] * answered, "answer_start": [TEXT.index("learning")] * answered}
+        rows.append(row)
+    for name in ("train", "test"):
+        write_rows(folder / f"{name}.jsonl", rows)
+    return ["--train_files", str(folder / "train.jsonl"), "--test_files", str(folder / "test.jsonl")]
+
+
+def run(module, *arguments):
+    import_module(f"lexperts.recipes.hypernet.{module}").main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("reader", ["hypernet", "bilstm", "title_guided", "plain"])
+def test_keyphrases_are_trained_and_scored_by_one_command(reader, backbone, files, tmp_path, capsys):
+    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--reader", reader, "--output_dir", tmp_path]
+    arguments += ["--max_length", "60", *files]
+    run("train_keyphrases", *arguments)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {"precision", "recall", "f1"} == set(results["test"]["spans"]) and "f1@10" in results["test"]["seke"]
+    assert {"precision", "recall", "f1"} == set(results["test"]["paths"])
+    assert [entry for entry in results["epochs"] if "eval_span_f1" in entry]
+    output = capsys.readouterr().out
+    assert "9 documents in 9 windows" in output and "18 of 18" in output and "test, 12 documents" in output
+    assert (tmp_path / "states-train" / "states.json").exists()
+    if reader == "hypernet":
+        extract = pipeline("keyphrase-extraction", model=str(tmp_path))
+        assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
+        assert extract.model.config.keyphrase_threshold == results["threshold"]
+    else:
+        assert not (tmp_path / "config.json").exists()
+
+
+def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatch):
+    decode, halves = HypernetForTokenClassification.decode, []
+
+    def recorded_decode(model, **inputs):
+        halves.append(torch.is_autocast_enabled("cpu"))
+        return decode(model, **inputs)
+
+    monkeypatch.setattr(HypernetForTokenClassification, "decode", recorded_decode)
+    options = ["--train_sampling_strategy", "group_by_length"]  # of training rows; validation rows keep their order
+    options += ["--bf16", "true", "--freeze_backbone", "false"]
+    run("train_keyphrases", *FAST, *options, "--backbone", backbone, "--output_dir", tmp_path, *files)
+    assert halves[0] and not halves[-1]  # validation as in training, the test as in the pipeline
+    results = json.loads((tmp_path / "results.json").read_text())
+    scores = [entry["eval_span_f1"] for entry in results["epochs"] if "eval_span_f1" in entry]
+    assert len(scores) == 2 and results["best_validation_span_f1"] == max(scores)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_classes_are_trained_by_one_command(backbone, files, tmp_path, capsys):
+    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--output_dir", tmp_path, "--max_length", "60", *files]
+    run("train_classification", *arguments, "--freeze_backbone", "false", "--backbone_lr", "1e-3")
+    assert "2 classes; train: 10 texts, test: 12 texts, validation: 2 texts" in capsys.readouterr().out
+    classify = pipeline("text-classification", model=str(tmp_path))
+    assert classify({"text": "graph cut", "text_pair": TEXT})["label"] in ("sport", "arts")
+    assert 0 <= json.loads((tmp_path / "results.json").read_text())["test"]["test_accuracy"] <= 1
+
+
+def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path):
+    arguments = [*FAST, "--backbone", backbone, "--output_dir", tmp_path, *files]
+    run("train_qa", *arguments, "--max_seq_len", "40", "--doc_stride", "8", "--cache_states", "true")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["ran"]["trained_epochs"] == results["ran"]["num_train_epochs"] == 2
+    assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["test_answers"]) == 12
+    assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
+
+
+@pytest.mark.parametrize(
+    "name, wrong, message",
+    [
+        ("train_keyphrases", ["--text_column", "body"], "'body'; the columns are 'title', 'text'"),
+        ("train_classification", ["--label_column", "class"], "'class'; the columns are"),
+    ],
+)
+def test_missing_columns_are_named(name, wrong, message, backbone, files, tmp_path):
+    main = import_module(f"lexperts.recipes.hypernet.{name}").main
+    assert message in fails(main, "--backbone", backbone, "--output_dir", tmp_path, *files, *wrong)
+
+
+def test_readers_are_those_of_the_arguments():
+    (reader,) = (field for field in dataclasses.fields(ModelArguments) if field.name == "reader")
+    assert reader.type.__args__ == tuple(systems.MODELS)
+
+
+def test_the_title_guided_model_is_the_formula(backbone_config):
+    torch.manual_seed(0)
+    config = HypernetConfig(text_config=backbone_config("bert"), hidden_size=8)
+    model = TitleGuidedModel(config).eval()
+    u, v = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
+    lengths = torch.tensor([3, 1]), torch.tensor([5, 4])
+    states, _ = model.encode_main(u, lengths[0], v, lengths[1])
+    for i in range(2):
+        title = model.reader["title"].rnn(u[i : i + 1, : lengths[0][i]])[0][0]
+        text = model.reader["text"].rnn(v[i : i + 1, : lengths[1][i]])[0][0]
+        gathered = torch.stack(
+            [(title * (title @ (model.reader["match"].weight @ t)).softmax(0)[:, None]).sum(0) for t in text]
+        )
+        merged = model.reader["merge"].rnn(torch.cat([text, gathered], -1)[None])[0][0]
+        assert_close(states[i, : lengths[1][i]], (text + merged) / 2)
+
+
+def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):
+    args = ModelArguments(backbone, freeze_backbone=False, meta_embedding_size=4, hidden_size=8)
+    model = systems.build_model("classes", args, backbone, num_labels=2)
+    arguments = TrainingArguments(str(tmp_path), learning_rate=1e-2, report_to="none", use_cpu=True)
+    trainer = systems.TwoRatesTrainer(model=model, args=arguments)
+    trainer.backbone_lr = 1e-5
+    rates = {id(p): group["lr"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    backbone_ids = {id(p) for p in model.base_model.backbone.parameters()}
+    assert len(rates) == len(list(model.parameters()))
+    assert all(rate == (1e-5 if key in backbone_ids else 1e-2) for key, rate in rates.items())
+
+
+@pytest.mark.parametrize(
+    "predicted, gold, exact, f1",
+    [
+        ("The Cat.", ["cat"], 1, 1),
+        ("the black cat", ["cat", "a dog"], 0, 2 / 3),
+        ("", [], 1, 1),
+        ("cat", [], 0, 0),
+        ("", ["cat"], 0, 0),
+        ("cat cat", ["cat dog"], 0, 1 / 2),
+        ("a", ["the", "U.S."], 0, 0),
+        ("us", ["the", "U.S."], 1, 1),
+    ],
+)
+def test_squad_scores_are_those_of_the_evaluation_script(predicted, gold, exact, f1):
+    scores = squad_scores([predicted], [gold])
+    assert scores["exact"] == 100 * exact and abs(scores["f1"] - 100 * f1) < 1e-9
+    both = squad_scores([predicted, "cat"], [gold, ["cat"]])
+    assert both["exact"] == 50 * (exact + 1)

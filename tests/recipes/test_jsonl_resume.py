@@ -1,0 +1,117 @@
+"""The resumable JSON Lines writer: interruptions, settings, seeds."""
+
+import json
+
+import pytest
+import torch
+
+from lexperts.recipes.common.jsonl_resume import ResumableJsonl, count_lines, digest, read_lines
+from lexperts.recipes.common.run_folder import SettingsMismatchError
+
+ROWS = list(range(10))
+SETTINGS = {"num_beams": 4, "model": {"name": "a", "sha256": "0123456789"}}
+
+
+def squares(rows, first):
+    assert rows == ROWS[first : first + len(rows)]
+    return [{"row": row, "square": row**2} for row in rows]
+
+
+def complete(path, settings=SETTINGS, **options):
+    file = ResumableJsonl(path, settings)
+    new = file.write(ROWS, squares, batch_size=4, **options)
+    file.finish()
+    return new
+
+
+def test_write_and_finish(tmp_path):
+    path = tmp_path / "new" / "x.jsonl"
+    assert complete(path) == 10
+    assert read_lines(path) == squares(ROWS, 0) and sorted(p.name for p in path.parent.iterdir()) == [
+        "x.jsonl",
+        "x.settings.json",
+    ]
+    file = ResumableJsonl(path, SETTINGS)
+    assert file.is_complete() and file.write(ROWS, None, batch_size=4) == 0
+    file.add_report({"rows": 10})
+    assert file.read_record() == {"settings": SETTINGS, "report": {"rows": 10}} and file.is_complete()
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 20])
+@pytest.mark.parametrize("cut", [0, 1, 30, 50, 100, 150])
+def test_killed_at_any_byte(tmp_path, cut, batch_size):
+    """The part ends anywhere, also inside a line; with a seed the sampled numbers are those of an uninterrupted run."""
+
+    def sampled(rows, first):
+        return [{"row": row, "x": torch.rand(()).item(), "text": "é\u2028"} for row in rows]
+
+    whole = ResumableJsonl(tmp_path / "whole.jsonl", SETTINGS)
+    whole.write(ROWS, sampled, batch_size=batch_size, seed=5)
+    content = whole.part.read_bytes()
+    file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
+    file.write(ROWS[:0], sampled, batch_size=batch_size)
+    file.part.write_bytes(content[:cut])
+    done = content[:cut].count(b"\n")
+    assert file.write(ROWS, sampled, batch_size=batch_size, seed=5) == 10 - done
+    assert file.part.read_bytes() == content and len(file.read_part()) == 10
+
+
+def test_error_keeps_finished_batches(tmp_path):
+    file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
+
+    def failing(rows, first):
+        if first >= 4:
+            raise RuntimeError("out of memory")
+        return squares(rows, first)
+
+    with pytest.raises(RuntimeError):
+        file.write(ROWS, failing, batch_size=4)
+    assert count_lines(file.part) == 4 and not file.is_complete()
+    assert file.write(ROWS, squares, batch_size=4) == 6
+    with pytest.raises(ValueError, match="1 results for the 4 rows"):
+        ResumableJsonl(tmp_path / "y.jsonl", SETTINGS).write(ROWS, lambda rows, first: [{}], batch_size=4)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings(tmp_path, finished):
+    path = tmp_path / "x.jsonl"
+    ResumableJsonl(path, SETTINGS).write(ROWS, squares, batch_size=4)
+    if finished:
+        ResumableJsonl(path, SETTINGS).finish()
+    for settings, name in (
+        (SETTINGS | {"num_beams": 2}, "num_beams=4 before, 2 now"),
+        (SETTINGS | {"length_penalty": 2.0}, "length_penalty=None before, 2.0 now"),
+        (SETTINGS | {"model": {"name": "a", "sha256": "abcdefgh"}}, "a .abcdefgh. now"),
+    ):
+        with pytest.raises(SettingsMismatchError, match=name):
+            ResumableJsonl(path, settings).is_complete()
+        with pytest.raises(SettingsMismatchError, match=name):
+            ResumableJsonl(path, settings).write(ROWS, squares, batch_size=4)
+    renamed = SETTINGS | {"model": {"name": "b", "sha256": "0123456789"}}
+    assert ResumableJsonl(path, renamed).is_complete() == finished  # the same content under another name
+    other = ResumableJsonl(path, {"num_beams": 2})
+    assert not other.is_complete(overwrite=True) and not other.part.exists() and not other.record.exists()
+
+
+def test_no_record(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(SettingsMismatchError, match="x.settings.json"):
+        ResumableJsonl(path, SETTINGS).is_complete()
+    path.unlink()
+    # a record alone, of a run that was killed before its first row, does not bind anyone
+    (tmp_path / "x.settings.json").write_text(json.dumps({"settings": {"num_beams": 1}}), encoding="utf-8")
+    assert complete(path) == 10
+
+
+def test_finish_with_other_lines(tmp_path):
+    file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
+    file.write(ROWS, squares, batch_size=4)
+    file.finish({"best": line["square"]} for line in file.read_part())
+    assert [line["best"] for line in read_lines(file.path)] == [row**2 for row in ROWS] and not file.part.exists()
+    file.part.write_text("", encoding="utf-8")  # left by a process that was killed in between
+    assert file.is_complete() and not file.part.exists()
+
+
+def test_digest():
+    assert digest([{"a": 1, "b": "é"}]) == digest([{"b": "é", "a": 1}]) != digest([{"a": 1, "b": "e"}])

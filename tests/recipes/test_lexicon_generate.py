@@ -1,0 +1,534 @@
+"""`lexperts define terms`, `generate` and `in-context`: the best of several samples, interruptions, exact prompts."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+from typer.testing import CliRunner
+
+from lexperts.cli.define import app
+from lexperts.recipes.lexicon import generate, in_context, train_expert
+from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+from modeling_lexicon.data_lexicon import format_prompt
+from modeling_lexicon.generation_lexicon import (
+    SAMPLING,
+    DefinitionGenerator,
+    generated_lengths,
+    truncate_context_around,
+)
+from tests.recipes.helpers import read_rows, write_rows
+
+TINY = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 2, "initializer_range": 0.2,
+}  # fmt: skip
+KINDS = ("cat", "dog", "saw", "axe")
+ROWS = [
+    {
+        "term": f"{KINDS[i % 4]}{i}",
+        "context": f"the {KINDS[i % 4]}{i} is {'old ' * (i % 3)}here",
+        "definition": f"a {KINDS[i % 4]} of kind {i}",
+        "source": "made",
+    }
+    for i in range(10)
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_expert.train_tokenizer(ROWS, TINY["vocab_size"])
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    """A dense model, a reward model and rows."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder / "dense")
+    LlamaForSequenceClassification(LlamaConfig(**TINY, num_labels=1)).save_pretrained(folder / "reward")
+    for name in ("dense", "reward"):
+        tokenizer.save_pretrained(folder / name)
+    write_rows(folder / "rows.jsonl", ROWS)
+    return folder
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """run(output, *options) -> the rows written and the output, of `generate` or another main."""
+
+    def run(output, *options, main=None, model="dense", rows="rows.jsonl"):
+        given = ("--model_name_or_path", folder / model, "--test_files", folder / rows, "--output", output,
+                 "--max_new_tokens", 6, "--batch_size", 4, *options)  # fmt: skip
+        (main or generate.main)([*map(str, given)])
+        printed = capsys.readouterr().out
+        return (read_rows(output) if Path(output).exists() else None), printed
+
+    return run
+
+
+def refused(run, capsys, *given, **more) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(*given, **more)
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert ended.value.code == 2 and len(error) == 1
+    return error[0]
+
+
+def drawn_by_generate(folder, tokenizer, seed, batch_size=4):
+    """What the model's own generate draws, batch by batch, each with its seed."""
+    model, found = LlamaForCausalLM.from_pretrained(folder / "dense").eval(), []
+    for start in range(0, len(ROWS), batch_size):
+        own = ROWS[start : start + batch_size]
+        prompts = [
+            [0, *tokenizer(format_prompt(row["term"], row["context"]), add_special_tokens=False)["input_ids"], 1]
+            for row in own
+        ]
+        order = sorted(range(len(own)), key=lambda i: len(prompts[i]), reverse=True)
+        T = max(map(len, prompts))
+        ids = torch.tensor([[2] * (T - len(prompts[i])) + prompts[i] for i in order])
+        torch.manual_seed(seed + start)
+        made = model.generate(ids, attention_mask=(ids != 2).long(), max_new_tokens=6, do_sample=True, **SAMPLING)
+        texts = [tokenizer.decode(own[:k], skip_special_tokens=True).strip() for own, k in
+                 zip(made[:, T:], generated_lengths(made[:, T:], 1), strict=True)]  # fmt: skip
+        found += [texts[order.index(i)] for i in range(len(own))]
+    return found
+
+
+# --- the best of n ---
+
+
+def any_text(samples):
+    return any(sample["definition"] for sample in samples)
+
+
+def test_an_empty_definition_is_the_last_resort():
+    samples = [{"definition": text, "score": score} for text, score in (("", 0.9), ("a", 0.2), ("b", 0.4), ("c", 0.4))]
+    assert generate.pick_best(samples) == samples[2] and generate.pick_best(samples[:1]) == samples[0]
+    assert generate.pick_best([samples[0], {"definition": "", "score": 1.0}])["score"] == 1.0
+
+
+def test_the_best_of_one_is_plain_generation_under_the_same_seed(run, folder, tokenizer, tmp_path):
+    plain = drawn_by_generate(folder, tokenizer, 7)
+    for scorer in (("likelihood",), ("reward", "--reward_model", folder / "reward"), ("oracle",)):
+        lines, _ = run(tmp_path / f"{scorer[0]}.jsonl", "--sample", "--seed", 7, "--scorer", *scorer)
+        assert [line["generated"] for line in lines] == plain
+    other, _ = run(tmp_path / "other.jsonl", "--sample", "--seed", 8)
+    assert [line["generated"] for line in other] != plain
+    greedy, printed = run(tmp_path / "greedy.jsonl")
+    define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
+    assert [line["generated"] for line in greedy] == [one["definition"] for one in define(ROWS)]
+    assert "10 rows in" in printed and "per second" in printed
+    assert [{name: line[name] for name in ROWS[0]} for line in greedy] == ROWS
+    assert all(set(line) == {*ROWS[0], "generated", "score"} for line in greedy)
+
+
+def test_the_curve_is_of_the_first_samples_of_one_draw(run, folder, tmp_path):
+    options = ("--best_of", 5, "--curve", 1, 3, 5, "--temperature", 2.0, "--reward_model", folder / "reward")
+    lines, _ = run(tmp_path / "best.jsonl", *options, "--keep_samples")
+    files = {n: read_rows(tmp_path / f"best.best{n}.jsonl") for n in (1, 3, 5)}
+    assert files[5] == lines and [line["term"] for line in lines] == [row["term"] for row in ROWS]
+    for i, line in enumerate(lines):
+        assert len(line["samples"]) == 5
+        for n, own in files.items():
+            first = line["samples"][:n]
+            best = max(sample["score"] for sample in first if sample["definition"] or not any_text(first))
+            assert own[i]["score"] == best and own[i]["samples"] == first
+            assert {"definition": own[i]["generated"], "score": own[i]["score"]} in first
+    scores = [[line["score"] for line in files[n]] for n in (1, 3, 5)]
+    assert all(a <= b for low, high in zip(scores, scores[1:], strict=False) for a, b in zip(low, high, strict=True))
+    assert scores[0] != scores[2]  # or the choice would be no choice
+    plain, _ = run(tmp_path / "plain.jsonl", *options)
+    assert [line["generated"] for line in plain] == [line["generated"] for line in lines] and "samples" not in plain[0]
+
+
+def test_samples_are_in_the_order_of_generation_and_results_by_score(folder, tokenizer):
+    model = LlamaForCausalLM.from_pretrained(folder / "dense").eval()
+    generator = DefinitionGenerator(model, tokenizer, best_of=6, num_definitions=6, temperature=3.0, max_new_tokens=4)
+    torch.manual_seed(0)
+    sampled = generator.sample(ROWS[:3])
+    torch.manual_seed(0)
+    best = generator(ROWS[:3])
+    for samples, own in zip(sampled, best, strict=True):
+        assert own == sorted(samples, key=lambda one: -one["score"])
+    assert any(samples != own for samples, own in zip(sampled, best, strict=True))
+
+
+def test_the_oracle_takes_the_nearest_to_any_reference_and_says_so(run, folder, tmp_path):
+    samples, _ = run(tmp_path / "all.jsonl", "--best_of", 6, "--temperature", 3.0, "--keep_samples")
+    rows = [
+        {**row, "definition": line["samples"][4]["definition"]}
+        for row, line in zip(ROWS, samples, strict=True)
+        if line["samples"][4]["definition"]
+    ]
+    same = [{**row, "definition": "something else entirely"} for row in rows]
+    write_rows(folder / "gold.jsonl", rows + same)  # the same rows again, of another definition
+    options = ("--best_of", 6, "--temperature", 3.0, "--scorer", "oracle", "--max_rows", len(rows) + len(same))
+    lines, printed = run(tmp_path / "oracle.jsonl", *options, rows="gold.jsonl")
+    assert "for analysis only" in printed and all(line["oracle"] is True for line in lines)
+    oracle = generate.make_oracle(rows + same)
+    assert oracle(0, rows[0]["definition"]) == oracle(len(rows), rows[0]["definition"]) == pytest.approx(100)
+    assert oracle(0, "quite another text") < 50
+    kept, _ = run(tmp_path / "kept.jsonl", *options, "--keep_samples", rows="gold.jsonl")
+    for i, line in enumerate(kept):
+        values = [oracle(i, sample["definition"]) for sample in line["samples"]]
+        assert [sample["score"] for sample in line["samples"]] == values
+        assert line["score"] == max(values) or not line["samples"][values.index(max(values))]["definition"]
+
+
+# --- interruptions ---
+
+
+def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, monkeypatch):
+    options = ("--best_of", 3, "--curve", 1, 3)
+    run(tmp_path / "whole.jsonl", *options)
+    names = ("whole.jsonl", "whole.best1.jsonl", "whole.best3.jsonl")
+    whole = {name: (tmp_path / name).read_bytes() for name in names}
+    monkeypatch.setattr(generate, "write_best", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "part" / "whole.jsonl", *options)
+    monkeypatch.undo()
+    part = (tmp_path / "part" / "whole.part").read_bytes()
+    lines = part.split(b"\n")
+    assert len(lines) == 11
+    for done in (0, 3, 4, 9, 10):
+        cut = tmp_path / str(done)
+        cut.mkdir()
+        (cut / "whole.part").write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:9])
+        settings = (tmp_path / "part" / "whole.settings.json").read_text()
+        (cut / "whole.settings.json").write_text(settings)
+        _, printed = run(cut / "whole.jsonl", *options)
+        assert {name: (cut / name).read_bytes() for name in names} == whole and f"{10 - done} rows in" in printed
+        assert not (cut / "whole.part").exists()
+    _, printed = run(tmp_path / "whole.jsonl", *options)
+    assert "is complete already" in printed
+
+
+def test_a_file_of_other_settings_is_not_gone_on_with(run, capsys, tmp_path, folder):
+    run(tmp_path / "a.jsonl")
+    assert "seed=42 before, 1 now" in refused(run, capsys, tmp_path / "a.jsonl", "--seed", 1)
+    write_rows(folder / "fewer.jsonl", ROWS[:3])
+    error = refused(run, capsys, tmp_path / "a.jsonl", rows="fewer.jsonl")
+    assert "rows=10 before, 3 now" in error and "rows_sha256" in error
+    # what was refused before a row was sampled leaves nothing that the next command would trip over
+    refused(run, capsys, tmp_path / "b.jsonl", "--embedder", "none")
+    assert run(tmp_path / "b.jsonl")[0]
+
+
+def test_definitions_of_a_model_trained_again_in_its_place_are_not_taken(run, capsys, tmp_path, folder):
+    shutil.copytree(folder / "dense", tmp_path / "dense")
+    run(tmp_path / "a.jsonl", model=tmp_path / "dense")
+    shutil.copytree(tmp_path / "dense", tmp_path / "moved")
+    (tmp_path / "moved" / "results.json").write_text("{}")
+    assert "is complete already" in run(tmp_path / "a.jsonl", model=tmp_path / "moved")[1]  # the same content
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "dense")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    model.save_pretrained(tmp_path / "dense")
+    assert "model_name_or_path=dense (" in refused(run, capsys, tmp_path / "a.jsonl", model=tmp_path / "dense")
+    (tmp_path / "a.settings.json").unlink()
+    assert "has no record of its settings" in refused(run, capsys, tmp_path / "a.jsonl")
+
+
+# --- mixtures ---
+
+
+@pytest.fixture(scope="module")
+def mixtures(folder, tokenizer):
+    """A mixture of two with centroids and gates, and the embedder that they are of: a vector a word."""
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    except ImportError:  # before release 6
+        from sentence_transformers.models import StaticEmbedding
+
+    words = ["[UNK]", *sorted({word for row in ROWS for word in format_prompt(row["term"], row["context"]).split()})]
+    words += [f"{kind}{i}" for i, kind in enumerate(KINDS * 3)]
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    vectors = torch.full((len(vocabulary), 2), 0.01)
+    for word, i in vocabulary.items():
+        vectors[i, int(word.startswith(("saw", "axe")))] += 1.0 if word.startswith(KINDS) else 0.0
+    SentenceTransformer(modules=[StaticEmbedding(backend, embedding_weights=vectors.numpy())], device="cpu").save(
+        str(folder / "embedder")
+    )
+    torch.manual_seed(1)
+    for name, changes in (("token", {}), ("domain", {"routing_policy": "domain"}), ("bare", {"centroid_size": None})):
+        changes = {"centroid_size": 2, "embedder": str(folder / "embedder"), **changes}
+        model = LexiconForCausalLM(LexiconConfig(**TINY, num_local_experts=2, **changes))
+        if model.domain_centroids is not None:
+            model.domain_centroids.copy_(torch.eye(2))
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def test_domains_are_those_of_the_nearest_centroids(run, mixtures, tmp_path):
+    expected = [int(row["term"].startswith(("saw", "axe"))) for row in ROWS]
+    lines, _ = run(tmp_path / "domain.jsonl", model="domain")
+    assert [line["domain"] for line in lines] == expected and all(0 < line["distance"] < 0.5 for line in lines)
+    define = pipeline("definition-modeling", model=str(mixtures / "domain"), max_new_tokens=6)
+    for line, one in zip(lines, define(ROWS, embedder=str(mixtures / "embedder")), strict=True):
+        assert (line["generated"], line["domain"], line["distance"]) == (
+            one["definition"], one["domain"], pytest.approx(one["distance"], abs=1e-5))  # fmt: skip
+    # a token mixture with the same centroids: named only where they are asked for, and routed by them where it is told to
+    plain, _ = run(tmp_path / "plain.jsonl", model="token")
+    named, _ = run(tmp_path / "named.jsonl", "--embedder", mixtures / "embedder", model="token")
+    assert "domain" not in plain[0] and [line["domain"] for line in named] == expected
+    assert [line["generated"] for line in named] == [line["generated"] for line in plain]
+    routed, _ = run(tmp_path / "routed.jsonl", "--routing_policy", "domain", model="token")
+    assert [line["domain"] for line in routed] == expected
+    given = LexiconForCausalLM.from_pretrained(mixtures / "token", routing_policy="domain").eval()
+    define = pipeline("definition-modeling", model=given, tokenizer=define.tokenizer, max_new_tokens=6)
+    assert [line["generated"] for line in routed] == [one["definition"] for one in define(ROWS, domain_ids=expected)]
+    one, _ = run(tmp_path / "one.jsonl", "--experts_per_token", 1, model="token")
+    assert [line["score"] for line in one] != [line["score"] for line in plain]
+
+
+def test_without_centroids_rows_name_their_domains(run, capsys, mixtures, tmp_path):
+    routed = ("--routing_policy", "domain")
+    assert "neither centroids nor a gate" in refused(run, capsys, tmp_path / "a.jsonl", *routed, model="bare")
+    write_rows(mixtures / "domains.jsonl", [{**row, "domain": i % 2} for i, row in enumerate(ROWS)])
+    lines, _ = run(tmp_path / "b.jsonl", *routed, model="bare", rows="domains.jsonl")
+    assert [line["domain"] for line in lines] == [i % 2 for i in range(10)] and "distance" not in lines[0]
+    write_rows(mixtures / "others.jsonl", [{**row, "domain": 1 - i % 2} for i, row in enumerate(ROWS)])
+    others, _ = run(tmp_path / "c.jsonl", *routed, model="bare", rows="others.jsonl")
+    assert all(a["score"] != b["score"] for a, b in zip(lines, others, strict=True))
+
+
+def test_routing_that_a_model_does_not_have_is_refused(run, capsys, mixtures, tmp_path):
+    error = refused(run, capsys, tmp_path / "a.jsonl", "--routing_policy", "domain")
+    assert "is a 'llama' model" in error
+    error = refused(run, capsys, tmp_path / "a.jsonl", "--routing_policy", "token", model="domain")
+    assert "it has no model.layers.0.mlp.gate.weight" in error
+    error = refused(run, capsys, tmp_path / "a.jsonl", "--routing_policy", "domains", model="token")
+    assert "Did you mean 'domain'?" in error
+    error = refused(run, capsys, tmp_path / "a.jsonl", "--embedder", mixtures / "embedder")
+    assert "--embedder" in error
+
+
+# --- what is counted, and what is refused ---
+
+
+def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_path):
+    long = {"term": "axe", "context": "so old " * 40 + "an axe " + "so old " * 40, "definition": "a tool"}
+    write_rows(folder / "long.jsonl", [*ROWS[:3], long, {**ROWS[3], "context": "nothing"}])
+    lines, printed = run(tmp_path / "a.jsonl", rows="long.jsonl")
+    assert "absent from its context in 1 of 5 rows" in printed
+    assert "1 of 5 contexts exceed" in printed
+    assert lines[3]["context"] == long["context"]  # the row is as it was
+    report = json.loads((tmp_path / "a.settings.json").read_text())["report"]
+    assert (report["absent"], report["truncated"], report["rows"]) == (1, 1, 5)
+    assert report["model"] == str(folder / "dense")
+    error = refused(run, capsys, tmp_path / "b.jsonl", "--on_long", "error", rows="long.jsonl")
+    assert "'axe'" in error
+    assert truncate_context_around("axe", "a b c axe d e", lambda text: len(text.split()) <= 3) == "c axe d"
+    assert truncate_context_around("axe", "a b", lambda text: False) is None
+
+
+@pytest.mark.parametrize(
+    "options, printed",
+    [
+        (("--best_of", 2, "--curve", 1, 4), "curve=4 must be between 1 and best_of=2"),
+        (("--scorer", "reward"), "scorer='reward' and reward_model=None"),
+        (("--scorer", "bleu"), "scorer='bleu'"),
+        (("--best_of", 0), "best_of=0"),
+        (("--on_long", "keep"), "on_long='keep'"),
+        (("--output", "a.txt"), "output='a.txt'"),
+        (("--test_files", "none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_errors_are_reported_in_one_line(options, printed, run, capsys, tmp_path):
+    assert printed in refused(run, capsys, tmp_path / "a.jsonl", *options)
+
+
+# --- in context ---
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+SHOTS = [
+    {"term": "ox", "context": "an\nox  ploughs", "definition": "a strong\nanimal"},
+    {"term": "cow", "context": "the cow", "definition": "it gives milk"},
+]
+
+
+def maker(tokenizer, max_length=1000, chat=False, on_long="truncate"):
+    return in_context.PromptMaker(tokenizer, max_length, chat, on_long)
+
+
+def test_the_prompt_is_this_to_the_byte(tokenizer):
+    text = (
+        '"the cow" What is the definition of "cow"? it gives milk\n'
+        '"an ox ploughs" What is the definition of "ox"? a strong animal\n'
+        '"the cat0 is here" What is the definition of "cat0"?'
+    )
+    assert tokenizer.decode(maker(tokenizer)(SHOTS, ROWS[0])) == text
+    assert in_context.plain_prompt([], ROWS[0]) == '"the cat0 is here" What is the definition of "cat0"?'
+    talking = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>")
+    with pytest.raises(ValueError, match="chat template"):
+        maker(talking, chat=True)
+    talking.chat_template = CHAT
+    turns = (
+        '<user>"the cow" What is the definition of "cow"?\n<assistant>it gives milk\n'
+        '<user>"an ox ploughs" What is the definition of "ox"?\n<assistant>a strong animal\n'
+        '<user>"the cat0 is here" What is the definition of "cat0"?\n<assistant>'
+    )
+    assert talking.decode(maker(talking, chat=True)(SHOTS, ROWS[0])) == turns
+
+
+def test_a_bos_that_the_tokenizer_puts_stands_once_and_no_eos(tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    other = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    ids = maker(other)(SHOTS, {**ROWS[0], "context": "a </s> b"})
+    assert ids[0] == 0 and ids.count(0) == 1 and ids.count(1) == 0
+
+
+def test_shots_without_room_are_dropped_the_furthest_first(tokenizer):
+    whole = len(maker(tokenizer)(SHOTS, ROWS[0]))
+    tight = maker(tokenizer, whole - 1)
+    text = tokenizer.decode(tight(SHOTS, ROWS[0]))
+    assert (
+        "ox" in text
+        and "cow" not in text
+        and (tight.rows_without_shots, tight.total_shots, tight.rows_truncated) == (1, 1, 0)
+    )
+    alone = len(maker(tokenizer)([], ROWS[0]))
+    cut = maker(tokenizer, alone)
+    long = {**ROWS[0], "context": "very " * 50 + ROWS[0]["context"] + " very" * 50}
+    assert "cat0" in tokenizer.decode(cut(SHOTS, long)) and (cut.rows_without_shots, cut.rows_truncated) == (1, 1)
+    with pytest.raises(ValueError, match="--on_long truncate"):
+        maker(tokenizer, alone, on_long="error")(SHOTS, long)
+    with pytest.raises(ValueError, match="not even the term"):
+        maker(tokenizer, 3)(SHOTS, long)
+
+
+def test_shots_are_different_and_never_the_row_itself():
+    pick = in_context.select_shots
+    row = {"term": "Ox", "context": "an  ox", "definition": "?"}
+    train = [
+        {"term": "ox", "context": "AN ox", "definition": "the answer"},  # its own term and context
+        {"term": "cow", "context": "a", "definition": "d1"},
+        {"term": "COW", "context": "b", "definition": "d2"},  # a term that is there
+        {"term": "hen", "context": "a", "definition": "d3"},  # a context that is there
+        {"term": "cock", "context": "c", "definition": "D1 "},  # a definition that is there
+        {"term": "ox", "context": "another ox", "definition": "d4"},
+        {"term": "pig", "context": "d", "definition": "d5"},
+    ]
+    assert pick(range(7), train, row, 9) == [train[1], train[5], train[6]]
+    assert pick(range(7), train, row, 2) == [train[1], train[5]]
+    sampled = list(in_context.random_order(40, 1, 3))
+    assert sorted(sampled) == list(range(40)) and sampled == list(in_context.random_order(40, 1, 3))
+    assert sampled != list(in_context.random_order(40, 1, 4)) and sampled != list(range(40))
+
+
+@pytest.mark.parametrize("by_embedder", [False, True])
+def test_retrieved_shots_are_the_nearest_rows(by_embedder, mixtures):
+    args = SimpleNamespace(
+        embedder=str(mixtures / "embedder") if by_embedder else None, embedding_cache=None, shots=[0, 3],
+        shots_by="retrieved", seed=0,
+    )  # fmt: skip
+    test = [dict(row) for row in ROWS[:4]]
+    for row, shots in zip(test, in_context.select_all_shots(test, ROWS, args), strict=True):
+        assert len(shots) == 3 and all(shot["term"] != row["term"] for shot in shots)  # the row is in the training rows
+        if by_embedder:
+            assert {shot["term"][:3] in ("saw", "axe") for shot in shots[:2]} == {row["term"][:3] in ("saw", "axe")}
+    test = [{"term": "cat5", "context": "the cat8 is old old here", "definition": "?"}]
+    if not by_embedder:
+        assert in_context.select_all_shots(test, ROWS, args)[0][0] == ROWS[8]
+
+
+def test_a_line_end_ends_the_definition(folder, tokenizer):
+    model = LlamaForCausalLM.from_pretrained(folder / "dense").eval()
+    ends = in_context.line_ends(model, tokenizer)
+    newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    assert ends[0] == tokenizer.eos_token_id and set(newline) < set(ends) and len(ends) < 8
+    prompts = [maker(tokenizer)(SHOTS, row) for row in ROWS[:3]]
+    options = {"max_new_tokens": 8}
+    generator = in_context.InContextGenerator(model, tokenizer, prompts, ends, **options)
+    assert generator.decode(tokenizer(" a thing\nmore", add_special_tokens=False)["input_ids"]) == "a thing"
+    whole = model.generate(torch.tensor([prompts[0]]), max_new_tokens=8, do_sample=False, eos_token_id=-1)[0]
+    third = int(whole[len(prompts[0]) + 2])
+    earlier = whole[len(prompts[0]) : len(prompts[0]) + 2].tolist()
+    assert third not in earlier
+    stopped = in_context.InContextGenerator(model, tokenizer, prompts, [third], **options)
+    one = stopped.sample(ROWS[:1])[0][0]
+    assert one["definition"] == tokenizer.decode([*earlier, third], skip_special_tokens=True).split("\n")[0].strip()
+    with torch.no_grad():
+        log_p = model(whole[None, : len(prompts[0]) + 3]).logits[0].log_softmax(-1)
+    place = range(len(prompts[0]), len(prompts[0]) + 3)
+    mean = sum(log_p[t - 1, whole[t]] for t in place) / 3
+    assert one["score"] == pytest.approx(float(mean.exp()), abs=1e-5)
+
+
+def test_a_file_for_each_number_of_shots(run, capsys, folder, tmp_path):
+    write_rows(folder / "train.jsonl", ROWS)
+    options = ("--train_files", folder / "train.jsonl", "--shots", 0, 1, 2)
+    main = in_context.main
+    _, printed = run(tmp_path / "icl.jsonl", *options, main=main)
+    found = {k: read_rows(tmp_path / f"icl.shots{k}.jsonl") for k in (0, 1, 2)}
+    for lines in found.values():
+        assert [{name: line[name] for name in ROWS[0]} for line in lines] == ROWS
+        assert all("\n" not in line["generated"] and 0 < line["score"] <= 1 for line in lines)
+    assert "2 shots: " in printed and "are too long and lose shots" in printed
+    assert [line["score"] for line in found[0]] != [line["score"] for line in found[1]]
+    report = json.loads((tmp_path / "icl.shots1.settings.json").read_text())
+    assert report["settings"]["shots"] == 1 and report["report"]["with_own_term"] == 0
+    _, printed = run(tmp_path / "icl.jsonl", *options, 3, main=main)  # those that are there are left alone
+    assert printed.count("is complete already") == 3 and (tmp_path / "icl.shots3.jsonl").exists()
+    run(tmp_path / "again.jsonl", *options, main=main)
+    assert all(
+        (tmp_path / f"again.shots{k}.jsonl").read_bytes() == (tmp_path / f"icl.shots{k}.jsonl").read_bytes()
+        for k in (0, 1, 2)
+    )
+    run(tmp_path / "other.jsonl", *options, "--seed", 1, main=main)
+    assert (
+        read_rows(tmp_path / "other.shots0.jsonl") == found[0]
+        and read_rows(tmp_path / "other.shots1.jsonl") != found[1]
+    )
+    for more, error in (
+        (("--shots_by", "near"), "shots_by='near'"),
+        (("--shots", "-1"), "shots=[-1]"),
+        (("--chat",), "chat template"),
+    ):
+        assert error in refused(run, capsys, tmp_path / "x.jsonl", *options[:2], *more, main=main)
+    assert "needs train_files" in refused(run, capsys, tmp_path / "x.jsonl", "--shots", 1, main=main)
+
+
+def test_signs_that_break_lines_elsewhere_are_kept(run, folder, tmp_path):
+    odd = {"term": "axe", "context": "an axe\u2028and\x85a saw", "definition": "a\u2029tool"}
+    write_rows(folder / "odd.jsonl", [odd, ROWS[0]])
+    lines, _ = run(tmp_path / "odd.jsonl", "--best_of", 2, "--curve", 1, rows="odd.jsonl")
+    assert len(lines) == 2 and {name: lines[0][name] for name in odd} == odd
+
+
+def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path):
+    """`lexperts define terms` writes what the pipeline returns, also after an interruption."""
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    command = ["terms", str(source), str(output), "-m", str(folder / "dense")]
+    command += ["--max-new-tokens", "6", "--batch-size", "4"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0 and "10 definitions in" in result.output, result.output
+    define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
+    expected = [row | one for row, one in zip(ROWS, define(ROWS), strict=True)]
+    assert [line["definition"] for line in read_rows(output)] == [line["definition"] for line in expected]
+    whole = output.read_bytes()
+    output.rename(tmp_path / "whole")
+    (tmp_path / "out.part").write_bytes(b"\n".join(whole.split(b"\n")[:6]))  # the last of six lines is incomplete
+    assert CliRunner().invoke(app, command).exit_code == 0 and output.read_bytes() == whole
+    error = CliRunner().invoke(app, [*command, "--best-of", "2"])
+    assert error.exit_code == 2 and "best_of=1 before, 2 now" in error.stderr

@@ -1,0 +1,366 @@
+"""The MoeSumm recipe as a user runs it, on a tiny BART and synthetic texts."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaModel,
+    RobertaTokenizer,
+    Seq2SeqTrainingArguments,
+    pipeline,
+)
+
+from lexperts.recipes.moesumm import evaluate, pretrain, scores, train
+from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments, PretrainingArguments
+from modeling_moesumm import MoeSummForConditionalGeneration
+from tests.recipes.helpers import fails, write_rows
+
+THINGS = ("bird", "boat", "bell", "barn", "book")
+SETS = ("mail", "news", "papers")
+FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "no"]
+SHORT = ["--summary_length", "12", "--num_beams", "2"]
+
+
+def run(command, *given):
+    """A command's main() with these arguments."""
+    command.main(list(map(str, given)))
+
+
+def some_rows(number: int, kind: str) -> list[dict]:
+    rng = random.Random(f"{kind}{number}")
+    rows = []
+    for i in range(number):
+        one, other = rng.sample(THINGS, 2)
+        text = f"The old {one} of {kind} {i} met a {other}. It was number {i}. Then the {other} went away."
+        rows.append({"document": text, "summary": f"A {one} met a {other}."})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Arguments of --datasets for three data sets; the columns of one have other names."""
+    base = tmp_path_factory.mktemp("data")
+    for name in (*SETS, "chat"):
+        for split, number in (("train", 20), ("validation", 6), ("test", 5)):
+            rows = some_rows(number, f"{name} {split}")
+            if name == "news":
+                rows = [{"id": 1, "article": row["document"], "highlights": [row["summary"], ""]} for row in rows]
+            write_rows(base / name / f"{split}.jsonl", rows)
+    return {name: f"{name}={base / name}" for name in (*SETS, "chat")}
+
+
+@pytest.fixture(scope="module")
+def backbone(places, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    sizes = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
+    given = [*sizes, "--segment_words", 12, "--max_steps", 4, "--learning_rate", 0.01, "--logging_steps", 1, *FAST]
+    run(pretrain, "--datasets", *(places[name] for name in SETS), "--output_dir", folder, *given)
+    return folder
+
+
+def train_arguments(places, backbone, output, *more, sets=SETS):
+    given = ["--datasets", *(places[name] for name in sets), "--model_name_or_path", backbone, "--output_dir", output]
+    batches = ["--per_device_train_batch_size", 8, "--learning_rate", 0.01, "--deputy_intermediate_size", 8]
+    return [*given, *batches, *FAST, *SHORT, *more]
+
+
+@pytest.fixture(scope="module")
+def trained(places, backbone, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run(train, *train_arguments(places, backbone, folder, "--max_steps", 6, "--save_steps", 3))
+    return folder
+
+
+def test_a_small_bart_learns_to_denoise(backbone):
+    losses = [entry["loss"] for entry in json.loads((backbone / "losses.json").read_text())]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert AutoTokenizer.from_pretrained(backbone)("A bird met a boat.").input_ids[-1] == 2
+
+
+def test_a_new_decoder_attends_to_the_position_it_writes():
+    torch.manual_seed(0)
+    args = PretrainingArguments(d_model=64, layers=2, heads=4, ffn_dim=64, positions=64)
+    config = pretrain.make_config(args, 300)
+    config._attn_implementation = "eager"
+    ids, attended = torch.randint(5, 300, (2, 12)), []
+    for start in (lambda model: model, pretrain.initialize_copying):
+        model = start(pretrain.BartForConditionalGeneration(config)).eval()
+        attention = model(input_ids=ids, decoder_input_ids=ids, output_attentions=True).cross_attentions[0]
+        attended.append(attention.mean(1).diagonal(dim1=1, dim2=2).mean().item())
+    assert attended[0] < 0.1 and attended[1] > 0.5
+
+
+def test_pieces_are_whole_sentences_and_lose_nothing():
+    text = "One two three. Four five. " + " ".join(f"W{i}" for i in range(12)) + ". Six."
+    segments = pretrain.split_document(text, 5)
+    assert segments == ["One two three. Four five.", "W0 W1 W2 W3 W4", "W5 W6 W7 W8 W9", "W10 W11. Six."]
+
+
+def test_noise_hides_about_the_share_of_words_that_was_asked_for():
+    words = [str(i) for i in range(20_000)]
+    found = pretrain.mask_spans(words, 0.3, 3.0, random.Random(0))
+    hidden = len(words) - sum(word != "<mask>" for word in found)
+    assert abs(hidden / len(words) - 0.3) < 0.02 and abs(hidden / found.count("<mask>") - 3) < 0.2
+    assert [word for word in found if word != "<mask>"] == sorted((w for w in found if w != "<mask>"), key=int)
+
+
+def test_three_datasets_by_one_command_then_the_pipeline(trained, places):
+    summarize = pipeline("moe-summarization", model=str(trained))
+    assert summarize.model.config.datasets == list(SETS)
+    for name in SETS:
+        text = some_rows(1, name)[0]["document"]
+        assert summarize(text, dataset=name)[0]["summary_text"] == summarize([text], dataset=name)[0]["summary_text"]
+    assert summarize.model.generation_config.max_length == 12
+    assert json.loads((trained / "log.json").read_text())[-1]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    "variant, expected",
+    [
+        ("no_dataset", {"dataset_aware": False, "margin_loss_coef": 1.0}),
+        ("no_margin", {"dataset_aware": True, "margin_loss_coef": 0.0}),
+        ("flat_moe", {"main_expert": False, "margin_loss_coef": 0.0}),
+        ("backbone", {"model_type": "bart"}),
+    ],
+)
+def test_every_variant_trains_and_opens_again(places, backbone, tmp_path, variant, expected):
+    run(train, *train_arguments(places, backbone, tmp_path, "--variant", variant, "--max_steps", 1))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {name: written[name] for name in expected} == expected
+    assert pipeline("moe-summarization", model=str(tmp_path))("A bird met a boat.")[0].keys() == {"summary_text"}
+
+
+@pytest.mark.parametrize("variant", ["moesumm", "backbone"])
+def test_the_authors_recipe_trains_and_writes_as_their_code_does(places, backbone, tmp_path, variant):
+    recipe = "bart_large_authors"
+    given = train_arguments(places, backbone, tmp_path, "--max_steps", 2, "--variant", variant, "--bf16", "false")
+    given += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
+    given += ["--max_source_length", 64, "--max_target_length", 40]
+    run(train, recipe, *given)
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    wanted = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 2}
+    assert {name: written[name] for name in wanted} == wanted
+    if variant == "moesumm":
+        config = json.loads((tmp_path / "config.json").read_text())
+        wanted = {"margin_loss_coef": 10.0, "label_smoothing": 0.1, "deputy_init_std": 0.02}
+        assert {name: config[name] for name in wanted} == wanted
+
+
+def test_label_smoothing_reaches_the_loss_of_ours_and_of_the_stock_model(places, backbone, tmp_path):
+    losses = {}
+    for variant in ("moesumm", "backbone"):
+        for smoothing in (0, 0.3):
+            folder = tmp_path / f"{variant}-{smoothing}"
+            given = ["--variant", variant, "--max_steps", 1, "--margin_loss_coef", 0, "--logging_steps", 1]
+            given += ["--label_smoothing_factor", smoothing]
+            run(train, *train_arguments(places, backbone, folder, *given))
+            losses[variant, smoothing] = json.loads((folder / "log.json").read_text())[0]["loss"]
+    for smoothing in (0, 0.3):  # a new MoeSumm starts as its backbone
+        assert losses["moesumm", smoothing] == pytest.approx(losses["backbone", smoothing], rel=0.02)
+    assert losses["moesumm", 0.3] != pytest.approx(losses["moesumm", 0], rel=1e-4)
+
+
+def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(places, trained, tmp_path, capsys):
+    given = ["--setting", "few_shot", "--few_shot_rows", 4, 8, "--draws", 2, "--max_steps", 2, "--save_models"]
+    given = train_arguments(places, trained, tmp_path, *given, sets=["chat"])
+    run(train, *given)
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("draw_*/*.jsonl"))
+    assert files == [f"draw_{draw}/chat-{rows}.jsonl" for draw in (0, 1) for rows in (4, 8)]
+    before = MoeSummForConditionalGeneration.from_pretrained(trained)
+    models = [MoeSummForConditionalGeneration.from_pretrained(tmp_path / f"draw_{i}" / "chat-4-model") for i in (0, 1)]
+    assert models[0].config.datasets == [*SETS, "chat"]
+    weights = before.state_dict()
+    for name, weight in models[0].state_dict().items():
+        if ".deputies." not in name:
+            assert torch.equal(weight, weights[name]), name
+    changed = "backbone.model.encoder.layers.0.deputies.experts.down_proj"
+    assert not torch.equal(models[0].state_dict()[changed], weights[changed])
+    assert not torch.equal(models[0].state_dict()[changed], models[1].state_dict()[changed])  # other rows
+
+    (tmp_path / "draw_1" / "chat-8.jsonl").unlink()  # what is written is not written again
+    times = {path: (tmp_path / path).stat().st_mtime_ns for path in files[:3]}
+    capsys.readouterr()
+    run(train, *given)
+    assert "chat, 8 rows, draw 1" in capsys.readouterr().out
+    assert times == {path: (tmp_path / path).stat().st_mtime_ns for path in files[:3]}
+
+    with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
+        run(train, *given, "--learning_rate", "0.5")
+    assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
+    assert "per_device_train_batch_size=8 before, 4 now" in fails(
+        train.main, *given, "--per_device_train_batch_size", 4
+    )
+    shutil.rmtree(tmp_path / "draw_1" / "chat-8-model")
+    run(train, *given)
+    assert (tmp_path / "draw_1" / "chat-8-model" / "model.safetensors").exists()
+    every = [one if one != tmp_path else tmp_path / "all" for one in given]
+    every[every.index("--draws") + 1] = 1
+    run(train, *every, "--deputies_only", "false")
+    found = MoeSummForConditionalGeneration.from_pretrained(tmp_path / "all" / "draw_0" / "chat-4-model").state_dict()
+    assert not torch.equal(
+        found["backbone.model.encoder.layers.0.fc1.weight"], weights["backbone.model.encoder.layers.0.fc1.weight"]
+    )
+
+
+def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, capsys):
+    given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output_dir", tmp_path]
+    given += ["--datasets", *(places[name] for name in SETS), *SHORT]
+    run(evaluate, *given)
+    found = json.loads((tmp_path / "scores.json").read_text())
+    rows = {(row["data set"], row["system"]): row for row in found["scores"]}
+    assert len(rows) == 8 and len(found["tests"]) == 4 and {row["system"] for row in found["tests"]} == {"ours"}
+    for system in ("ours", "stock"):
+        means = [rows[name, system]["mean R"] for name in SETS]
+        assert rows["mean of all", system]["mean R"] == pytest.approx(np.mean(means))
+    for row in found["tests"]:
+        difference = rows[row["data set"], "ours"]["mean R"] - rows[row["data set"], "stock"]["mean R"]
+        assert row["difference"] == pytest.approx(difference) and row["low"] <= row["difference"] <= row["high"]
+    assert "from stock" in (tmp_path / "scores.md").read_text()
+
+    cut = tmp_path / "ours" / "mail.jsonl"  # killed in the middle of a line
+    lines = cut.read_text()
+    cut.rename(cut.with_suffix(".part")).write_text(lines[: len(lines) * 2 // 3])
+    run(evaluate, *given)
+    assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
+
+    # the files of summaries are a system as well; two runs are a mean and a spread
+    capsys.readouterr()
+    run(evaluate, "--systems", f"both={tmp_path}/[os]*[sk]", "--output_dir", tmp_path / "both")
+    assert "± runs" in capsys.readouterr().out
+
+
+def test_a_difference_is_one_only_where_it_is_more_than_chance():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(30, 10, 400)
+    for sets in (1, 3):
+        base = [noise[i * 100 : 200 + i * 100] for i in range(sets)]
+        better = scores.compare([values + 1 + rng.normal(0, 2, 200) for values in base], base)
+        tie = scores.compare([values + rng.normal(0, 2, 200) for values in base], base)
+        assert better["low"] > 0 and better["p"] < 0.01 and tie["low"] < 0 < tie["high"] and tie["p"] > 0.05
+        assert better["low"] < better["difference"] < better["high"]
+        assert scores.compare(base, base) == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    # one large and one small data set count alike
+    assert scores.compare([noise + 2, noise[:10]], [noise, noise[:10]])["difference"] == pytest.approx(1)
+
+
+def test_rouge_is_that_of_hand_counting():
+    found = scores.rouge(["the cat sat down. a dog ran."], ["A dog ran. The cats sat up."])
+    # 7 words each, 6 of them common once "cats" is stemmed; the longest common sequence is "the cat sat" of 3 words
+    assert found["rouge1"][0] == pytest.approx(100 * 6 / 7) and found["rougeL"][0] == pytest.approx(100 * 3 / 7)
+    assert found["rougeLsum"][0] == pytest.approx(100 * 6 / 7)  # a sentence at a time, order does not matter
+    assert scores.rouge(["the cats"], ["the cat"], stemming=False)["rouge1"][0] == pytest.approx(50)
+
+
+def test_bertscore_reads_robertas_first_word_with_its_space(tmp_path):
+    alphabet = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {sign: i for i, sign in enumerate(alphabet)}
+    RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=60).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
+    tokenizer = scores.load_bertscore(str(tmp_path), 1)._tokenizer
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a a")) == ["<s>", "\u0120", "a", "\u0120", "a", "</s>"]
+    assert tokenizer.model_max_length == 60
+
+
+def test_a_stock_models_step_counts_every_token_alike(backbone, tmp_path):
+    from transformers import BartForConditionalGeneration
+
+    rows = [{**row, "dataset": "mail"} for row in some_rows(8, "unlike")]
+    for i, row in enumerate(rows):
+        row["summary"] = " ".join([row["summary"]] * (1 + i % 3))  # so that the small batches have unlike lengths
+    weights = {}
+    for small in (2, 8):
+        model = BartForConditionalGeneration.from_pretrained(backbone, dropout=0.0)
+        settings = Seq2SeqTrainingArguments(
+            tmp_path / str(small),
+            per_device_train_batch_size=small,
+            gradient_accumulation_steps=8 // small,
+            max_steps=1,
+            learning_rate=0.1,
+            optim="sgd",
+            max_grad_norm=0,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        args = ModelArguments(str(backbone), variant="backbone")
+        data = DataArguments(["mail=nowhere"])
+        tokenizer = AutoTokenizer.from_pretrained(backbone)
+        train.make_trainer(model, tokenizer, args, data, settings, Dataset.from_list(rows)).train()
+        weights[small] = model.state_dict()
+    start = BartForConditionalGeneration.from_pretrained(backbone).state_dict()
+    name = "model.decoder.layers.0.fc1.weight"
+    assert not torch.allclose(weights[8][name], start[name])
+    for name, weight in weights[8].items():
+        torch.testing.assert_close(weights[2][name], weight, atol=1e-6, rtol=1e-4)
+
+
+def test_deputies_learn_at_a_rate_of_their_own(backbone, tmp_path):
+    args = ModelArguments(str(backbone), deputy_intermediate_size=8, deputy_lr_factor=5.0)
+    model, tokenizer = train.load_model(args, list(SETS))
+    settings = Seq2SeqTrainingArguments(tmp_path, learning_rate=0.001, use_cpu=True, report_to="none", max_steps=1)
+    data = DataArguments(["mail=nowhere"])
+    rows = Dataset.from_list([{**row, "dataset": "mail"} for row in some_rows(4, "mail")])
+    trainer = train.make_trainer(model, tokenizer, args, data, settings, rows)
+    trainer.create_optimizer()
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in trainer.optimizer.param_groups:
+        for p in group["params"]:
+            assert group["lr"] == pytest.approx(0.005 if ".deputies." in names.pop(id(p)) else 0.001)
+    assert not names
+
+
+def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
+    test, model = tmp_path / "data" / "test.jsonl", tmp_path / "model"
+    write_rows(test, some_rows(3, "test"))
+    shutil.copytree(backbone, model)
+    scored = ["--systems", f"x={model}", "--datasets", f"mail={tmp_path / 'data'}", "--output_dir", tmp_path / "scores"]
+    scored += SHORT
+    run(evaluate, *scored)
+    write_rows(test, some_rows(3, "other test"))  # as many rows
+    assert "texts=mail (" in fails(evaluate.main, *scored)
+    write_rows(test, some_rows(3, "test"))
+    run(evaluate, *scored)
+    assert "num_beams=2 before, 1 now" in fails(evaluate.main, *scored, "--num_beams", 1)
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 5}))
+    assert "model=model (" in fails(evaluate.main, *scored)
+    train_rows = write_rows(tmp_path / "data" / "train.jsonl", some_rows(12, "train"))
+    given = train_arguments(
+        {"mail": f"mail={train_rows.parent}"}, model, tmp_path / "out", "--max_steps", 1, sets=["mail"]
+    )
+    run(train, *given)
+    shutil.copytree(backbone, model, dirs_exist_ok=True)
+    assert "model_name_or_path=model (" in fails(train.main, *given)
+    (tmp_path / "scores" / "x" / "mail.settings.json").unlink()
+    assert "has no record of its settings" in fails(evaluate.main, *scored)
+
+
+def test_errors_name_the_value(places, backbone, trained, tmp_path):
+    arguments = train_arguments(places, backbone, tmp_path / "x")
+    empty = write_rows(tmp_path / "empty.jsonl", [{"document": " ", "summary": "b"}])
+
+    def with_datasets(*sets):
+        return ["--datasets", *sets, *arguments[1 + len(SETS) :]]
+
+    assert "must be NAME=PLACE" in fails(train.main, *with_datasets("data/mail"))
+    assert "a name occurs twice" in fails(train.main, *with_datasets(places["mail"], places["mail"]))
+    assert "no rows in train" in fails(train.main, *with_datasets(f"mail={empty}"))
+    assert "--variant 'moe'" in fails(train.main, *arguments, "--variant", "moe")
+    few = ["--setting", "few_shot", "--few_shot_rows", 50]
+    assert "--few_shot_rows 50 exceeds the 20 rows" in fails(train.main, *arguments, *few)
+
+    ours = ["--systems", f"ours={trained}", "--output_dir", tmp_path / "scores"]
+    assert "was not trained on 'chat'" in fails(evaluate.main, *ours, "--datasets", places["chat"])
+    assert "Pass --datasets" in fails(evaluate.main, *ours)
+    assert "not one of the systems ours" in fails(evaluate.main, *ours, "--baseline", "mix")
+    assert "nothing matches" in fails(evaluate.main, "--systems", f"a={tmp_path}/no*")

@@ -1,0 +1,179 @@
+"""The quickstart, `lexperts train seke` and the README as a user runs them, on tiny models."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, pipeline
+
+import keyphrase_tools  # noqa: F401
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.labels import present
+from keyphrase_tools.words import split_words
+from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes.common.help import config_names
+from lexperts.recipes.seke.train import main
+from tests.recipes.helpers import run_main
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "examples" / "corpus"
+
+
+def run(*command, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400
+    )
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train(backbone, output, *options):
+    return run_main(
+        main, "minilm_cpu", "--backbone", backbone, "--output_dir", output, "--max_length", 64,
+        "--train_files", CORPUS / "test.jsonl", "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 2,
+        "--learning_rate", 0.01, *options,
+    )  # fmt: skip
+
+
+def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path):
+    """Ten steps cannot learn much: what is tested is that every part runs, on the real backbone."""
+    done = run(
+        ROOT / "examples/quickstart.py", "--steps", 10, "--output", tmp_path, "--text", "A hash table stores keys."
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for part in ("vanilla head", "SEKE (experts + BiLSTM)", "F1@5   F1@10", "A hash table stores keys.", "new process"):
+        assert part in done.stdout
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["scores"]) == {"vanilla head", "SEKE (experts + BiLSTM)"}
+    assert (tmp_path / "seke-minilm" / "pipeline_keyphrase_extraction.py").exists()
+
+
+@pytest.mark.parametrize("lora", ["true", "false"])
+def test_training_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_path):
+    done = train(backbone, tmp_path, "--lora", lora, "--test_every_epoch", "true")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"train: 40 documents .*keyphrases \(100.0%\)", done.stdout)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["test"]) == {"lexperts", "seke"}
+    assert sum("test_f1@10" in entry for entry in results["epochs"]) == 2
+    weights = load_file(tmp_path / "model.safetensors")
+    assert results["model"]["parameters"] == sum(
+        x.numel() for x in weights.values()
+    )  # of what is saved, no adapter's copies
+    text = full_text(read_jsonl(CORPUS / "test.jsonl")[0])
+    for task in ("token-classification", "keyphrase-extraction"):
+        assert isinstance(pipeline(task, model=str(tmp_path))(text), list)
+    checkpoint = max(tmp_path.glob("checkpoint-*"))
+    assert isinstance(pipeline("keyphrase-extraction", model=str(checkpoint))(text), list)
+
+
+def test_keyphrases_that_never_occur_are_an_error(backbone, tmp_path):
+    absent = tmp_path / "absent.jsonl"
+    absent.write_text('{"text": "a graph", "keyphrases": ["network"]}\n' * 10)
+    done = train(backbone, tmp_path / "out", "--train_files", absent)
+    assert done.returncode == 2 and "None of the 8 keyphrases" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
+    """In the shape of midas/inspec; a folder is opened by the same call as a Hub id."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, share in (("train", slice(0, 30)), ("validation", slice(30, 40)), ("test", slice(40, 50))):
+        rows = [
+            {"document": [w for w, _, _ in split_words(full_text(row))], "extractive_keyphrases": row["keyphrases"]}
+            for row in read_jsonl(CORPUS / "test.jsonl")[share]
+        ]
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1)
+    assert done.returncode == 2 and "has no 'text', 'keyphrases'" in done.stderr
+    assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
+    columns = ("--text_column", "document", "--keyphrases_column", "extractive_keyphrases")
+    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1, *columns)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "train: 30 documents" in done.stdout and "validation: 10 documents" in done.stdout
+
+
+def test_the_corpus_is_what_its_page_says():
+    documents = {split: read_jsonl(CORPUS / f"{split}.jsonl") for split in ("train", "test")}
+    assert {split: len(rows) for split, rows in documents.items()} == {"train": 150, "test": 50}
+    rows = documents["train"] + documents["test"]
+    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 200
+    assert len({row["subject"] for row in rows}) == 5
+    for row in rows:
+        assert 5 <= len(row["keyphrases"]) <= 8
+        assert len(present(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row["id"]
+
+
+def test_the_readmes_numbers_are_right():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
+    scoring = next(block for block in blocks if "keyphrase_f1(" in block)
+    statement, expected = scoring.strip().rsplit("# ", 1)
+    namespace = {}
+    *imports, call = statement.strip().split("\n")
+    exec("\n".join(imports), namespace)
+    assert eval(call, namespace) == float(expected)
+
+
+def test_the_readmes_commands_exist():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z]+)", readme)) - {"it"}:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for path in re.findall(r"python (\S+\.py)", readme):
+        assert (ROOT / path).exists(), path
+    groups = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
+    for group, name, config in re.findall(r"lexperts (train|evaluate|define) ([\w-]+)(?: (\w+))?", readme):
+        assert name in groups[group], name
+        assert not config or config in config_names(groups[group][name].recipe, groups[group][name].module), config
+
+
+def test_the_readmes_tables_are_those_of_the_results():
+    done = run(ROOT / "benchmarks/tables.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_training_ends_in_models_that_open(backbone, tiny_tokenizer, tmp_path, monkeypatch):
+    """The README's own lines, on a tiny backbone and the small corpus: the final folder and a checkpoint on the way."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "Trainer(" in block)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("".join((CORPUS / "test.jsonl").read_text().splitlines(keepends=True)[:8]))
+    arguments = 'TrainingArguments("runs/mine"'
+    for old, new in (
+        ("microsoft/deberta-v3-base", str(backbone)),
+        ("model_max_length=256", "model_max_length=64"),
+        (arguments, arguments + ', max_steps=3, save_steps=2, learning_rate=0.1, report_to="none", use_cpu=True'),
+    ):
+        assert old in code
+        code = code.replace(old, new)
+    namespace = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*records no base model")
+        exec(code, namespace)
+    assert set(namespace["rows"].column_names) >= {"input_ids", "labels", "num_present"}
+
+    row = tiny_tokenizer("the graph cut of networks", return_tensors="pt")
+    logits = {}
+    for name in ("base", "checkpoint-2", "checkpoint-3", "final"):
+        extract = pipeline("keyphrase-extraction", model=f"runs/mine/{name}")
+        assert isinstance(extract("Graph cuts solve problems."), list)
+        with torch.no_grad():
+            logits[name] = extract.model(**row).logits
+    # float32 rounding of the merged weights, on logits of about 100
+    torch.testing.assert_close(logits["checkpoint-3"], logits["final"], rtol=1e-6, atol=1e-5)
+    assert not torch.allclose(logits["base"], logits["checkpoint-2"], atol=1e-3)  # adapter and head are really loaded
+    assert not torch.allclose(logits["checkpoint-2"], logits["final"], atol=1e-3)

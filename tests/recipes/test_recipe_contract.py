@@ -1,0 +1,252 @@
+"""What holds for every command that trains: finished runs, other settings, overwriting, interruptions, bad files."""
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Trainer
+
+from lexperts.recipes import TRAIN
+from lexperts.recipes.lexicon.train_expert import train_tokenizer
+
+LLAMA = {
+    "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+}  # fmt: skip
+BART = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
+RNN = ["--encoder_type", "bigru", "--hidden_size", 16, "--num_hidden_layers", 1]
+STEPS = ["--num_train_epochs", 1, "--save_strategy", "steps", "--save_steps", 1, "--learning_rate", 0.01]
+STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "--report_to", "none", "--disable_tqdm", "true"]
+EVALUATED = ["--eval_strategy", "steps", "--eval_steps", 1]
+THINGS = ("bird", "boat", "bell", "barn", "book")
+
+
+def some_rows(count=12):
+    """Rows with the columns of all commands."""
+    rows = []
+    for i in range(count):
+        one, other = THINGS[i % 5], THINGS[(i + 1) % 5]
+        text = f"the graph cut of {one} {i} is learning in graph networks, and the {other} went away"
+        rows.append(
+            {
+                "title": ["graph cut", "learning", ""][i % 3], "text": text, "keyphrases": ["graph cut", "networks"],
+                "label": ["sport", "arts"][i % 2], "id": f"q{i}", "question": "the network", "context": text,
+                "answers": {"text": ["learning"], "answer_start": [text.index("learning")]},
+                "term": f"{one} {i}", "definition": f"a thing of kind {i % 4}", "document": f"{text}. It was {i}.",
+                "summary": f"A {one} met a {other}.",
+            }
+        )  # fmt: skip
+    return rows
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# command -> options without the data, an option of its own with another value, and the option that names a model
+COMMANDS: dict[str, tuple[Callable, tuple, str | None]] = {
+    "seke": (
+        lambda at: ["--backbone", at.bert, "--max_length", 64, "--calibrate", "false", *EVALUATED],
+        ("use_moe", True, False),
+        "backbone",
+    ),
+    **{
+        f"hypernet-{kind}": (
+            lambda at, sizes=sizes: ["--backbone", at.bert, "--meta_embedding_size", 4, "--hidden_size", 8, *sizes],
+            ("reader", "hypernet", "plain"),
+            "backbone",
+        )
+        for kind, sizes in {
+            "keyphrases": ["--max_length", 60, "--validation_share", 0.25, *EVALUATED],
+            "classes": ["--max_length", 60, "--validation_share", 0.25, *EVALUATED],
+            "qa": ["--max_seq_len", 60, "--doc_stride", 8],
+        }.items()
+    },
+    "exhird": (lambda at: ["--validation_files", at.rows, *RNN, *EVALUATED], ("hidden_size", 16, 8), None),
+    "moesumm-backbone": (
+        lambda at: [*BART, "--segment_words", 12, "--eval_strategy", "no"],
+        ("segment_words", 12, 9),
+        None,
+    ),
+    "moesumm": (
+        lambda at: ["--model_name_or_path", at.bart, "--deputy_intermediate_size", 8, "--eval_strategy", "no"],
+        ("num_deputies", 3, 2),
+        "model_name_or_path",
+    ),
+    "lexicon-expert": (
+        lambda at: ["--from_scratch", json.dumps(LLAMA)],
+        ("learn", "definition", "row"),
+        None,
+    ),
+    "lexicon-router": (
+        lambda at: ["--model_name_or_path", at.mixtral],
+        ("train", "gates", "experts"),
+        "model_name_or_path",
+    ),
+    "lexicon-reward": (
+        lambda at: ["--model_name_or_path", at.llama, "--reward_base", at.llama, "--samples", 3, "--kept", 1,
+                    "--max_new_tokens", 4],
+        ("max_length", 160, 99),
+        "reward_base",
+    ),
+}  # fmt: skip
+each_command = pytest.mark.parametrize("name", COMMANDS)
+
+
+def test_every_training_command_is_here():
+    assert {*COMMANDS, "exhird-data"} == set(TRAIN)  # which does not train
+
+
+def run(name, *argv):
+    import_module(TRAIN[name].name).main([str(argument) for argument in argv])
+
+
+@pytest.fixture
+def fails(capsys):
+    """fails(name, *argv) -> the one line of a command that ends with exit status 2."""
+
+    def call(name, *argv):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run(name, *argv)
+        error = capsys.readouterr().err
+        errors = [line for line in error.splitlines() if line.startswith("error:")]
+        assert end.value.code == 2 and len(errors) == 1 and "Traceback" not in error, error
+        return errors[0]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def inputs(backbone_config, tiny_tokenizer, tmp_path_factory):
+    """Rows and tiny models of every kind."""
+    folder = tmp_path_factory.mktemp("inputs")
+    at = SimpleNamespace(**{name: folder / name for name in ("bert", "bart", "mixtral", "llama", "mail")})
+    at.rows = write_rows(folder / "rows.jsonl", some_rows())
+    for split in ("train", "validation", "test"):
+        write_rows(at.mail / f"{split}.jsonl", some_rows())
+    torch.manual_seed(0)
+    AutoModel.from_config(backbone_config("bert")).save_pretrained(at.bert)
+    tiny_tokenizer.save_pretrained(at.bert)
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "initializer_range": 0.2}
+    LlamaForCausalLM(LlamaConfig(**LLAMA, **ids)).save_pretrained(at.llama)
+    MixtralForCausalLM(MixtralConfig(**LLAMA, **ids, num_local_experts=2)).save_pretrained(at.mixtral)
+    for place in (at.llama, at.mixtral):
+        train_tokenizer(some_rows(), LLAMA["vocab_size"]).save_pretrained(place)
+    run("moesumm-backbone", *arguments("moesumm-backbone", at, at.bart))
+    return at
+
+
+def data_option(name, path):
+    return ["--datasets", f"mail={path}"] if name.startswith("moesumm") else ["--train_files", path]
+
+
+def arguments(name, at, output):
+    data = data_option(name, at.mail if name.startswith("moesumm") else at.rows)
+    return [*STEPS, *COMMANDS[name][0](at), *data, "--output_dir", output]
+
+
+@pytest.fixture(scope="module")
+def trained(inputs, tmp_path_factory):
+    """trained(name) -> the folder of a finished run; each command is run once."""
+    folder, finished = tmp_path_factory.mktemp("trained"), set()
+
+    def train(name):
+        if name not in finished:
+            run(name, *arguments(name, inputs, folder / name))
+            finished.add(name)
+        return folder / name
+
+    return train
+
+
+def weights_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+class KilledError(BaseException):
+    """In place of a SIGKILL, right after a checkpoint."""
+
+
+def each_command_but(**reasons):
+    """All commands; those with a reason are known to fail."""
+    marks = {name.replace("_", "-"): pytest.mark.xfail(reason=reason, strict=True) for name, reason in reasons.items()}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks[name]) if name in marks else name for name in COMMANDS]
+    )
+
+
+@each_command_but(moesumm_backbone="the noise starts again from its seed instead of going on")
+def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_path, monkeypatch):
+    argv, save = arguments(name, inputs, tmp_path / "run"), Trainer._save_checkpoint
+
+    def save_and_end(trainer, *args, **kwargs):
+        save(trainer, *args, **kwargs)
+        raise KilledError
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(Trainer, "_save_checkpoint", save_and_end)
+        run(name, *argv)
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    (tmp_path / "run" / "checkpoint-999").mkdir()  # half a checkpoint
+    run(name, *argv)
+    assert weights_of(tmp_path / "run") == weights_of(trained(name))
+
+
+@each_command
+def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inputs, trained, fails, monkeypatch):
+    output = trained(name)
+    argv, before = arguments(name, inputs, output), weights_of(output)
+    _, (option, old, new), _ = COMMANDS[name]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))
+        assert "learning_rate=0.01 before, 0.5 now" in fails(name, *argv, "--learning_rate", 0.5)
+        assert f"{option}={old} before, {new} now" in fails(name, *argv, f"--{option}", str(new).lower())
+        run(name, *argv)
+    assert weights_of(output) == before
+
+
+@each_command
+def test_changed_rows_are_refused_unless_the_run_is_overwritten(name, inputs, trained, fails, tmp_path, capsys):
+    shutil.copytree(trained(name), tmp_path / "run", ignore=shutil.ignore_patterns("optimizer.pt"))
+    argv = arguments(name, inputs, tmp_path / "run")
+    others = [{**row, "text": row["text"].upper(), "summary": "?"} for row in some_rows()]
+    path = write_rows(tmp_path / "mail" / "train.jsonl", others)
+    data = data_option(name, path.parent if name.startswith("moesumm") else path)
+    expected = "datasets=[mail=" if name.startswith("moesumm") else "train_files=[rows.jsonl ("
+    assert expected in fails(name, *argv, *data)
+    run(name, *argv, *data, "--overwrite_output_dir", "true")
+    assert "removed from" in capsys.readouterr().out
+
+
+@each_command
+def test_bad_files_and_models_are_named_in_one_line(name, inputs, fails, tmp_path):
+    argv = arguments(name, inputs, tmp_path / "run")
+    broken = write_rows(tmp_path / "broken.jsonl", some_rows(1))
+    broken.write_text(broken.read_text() + '{"text": \n')
+    odd = write_rows(tmp_path / "odd.jsonl", [{"speech": "a graph"}] * 3)
+    assert "missing.jsonl" in fails(name, *argv, *data_option(name, tmp_path / "missing.jsonl"))
+    assert "broken.jsonl, line 2" in fails(name, *argv, *data_option(name, broken))
+    error = fails(name, *argv, *data_option(name, odd))
+    assert "'speech'" in error or "odd.jsonl" in error
+    model = COMMANDS[name][2]
+    if model:
+        assert "nowhere/at-all" in fails(name, *argv, f"--{model}", "nowhere/at-all")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+@each_command
+def test_a_run_that_ended_inside_an_epoch_is_not_trained_further(name, inputs, tmp_path, monkeypatch):
+    argv = [*arguments(name, inputs, tmp_path), "--max_steps", 1, "--lr_scheduler_type", "constant"]
+    run(name, *argv)
+    before = weights_of(tmp_path)
+    monkeypatch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))
+    run(name, *argv)
+    assert weights_of(tmp_path) == before

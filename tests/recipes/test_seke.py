@@ -1,0 +1,208 @@
+"""The SEKE recipe: stages, seeds, ablations, the model card; extraction in two processes."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoModel, AutoModelForTokenClassification, pipeline
+
+from keyphrase_tools.cards import build_card, is_hub_id, read_record
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from lexperts.recipes.seke.train import main
+from tests.loopback_hub import LoopbackHub
+from tests.recipes.helpers import run_main
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "examples" / "corpus"
+
+
+def run(*command, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400
+    )
+
+
+def train(backbone, output, *options):
+    return run_main(
+        main, "minilm_cpu", "--backbone", backbone, "--output_dir", output, "--max_length", 64,
+        "--train_files", CORPUS / "test.jsonl", "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 1,
+        "--learning_rate", 0.01, "--show", 0, *options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(backbone, tmp_path_factory):
+    """Two stages, two seeds, without the recurrent encoder."""
+    output = tmp_path_factory.mktemp("runs") / "seke-tiny"
+    stages = ("--first_files", CORPUS / "test.jsonl", "--first_epochs", 1)
+    done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output / "moe", done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
+
+
+def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone):
+    output, log, (stages, options) = trained
+    record = read_record(output)
+    scores = [seed["f1@10"] for seed in record["seeds"]]
+    assert [seed["seed"] for seed in record["seeds"]] == [1, 2]
+    per_cent = [100 * score for score in scores]
+    assert f"f1@10 over 2 seeds: {mean(per_cent):.1f} ± {stdev(per_cent):.1f}" in log
+    of_seeds = [read_record(output / f"seed-{seed}") for seed in (1, 2)]
+    best = max(of_seeds, key=lambda r: r["best_validation_f1@10"])
+    assert record["training"]["seed"] == best["training"]["seed"] and record["test"] == best["test"]
+    assert all(r["model"]["backbone"] == "first" for r in of_seeds) and "First stage:" in log
+    model = AutoModelForTokenClassification.from_pretrained(output)
+    assert model.rnn is None and model.moe is not None
+    assert model.config.keyphrase_threshold == record["threshold"]
+    assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
+    again = train(backbone, output.parent, *stages, *options)  # all of it is finished
+    assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
+    other = train(backbone, output.parent, *stages, *options, "--learning_rate", 0.5)
+    assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr
+
+
+@pytest.fixture
+def train_here(backbone, tmp_path):
+    """Trains on few documents; returns the exit status and the error message."""
+    rows = (CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10]
+    (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+
+    def call(*options):
+        done = run_main(
+            main, "--backbone", backbone, "--output_dir", tmp_path / "run", "--max_length", 64,
+            "--train_files", tmp_path / "rows.jsonl", "--max_steps", 2, "--eval_strategy", "steps", "--eval_steps", 1,
+            "--save_strategy", "steps", "--save_steps", 1, "--use_cpu", "--report_to", "none", "--disable_tqdm", "true",
+            "--calibrate", "false", *options,
+        )  # fmt: skip
+        return done.returncode, done.stderr
+
+    return call
+
+
+def test_an_ablation_is_trained_in_a_folder_of_its_own(train_here, tmp_path):
+    assert train_here()[0] == 0 and train_here("--ablation", "vanilla")[0] == 0
+    for folder, used in ((tmp_path / "run", True), (tmp_path / "run" / "vanilla", False)):
+        config = json.loads((folder / "config.json").read_text())
+        assert config["use_moe"] is config["use_rnn"] is used
+
+
+def test_an_unfinished_base_is_written_again(train_here, tmp_path):
+    assert train_here()[0] == 0
+    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for path in (tmp_path / "run").glob("checkpoint-*"):
+        shutil.rmtree(path)
+    base = tmp_path / "run" / "base"
+    base.rename(base.with_name("base.part"))
+    (base.with_name("base.part") / "model.safetensors").write_bytes(b"half")
+    assert train_here()[0] == 0 and (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+
+
+def test_the_record_has_the_steps_that_were_trained(train_here, tmp_path):
+    assert train_here("--num_train_epochs", 10)[0] == 0
+    training = read_record(tmp_path / "run")["training"]
+    assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
+    assert "num_train_epochs" not in training
+    assert "num_train_epochs" not in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_several_seeds_push_the_best_model(backbone, tmp_path):
+    with LoopbackHub() as hub:
+        pushed = ("--seeds", 3, "--ablation", "moe", "--lora", "false", "--push_to_hub", "true", "--max_steps", 1)
+        done = run(
+            "-m", "lexperts", "train", "seke", "--backbone", backbone, "--output_dir", tmp_path / "mine", "--max_length", 64,
+            "--train_files", CORPUS / "test.jsonl", "--calibrate", "false", "--use_cpu", "--report_to", "none", *pushed,
+            **hub.env,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        repository = hub.repos["model", "tester/mine-moe"]
+        files = set(repository.commits[repository.resolve("main")]["tree"])
+    assert {
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "results.json",
+        "pipeline_keyphrase_extraction.py",
+    } <= files
+    assert not [name for name in files if name.startswith(("seed-", "checkpoint-")) or name == "run_settings.json"]
+
+
+def test_the_card_has_what_was_recorded(trained):
+    output, *_ = trained
+    record, card = read_record(output), ModelCard.load(output / "README.md")
+    data = card.data.to_dict()
+    assert data["library_name"] == "transformers" and data["pipeline_tag"] == "token-classification"
+    assert {"keyphrase-extraction", "seke"} <= set(data["tags"])
+    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert results["F1@10, lexperts"] == record["test"]["lexperts"]["f1@10"]
+    for part in (
+        f"{100 * record['test']['seke']['f1@5']:.1f}",
+        "mean ± standard deviation",
+        "| `learning_rate` | 0.01 |",
+    ):
+        assert part in card.text
+    assert "with experts over `first`" in card.text and str(output.parent) not in card.text.split("```")[0]
+    assert re.search(r"\| test \| test.jsonl \| 50 \| \d+ \| 100.0% \|", card.text)
+
+
+def test_the_cards_snippet_runs(trained):
+    output, *_ = trained
+    snippet = re.search(r"```python\n(.*?)```", (output / "README.md").read_text(), re.S).group(1)
+    done = run("-c", snippet)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        assert re.fullmatch(r".+ [01](\.\d+)? \d+ \d+", line)
+
+
+def test_a_card_without_test_documents_and_of_a_hub_model():
+    record = {
+        "model": {"type": "seke", "backbone": "microsoft/deberta-v3-base", "use_moe": True, "use_rnn": True, "parameters": 7},
+        "data": {
+            "train": {"source": "midas/inspec", "documents": 10, "keyphrases": 50, "present": 40},
+            "validation": {"source": "midas/inspec", "documents": 5, "keyphrases": 0, "present": 0},
+        },
+        "training": {"seed": 1},
+        "threshold": 0.2,
+        "best_validation_f1@10": 0.5,
+    }  # fmt: skip
+    card = build_card(record, "mine", "me/mine")
+    assert card.data.base_model == "microsoft/deberta-v3-base" and card.data.datasets == ["midas/inspec"]
+    assert 'model="me/mine"' in card.text and "experts and a BiLSTM over `microsoft/deberta-v3-base`" in card.text
+    assert "5 validation documents: 50.0." in card.text and "threshold 0.2" in card.text
+    assert is_hub_id("a/b") and not any(map(is_hub_id, ("minilm", "a/b/c", "./a", "/a")))
+
+
+def test_an_unknown_ablation_is_named(train_here):
+    code, error = train_here("--ablation", "rnn_moe")
+    assert code == 2 and "--ablation 'rnn_moe'" in error and "vanilla, moe, rnn, moe_rnn" in error
+
+
+def test_two_processes_extract_what_one_does(trained, tmp_path):
+    output, *_ = trained
+    command = ["-m", "lexperts", "keyphrases", "extract", CORPUS / "test.jsonl", tmp_path / "two.jsonl"]
+    command += ["--model", output]
+    done = run("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone", *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("50 documents in") == 1 and "by 2 processes" in done.stdout
+    extract = pipeline("keyphrase-extraction", model=str(output))
+    rows, extracted = read_jsonl(CORPUS / "test.jsonl"), read_jsonl(tmp_path / "two.jsonl")
+    assert [row["id"] for row in extracted] == [row["id"] for row in rows]
+    for row, phrases in zip(extracted, extract([full_text(row) for row in rows]), strict=True):
+        assert [p["keyphrase"] for p in row["keyphrases"]] == [p["keyphrase"] for p in phrases]
+    again = run(*command)
+    assert again.returncode == 2 and "two.jsonl already exists" in again.stderr

@@ -1,0 +1,252 @@
+"""The pages: commands, configurations, extras, Python names and links exist, and the README's blocks run on tiny models."""
+
+import ast
+import builtins
+import importlib
+import re
+import shlex
+import shutil
+from configparser import ConfigParser
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, TrainingArguments, pipeline
+
+import merge_tools
+from lexperts.cli import build_app
+from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes.common.help import TRAINING, config_names
+from modeling_exhird import ExhirdConfig, ExhirdTokenizer
+from tests.merge_tools.conftest import save_expert
+from tests.modeling_exhird.conftest import VOCABULARY
+from tests.tiny_models import make_model
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+README = TEXTS["README.md"]
+RECIPES = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
+SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
+PACKAGES = "keyphrase_tools|merge_tools|lexperts|modeling_[a-z]+"
+TINY = {  # a checkpoint that the README assumes -> a tiny one
+    "runs/quickstart/seke-minilm": ("keyphrase-extraction", "SekeForTokenClassification"),
+    "runs/hypernet-minilm": ("keyphrase-extraction", "HypernetForTokenClassification"),
+    "runs/hypernet-squad": ("extractive-qa", "HypernetForQuestionAnswering"),
+    "runs/keyphrases": ("keyphrase-generation", "ExhirdForKeyphraseGeneration"),
+    "runs/moesumm": ("moe-summarization", "MoeSummForConditionalGeneration"),
+}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks_of(page: str, languages: str) -> list[str]:
+    """The code blocks of a page in one of the languages."""
+    return re.findall(rf"```(?:{languages})\n(.*?)```", TEXTS[page], re.S)
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The command lines of a page's shell blocks that start one of our commands, also as `python -m lexperts`."""
+    lines = []
+    for line in "\n".join(blocks_of(page, "bash|sh|shell|console")).replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        words = words[words.index("-m") + 1 :] if "-m" in words[:-1] else words
+        words = SHORTCUTS.get(words[0], [words[0]]) + words[1:] if words else []
+        lines += [words] if words[:1] == ["lexperts"] else []
+    return lines
+
+
+def problem_of(words: list[str]) -> str | None:
+    """What is wrong with a command line, as far as its names go."""
+    command = typer.main.get_command(build_app())
+    for name in [word for word in words[1:3] if not word.startswith("-")]:
+        if not hasattr(command, "commands"):
+            break
+        if name not in command.commands:
+            return f"no command {name!r}"
+        command = command.commands[name]
+    recipe = RECIPES.get(words[1], {}).get(words[2] if len(words) > 2 else "")
+    if recipe:
+        config = words[3] if len(words) > 3 else "-"
+        is_name = not config.startswith("-") and not config.endswith((".yml", ".yaml"))
+        if is_name and config not in config_names(recipe.recipe, recipe.module):
+            return f"no configuration {config!r}"
+        arguments = importlib.import_module(f"lexperts.recipes.{recipe.recipe}.arguments")
+        kinds = [TrainingArguments if kind == TRAINING else kind for kind in arguments.ARGUMENTS[recipe.module]]
+        known = {f"--{field.name}" for kind in kinds for field in fields(kind)} | {"--show-config"}
+    else:
+        known = {option for parameter in getattr(command, "params", []) for option in parameter.opts}
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
+    return f"no option {unknown[0]}" if unknown and words[-1] not in ("--help", "--version") else None
+
+
+def unknown_names(code: str) -> set[str]:
+    """Names that a block reads and neither binds nor imports."""
+    names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return {node.id for node in names} - bound
+
+
+def missing_names(code: str) -> list[str]:
+    """What a block imports, or reads from a module that it imports, and does not exist."""
+    modules, dotted = set(), []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            dotted += [f"{node.module}.{alias.name}" for alias in node.names]
+    dotted += [name for name in re.findall(r"\w+(?:\.\w+)+", code) if name.split(".")[0] in modules]
+    return [name for name in [*modules, *dotted] if not exists(name)]
+
+
+def exists(dotted: str) -> bool:
+    """Whether a module, or an attribute of one, exists."""
+    parts = dotted.split(".")
+    for i, name in enumerate(parts):
+        try:
+            value = importlib.import_module(".".join(parts[: i + 1]))
+        except ImportError:
+            if i == 0 or not hasattr(value, name):
+                return False
+            value = getattr(value, name)
+    return True
+
+
+def anchors_of(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_checks_find_what_they_are_for():
+    assert problem_of(["lexperts", "train", "sekke"]) == "no command 'sekke'"
+    assert problem_of(["lexperts", "train", "seke", "minilm"]) == "no configuration 'minilm'"
+    assert problem_of(["lexperts", "merge", "compose", "a.yml", "b", "--dryrun"]) == "no option --dryrun"
+    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train_files", "x", "--seed", "1"]) is None
+    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train_file", "x"]) == "no option --train_file"
+    assert unknown_names("x = [y for y in z]\nprint(x, torch.ones(1))") == {"z", "torch"}
+    assert missing_names("import merge_tools\nfrom pathlib import Psth\nmerge_tools.compse(1)") == [
+        "pathlib.Psth", "merge_tools.compse",
+    ]  # fmt: skip
+
+
+@each_page
+def test_every_command_exists(page):
+    assert {" ".join(words): problem for words in commands_of(page.name) if (problem := problem_of(words))} == {}
+
+
+def test_the_readme_shows_every_group_of_commands():
+    assert {words[1] for words in commands_of("README.md")} >= {"merge", "summarize", "train"}
+
+
+@each_page
+def test_every_python_name_exists(page):
+    assert {block: missing for block in blocks_of(page.name, "python") if (missing := missing_names(block))} == {}
+    prose = re.sub(r"```.*?```|\]\([^)]*\)", "", TEXTS[page.name], flags=re.S)
+    dotted = set(re.findall(rf"(?<![\w/.])(?:{PACKAGES})(?:\.\w+)+", prose))
+    assert [name for name in dotted if not exists(name) and not name.endswith((".py", ".yml"))] == []
+
+
+@each_page
+def test_every_extra_exists(page):
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = re.findall(r'install [^\n`]*"[\w.]+\[([\w,]+)\]"', TEXTS[page.name])
+    assert {name for extra in extras for name in extra.split(",")} <= set(setup["options.extras_require"])
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page.name]):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("block", blocks_of("README.md", "python"), ids=lambda block: block.split("\n")[0][:50])
+def test_every_block_of_the_readme_stands_for_itself(block):
+    assert unknown_names(block) == set()
+
+
+def readme_block(part: str) -> str:
+    """The block of the README with this part."""
+    (block,) = [block for block in blocks_of("README.md", "python") if part in block]
+    return block
+
+
+def tiny_tokenizer():
+    """A tokenizer of a few words with BERT's special tokens."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *["the", "graph", "cut", "is", "a", "problem", "of", "learning"]]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {f"{name.strip('[]').lower()}_token": name for name in words[:4]}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, eos_token="[SEP]", **special)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A folder with the checkpoints that the README assumes."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name, (task, cls) in TINY.items():
+        model, tokenizer = make_model(cls), tiny_tokenizer()
+        if task == "keyphrase-generation":
+            tokenizer = ExhirdTokenizer.from_texts(VOCABULARY)
+            model = type(model)(ExhirdConfig.from_tokenizer(tokenizer, encoder_type="bigru", hidden_size=16))
+        pipeline(task, model=model, tokenizer=tokenizer).save_pretrained(folder / name)
+    shutil.copytree(ROOT / "examples" / "corpus", folder / "examples" / "corpus")
+    for seed, name in enumerate(("llama-base", "llama-law", "llama-medicine")):
+        save_expert(folder / name, seed)
+    return folder
+
+
+def run(code: str) -> dict:
+    """Runs a block as a notebook does -> its names, and `_` the values of its expressions."""
+    space = {"_": []}
+    for statement in ast.parse(code).body:
+        part = ast.unparse(statement)
+        if isinstance(statement, ast.Expr):
+            space["_"].append(eval(part, space))
+        else:
+            exec(part, space)
+    return space
+
+
+def test_keyphrases_are_extracted_by_the_lines_of_the_readme(checkpoints, monkeypatch, capsys):
+    monkeypatch.chdir(checkpoints)
+    run(readme_block("is_split_into_words"))
+    one, several, *of_each, titled, words = map(ast.literal_eval, capsys.readouterr().out.splitlines())
+    assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
+    assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled and words
+    assert run(readme_block("# a paragraph about tidal power"))["_"]
+
+
+@pytest.mark.parametrize("part", ["moe-summarization", "extractive-qa", "keyphrase-generation"])
+def test_other_pipelines_run_by_the_lines_of_the_readme(part, checkpoints, monkeypatch):
+    monkeypatch.chdir(checkpoints)
+    space = run(readme_block(f'pipeline("{part}"'))
+    assert space["_"] or space.get("answer")
+
+
+def test_a_recipe_of_the_readme_is_composed_and_opened_by_its_lines(checkpoints, monkeypatch):
+    monkeypatch.chdir(checkpoints)
+    (recipe,) = (block for block in blocks_of("README.md", "yaml") if "experts:" in block)
+    (checkpoints / "mixture.yml").write_text(recipe, encoding="utf-8")
+    assert yaml.safe_load(recipe)["gate_mode"] == "hidden"
+    merge_tools.compose("mixture.yml", "mixture")
+    assert run(readme_block('from_pretrained("mixture")'))["model"].config.model_type == "mixtral"
+    space = run(readme_block("merge_tools.load_experts("))
+    assert space["_"][0].shape[0] == 1

@@ -1,0 +1,382 @@
+"""Checkpoints of every class are complete: code, pipelines, handler and card; in folders and on a Hub on loopback; in fresh
+processes with and without the project.
+
+The expensive part happens once: `checkpoints` saves them all, and `hub` opens and pushes them in four processes.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoModelForTokenClassification, Trainer, TrainingArguments, pipeline
+
+import lexperts  # noqa: F401
+from modeling_seke import SekeForTokenClassification
+from modeling_seke.card import is_blank
+from tests.hub_process import BASE, TEXT, describe
+from tests.loopback_hub import LoopbackHub
+from tests.modeling_exhird.conftest import DOCUMENTS, tiny_exhird, tokenizer_for  # noqa: F401
+from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
+from tests.modeling_lexicon.conftest import tiny_lexicon
+from tests.modeling_moesumm.conftest import tiny_moesumm
+from tests.tiny_models import CASES as CLASSES
+from tests.tiny_models import make_model
+
+ROOT = Path(__file__).resolve().parents[1]
+PAIRS = [{"title": t, "text": x} for t, x in zip(DOCUMENTS["title"], DOCUMENTS["text"], strict=True)]
+EXTRACT = {"keyphrase-extraction": (TEXT, {"top_k": None}), "token-classification": (TEXT, {})}
+TITLED = {"keyphrase-extraction": ({"title": "the graph cut", "text": TEXT}, {"top_k": None})}
+CLASSIFY = {"text-classification": ({"text": "the graph cut", "text_pair": TEXT}, {})}
+QUESTION = {"question": "is the network", "context": TEXT}
+ASK = {"extractive-qa": (QUESTION, {"handle_impossible_answer": True, "top_k": 5})}
+GENERATE = {"keyphrase-generation": (PAIRS, {})}
+SUMMARIZE = {"moe-summarization": ([TEXT, "the cut"], {"dataset": ["papers", None], "max_length": 8})}
+DEFINE = {"definition-modeling": ({"term": "cut", "context": TEXT}, {"max_new_tokens": 4})}
+TOKENS, SEQ2SEQ, CAUSAL = (f"AutoModelFor{name}" for name in ("TokenClassification", "Seq2SeqLM", "CausalLM"))
+CASES = {
+    "seke-bert": (TOKENS, EXTRACT),
+    "seke-deberta-v2": (TOKENS, EXTRACT),
+    "seke-modernbert": (TOKENS, EXTRACT),
+    "hypernet-tags": (TOKENS, TITLED),
+    "hypernet-classes": ("AutoModelForSequenceClassification", CLASSIFY),
+    "hypernet-answers": ("AutoModelForQuestionAnswering", ASK),
+    "exhird-transformer": (SEQ2SEQ, GENERATE),
+    "exhird-bilstm": (SEQ2SEQ, GENERATE),
+    "exhird-pretrained": (SEQ2SEQ, GENERATE),
+    "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
+    "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
+    "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
+    "lexicon-token": (CAUSAL, DEFINE),
+    "lexicon-sequence_hard": (CAUSAL, DEFINE),
+}
+PUSHED = ("seke-bert", "hypernet-tags", "hypernet-answers", "exhird-pretrained", "moesumm-bart", "lexicon-token")
+OTHER_PUSHES = {"seke-bert": ["tester/untrained", "tester/saved"]}
+PIPELINES = {
+    "SekeForTokenClassification": "keyphrase-extraction",
+    "HypernetForTokenClassification": "keyphrase-extraction",
+    "HypernetForQuestionAnswering": "extractive-qa",
+    "ExhirdForKeyphraseGeneration": "keyphrase-generation",
+    "MoeSummForConditionalGeneration": "moe-summarization",
+    "LexiconForCausalLM": "definition-modeling",
+}
+each_case = pytest.mark.parametrize("name", CASES)
+each_pushed = pytest.mark.parametrize("name", PUSHED)
+each_pipeline = pytest.mark.parametrize("name", PIPELINES)
+
+
+@pytest.fixture(scope="module")
+def make(tiny_seke, tiny_tokenizer, tiny_hypernet, tiny_exhird, tokenizer_for):  # noqa: F811
+    """make(name) -> a model whose pipelines return something, and its tokenizer."""
+
+    def build(name):
+        package, kind = name.split("-", 1)
+        if package == "exhird":
+            return tiny_exhird(kind), tokenizer_for(kind)
+        tokenizer = type(tiny_tokenizer)(
+            tokenizer_object=tiny_tokenizer.backend_tokenizer, **tiny_tokenizer.special_tokens_map, model_max_length=64
+        )
+        if package == "seke":
+            model = tiny_seke(kind)
+            model.classifier.bias.data[1:] += 0.2  # an untrained model finds phrases too
+            return model, tokenizer
+        if package == "hypernet":
+            model = tiny_hypernet(kind, freeze_backbone=kind == "classes")
+            if kind == "tags":
+                model.classifier.bias.data[1:] += 0.3
+            return model, tokenizer
+        tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
+        if package == "moesumm":
+            return tiny_moesumm(kind, changes={"vocab_size": len(tokenizer)}), tokenizer
+        layers = "mlp" if kind == "token" else "two linears"
+        return tiny_lexicon(policy=kind, layers=layers, vocab_size=len(tokenizer)), tokenizer
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def checkpoints(make, tmp_path_factory):
+    """A folder with all checkpoints and cases.json, and the results of each checkpoint in this process.
+
+    One half is saved by the pipeline, the other half by model and tokenizer.
+    """
+    folder, cases = tmp_path_factory.mktemp("checkpoints"), {}
+    for number, (name, (auto, tasks)) in enumerate(CASES.items()):
+        model, tokenizer = make(name)
+        savers = (
+            [pipeline(next(iter(tasks)), model=model, tokenizer=tokenizer)] if number % 2 == 0 else [model, tokenizer]
+        )
+        for saver in savers:
+            saver.save_pretrained(folder / name)
+        repositories = [f"tester/{name}", f"tester/{name}-model", *OTHER_PUSHES.get(name, [])]
+        cases[name] = {"auto": auto, "tasks": tasks, "repositories": repositories if name in PUSHED else []}
+    model, tokenizer = make("seke-bert")
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "trained")
+    card = '---\nlicense: apache-2.0\n---\n# Trained\nF1@10 61.2\n```python\npipeline("keyphrase-extraction", model="trained")\n```'
+    (folder / "trained" / "README.md").write_text(card, encoding="utf-8")
+    (folder / "cases.json").write_text(json.dumps(cases))
+    expected = {name: describe(case, folder / name, trust=False) for name, case in cases.items()}
+    assert all(all(entry["results"].values()) for entry in expected.values())
+    return folder, expected
+
+
+def run_role(role, checkpoints, folder, **environment):
+    """Runs `hub_process.py` in a fresh process, in a folder without code -> its results."""
+    folder.mkdir(exist_ok=True)
+    caches = {"HF_HOME": str(folder / "cache"), "HF_MODULES_CACHE": str(folder / "modules"), "OMP_NUM_THREADS": "1"}
+    project = {"PYTHONPATH": str(ROOT)} if role in ("push", "pull") else {}
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **caches, **project, "TRANSFORMERS_OFFLINE": "0", **environment,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", ROOT / "tests" / "hub_process.py", role, checkpoints],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.split("RESULTS")[1])
+
+
+@pytest.fixture(scope="module")
+def hub(checkpoints, tmp_path_factory):
+    """The results of the four processes, and the Hub's repositories."""
+    (folder, _), work = checkpoints, tmp_path_factory.mktemp("hub")
+    with LoopbackHub() as server:
+        pushed = run_role("push", folder, work / "push", **server.env)
+        (folder / "pushed.json").write_text(json.dumps(pushed))
+        opened = run_role("open", folder, work / "open", **server.env)
+        pulled = run_role("pull", folder, work / "pull", **server.env)
+        assert server.unknown == []
+        repositories = {name: repository for (_, name), repository in server.repos.items()}
+    cached = run_role("cached", folder, work / "open", HF_HUB_OFFLINE="1")  # the Hub is gone
+    run = (work / "push" / "run-digest").read_text()
+    return SimpleNamespace(
+        pushed=pushed, opened=opened, pulled=pulled, cached=cached, repositories=repositories, run=run
+    )
+
+
+def tree_of(repository, branch="main"):
+    return repository.commits[repository.branches[branch]]["tree"]
+
+
+def card_of(hub, name, branch="main"):
+    return ModelCard(tree_of(hub.repositories[name], branch)["README.md"][0].decode())
+
+
+def rounded(value):
+    """Nested results with scores of three digits."""
+    if isinstance(value, dict):
+        return {key: rounded(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [rounded(x) for x in value]
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def check_same(entry, expected):
+    assert rounded(entry["results"]) == rounded(expected["results"]) and entry["digest"] == expected["digest"]
+    assert entry.get("datasets") == expected.get("datasets")
+
+
+# --- folders ---
+
+
+@each_case
+def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
+    folder, (package, kind) = checkpoints[0] / name, name.split("-", 1)
+    config = json.loads((folder / "config.json").read_text())
+    names = {path.name for path in folder.iterdir()}
+    own = {path.name for path in (ROOT / f"modeling_{package}").glob("*.py")}
+    code = {file for file in names if file.endswith(".py")}
+    parts = ("modeling", "configuration", "saving", "validation")
+    files = {entry["impl"].split(".")[0] + ".py" for entry in config.get("custom_pipelines", {}).values()}
+    required = {*(f"{part}_{package}.py" for part in parts), "card.py", *files, *(["handler.py"] if files else [])}
+    assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert code <= own | files | {file for file in code if (ROOT / "keyphrase_tools" / file).exists()}
+    for file in code:  # what is imported is there
+        imported = re.findall(r"^\s*from \.(\w+) import", (folder / file).read_text(encoding="utf-8"), re.M)
+        assert {f"{module}.py" for module in imported} <= names, file
+    assert not any(file.endswith((".bin", ".pkl", ".pt")) for file in names)
+    directories = {path.name for path in folder.iterdir() if path.is_dir()}
+    assert directories == ({"subword_tokenizer"} if name == "exhird-pretrained" else set())
+    auto, tasks = CASES[name]
+    assert set(config["auto_map"]) == {"AutoConfig", auto}
+    assert list(config.get("custom_pipelines", {})) == [task for task in tasks if not task.endswith("-classification")]
+    for file in ("config.json", "tokenizer_config.json"):
+        assert str(folder.parent) not in (folder / file).read_text()
+    if package == "moesumm":
+        assert config["text_config"]["model_type"] == kind and "generation_config.json" in names
+    if package == "exhird":
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+        assert tokenizer["auto_map"]["AutoTokenizer"][0] == "tokenization_exhird.ExhirdTokenizer"
+
+
+@each_pipeline
+def test_the_pipeline_survives_loading_with_the_package_and_saving_again(name, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "first")
+    again = CLASSES[name].cls.from_pretrained(tmp_path / "first")
+    assert not hasattr(again.config, "custom_pipelines")  # with the package, the registered pipeline is used
+    again.save_pretrained(tmp_path / "second")
+    handlers = [(tmp_path / folder / "handler.py").read_bytes() for folder in ("first", "second")]
+    configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("first", "second")]
+    assert handlers[0] == handlers[1]
+    assert all(configs[0][field] == configs[1][field] for field in ("auto_map", "custom_pipelines"))
+    module, _ = configs[1]["custom_pipelines"][PIPELINES[name]]["impl"].split(".")
+    assert (tmp_path / "second" / f"{module}.py").exists()
+
+
+@each_pipeline
+def test_another_pipeline_is_named_only_where_its_file_is(name, tmp_path):
+    model, task = make_model(name), PIPELINES[name]
+    other = {task: {"impl": "pipeline_somewhere.Some", "pt": [model._auto_class], "type": "text"}}
+    model.config.custom_pipelines = other
+    for folder, present in (("plain", False), ("whole", True)):
+        (tmp_path / folder).mkdir()
+        if present:
+            (tmp_path / folder / "pipeline_somewhere.py").touch()
+        model.save_pretrained(tmp_path / folder)
+        saved = json.loads((tmp_path / folder / "config.json").read_text())["custom_pipelines"]
+        assert (saved == other) == present and model.config.custom_pipelines == other
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_damaged_weights_file_is_named(name, tmp_path):
+    make_model(name).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(OSError, match=f"{re.escape(str(tmp_path))}.*truncated or damaged"):
+        CLASSES[name].cls.from_pretrained(tmp_path)
+
+
+def test_the_trainer_saves_the_pipeline(checkpoints, tmp_path):
+    model = AutoModelForTokenClassification.from_pretrained(checkpoints[0] / "seke-bert")
+    rows = [{"input_ids": [2, 9, 10, 3], "attention_mask": [1] * 4, "labels": [-100, 1, 2, -100]}] * 4
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    trainer = Trainer(model, TrainingArguments(tmp_path, max_steps=2, save_steps=1, **quiet), train_dataset=rows)
+    trainer.train()
+    trainer.save_model()
+    for folder in (tmp_path, tmp_path / "checkpoint-1"):
+        assert "keyphrase-extraction" in json.loads((folder / "config.json").read_text())["custom_pipelines"]
+        assert (folder / "pipeline_keyphrase_extraction.py").exists() and (folder / "handler.py").exists()
+
+
+def test_a_subclass_that_no_auto_class_opens_names_no_pipeline(tmp_path):
+    kind = type("Mine", (SekeForTokenClassification,), {"_auto_class": None})
+    kind(make_model("SekeForTokenClassification").config).save_pretrained(tmp_path)
+    assert not json.loads((tmp_path / "config.json").read_text()).get("custom_pipelines")
+
+
+# --- fresh processes ---
+
+
+@each_case
+def test_with_the_project_imported_its_own_classes_run(name, checkpoints, hub):
+    for trust in (False, True):
+        entry = hub.pushed[f"{name}, {trust}"]
+        check_same(entry, checkpoints[1][name])
+        package, modules = name.split("-")[0], entry["modules"]
+        assert modules["model"] == modules["auto"] == f"modeling_{package}.modeling_{package}"
+        assert modules["config"] == f"modeling_{package}.configuration_{package}"
+        if not trust or package in ("seke", "hypernet"):  # the others' own pipelines and tokenizers need the flag
+            assert modules["pipeline"] == checkpoints[1][name]["modules"]["pipeline"]
+            assert modules["tokenizer"] == checkpoints[1][name]["modules"]["tokenizer"]
+
+
+@each_case
+def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hub):
+    entry, expected = hub.opened[name], checkpoints[1][name]
+    check_same(entry, expected)
+    assert entry["refused"]  # without trust_remote_code
+    for part in ("model", "auto", "config", "pipeline", "tokenizer"):
+        stock = expected["modules"][part].startswith("transformers.")
+        assert stock or entry["modules"][part].startswith("transformers_modules."), part
+
+
+@each_case
+def test_a_stranger_saves_it_again_and_serves_it(name, checkpoints, hub):
+    again, expected = hub.opened[name]["again"], checkpoints[1][name]
+    assert again["digest"] == expected["digest"]
+    if name != "hypernet-classes":  # a stock pipeline needs no handler
+        assert rounded(again["served"]) == rounded(next(iter(expected["results"].values())))
+
+
+@each_pushed
+def test_what_pipelines_models_and_the_trainer_push_opens_without_the_project(name, checkpoints, hub):
+    for repository in (f"tester/{name}", f"tester/{name}-model", *OTHER_PUSHES.get(name, [])):
+        check_same(hub.opened[repository], checkpoints[1][name])
+        assert hub.opened[repository]["modules"]["model"].startswith("transformers_modules.tester")
+    check_same(hub.cached[name], checkpoints[1][name])
+    assert rounded(hub.pulled[name]["pipeline"]) == rounded(checkpoints[1][name]["results"])
+
+
+def test_checkpoints_are_different(checkpoints):
+    """The negative control of all comparisons."""
+    digests = [entry["digest"] for entry in checkpoints[1].values()]
+    assert len(set(digests)) == len(digests)
+    results = [rounded(checkpoints[1][f"exhird-{kind}"]["results"]) for kind in ("transformer", "bilstm")]
+    assert results[0] != results[1]
+
+
+@each_pushed
+def test_revisions_and_pull_requests_are_different_models(name, hub):
+    revisions = hub.pushed[name]["revisions"]
+    assert hub.pulled[name]["revisions"] == revisions and len(set(revisions.values())) == len(revisions) == 4
+
+
+@each_pushed
+def test_an_adapter_finds_its_base_by_itself(name, hub):
+    assert hub.pulled[name]["adapter"] == hub.pulled[name]["adapter alone"] == hub.pushed[name]["adapter"]
+
+
+@each_pushed
+def test_private_repositories_stay_private(name, hub):
+    assert hub.repositories[f"tester/{name}-private"].private and hub.pulled[name]["stranger"]
+    assert not any(hub.repositories[f"tester/{name}{end}"].private for end in ("", "-model", "-adapter"))
+
+
+def test_a_run_pushes_checkpoints_that_open_and_can_be_resumed(hub):
+    assert hub.repositories["tester/run"].private
+    assert hub.pulled["run"] == hub.run and len(hub.pulled["middle"]) == len(hub.run)
+    tree = set(tree_of(hub.repositories["tester/run"]))
+    files = {name.split("/", 1)[1] for name in tree if name.startswith("last-checkpoint/")}
+    assert {"model.safetensors", "config.json", "optimizer.pt", "trainer_state.json"} <= files
+    assert {"model.safetensors", "config.json", "README.md", "modeling_seke.py"} <= tree
+
+
+# --- model cards on the Hub ---
+
+
+@each_pushed
+def test_a_pushed_pipeline_and_a_pushed_model_bring_a_card(name, hub):
+    for repository in (f"tester/{name}", f"tester/{name}-model"):
+        card = card_of(hub, repository)
+        assert not is_blank(card) and f'model="{repository}"' in card.text
+        base = {"base_model": BASE, "license": "bsd-3-clause", "language": "sl"}
+        base = {} if name.startswith(("exhird", "lexicon")) else base  # their cards name none
+        assert {key: card.data.get(key) for key in base} == base
+        assert card.data.pipeline_tag and ("mine" in card.data.tags) == (not repository.endswith("model"))
+        assert len(hub.repositories[repository].commits) <= 3  # the card comes in the same commit
+    assert json.loads(tree_of(hub.repositories[f"tester/{name}"])["config.json"][0])["architectures"]
+
+
+def test_the_card_of_training_travels_with_its_weights_and_with_no_others(hub):
+    trained = card_of(hub, "tester/trained")
+    assert "F1@10 61.2" in trained.text and trained.data.license == "apache-2.0"
+    assert 'model="tester/trained"' in trained.text and 'model="trained"' not in trained.text
+    request = card_of(hub, "tester/request", "refs/pr/1")
+    assert "61.2" not in request.text and "None are recorded" in request.text
+
+
+def test_a_card_on_the_hub_stays(hub):
+    card = card_of(hub, "tester/changed")
+    assert card.text.strip() == "# Written by hand" and card.data.license == "mit"
+
+
+def test_a_model_of_others_is_pushed_as_transformers_does_it(hub):
+    assert is_blank(card_of(hub, "tester/bert"))
