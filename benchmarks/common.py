@@ -1,12 +1,19 @@
-"""What every benchmark shares: interleaved timing, and results that say where they come from."""
+"""Shared by all benchmarks: interleaved timing, results with their provenance, and checks before anything is reused.
 
+A benchmark reuses finished rows (`Record`) and finished runs (`run_once`, `check_same_settings`) only if they were made with the
+same settings, data and versions of torch and transformers. Otherwise it stops with an error that names the difference.
+"""
+
+import argparse
 import ctypes
 import gc
+import glob
 import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import date
@@ -16,12 +23,21 @@ from threading import Lock
 
 import torch
 
+from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes.common.arguments import find_config
+from lexperts.recipes.common.fingerprints import fingerprint, package_version
+from lexperts.recipes.common.run_folder import RunFolder, SettingsMismatchError
+from lexperts.recipes.common.settings import IGNORED, differences
+
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
+RELEVANT_PACKAGES = ("torch", "transformers")  # rows and runs made with other versions of these are not reused
+COMMANDS = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
+OVERWRITTEN: set[Path] = set()  # by this process, and not to be removed again
 
 
 def machine() -> dict:
-    """Processor, cores and accelerator, without names that belong to one place."""
+    """Processor, threads and accelerator; no host names."""
     names = [line for line in read("/proc/cpuinfo").splitlines() if line.startswith("model name")]
     return {
         "processor": names[0].split(":")[1].strip() if names else platform.processor(),
@@ -32,22 +48,27 @@ def machine() -> dict:
 
 
 def read(path: str) -> str:
+    """Text of a file, or an empty string if it does not exist."""
     return Path(path).read_text(encoding="utf-8") if Path(path).exists() else ""
 
 
 def commit() -> str:
-    """The commit measured, marked where the working tree differs from it; LEXPERTS_COMMIT names that of a copy without history."""
+    """The measured commit, marked if the working tree has changes; LEXPERTS_COMMIT sets it for a copy without history."""
     if "LEXPERTS_COMMIT" in os.environ:
         return os.environ["LEXPERTS_COMMIT"]
-    here = Path(__file__).resolve().parent
-    run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True).stdout.strip()  # noqa: E731
-    changed = run("status", "--porcelain", "--", "..", ":!results")
-    return run("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    changed = git("status", "--porcelain", "--", "..", ":!results")
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def git(*arguments: str) -> str:
+    """Output of a git command in the folder of the benchmarks."""
+    folder = Path(__file__).resolve().parent
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True).stdout.strip()
 
 
 def write(name: str, results, **settings) -> Path:
     """Writes results/NAME.json with date, commit, versions and machine."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     versions = {package: version(package) for package in PACKAGES}
     record = {"date": date.today().isoformat(), "commit": commit(), "versions": versions, "machine": machine()}
@@ -56,31 +77,199 @@ def write(name: str, results, **settings) -> Path:
     return path
 
 
-class Record:
-    """results/NAME.json as rows that are added one by one, so that nothing is lost on interruption, nor made again."""
+def add_record_arguments(parser: argparse.ArgumentParser, name: str | None = None) -> None:
+    """Adds `--name` and `--overwrite`, to which the errors of `Record` and `check_same_settings` refer."""
+    parser.add_argument("--name", default=name, help="name of the file in benchmarks/results, without .json")
+    parser.add_argument("--overwrite", action="store_true", help="remove earlier rows and runs, and measure again")
 
-    def __init__(self, name: str, **settings):
-        self.name, self.settings, self.lock = name, settings, Lock()
+
+class Record:
+    """results/NAME.json as rows that are added one at a time, so that an interrupted benchmark resumes where it stopped.
+
+    Args:
+        name: the file's name without .json.
+        overwrite: remove the file and start without rows.
+        settings: the settings that all rows share. Files and folders given as `Path` are compared by their content.
+
+    Raises:
+        SettingsMismatchError: if the file's rows were measured with other settings or other versions of RELEVANT_PACKAGES.
+    """
+
+    def __init__(self, name: str, *, overwrite: bool = False, **settings):
+        self.name, self.settings, self.lock = name, as_json(settings), Lock()
+        if overwrite:
+            self.path.unlink(missing_ok=True)
+        self.check()
+
+    @property
+    def path(self) -> Path:
+        """The file of the rows."""
+        return RESULTS / f"{self.name}.json"
+
+    def read(self) -> dict:
+        """The file's content, or an empty dict if it does not exist."""
+        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+
+    def check(self) -> None:
+        """Compares the file's settings and versions with those of this process."""
+        before = self.read()
+        if not before.get("results"):
+            return
+        recorded = {package: before["versions"].get(package) for package in RELEVANT_PACKAGES}
+        changed = "; ".join(
+            filter(None, (differences(before["settings"], self.settings), differences(recorded, relevant_versions())))
+        )
+        if changed:
+            raise SettingsMismatchError(
+                f"{self.path} has rows that were measured with other settings: {changed}. Use --overwrite to measure all "
+                "rows again, or another --name."
+            )
+        if missing := [name for name in self.settings if name not in before["settings"]]:
+            print(f"note: {self.path.name} does not record {', '.join(missing)}, so they were not compared", flush=True)
 
     def rows(self) -> list[dict]:
-        path = RESULTS / f"{self.name}.json"
-        return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+        """All rows of the file."""
+        return self.read().get("results", [])
 
-    def find(self, **place) -> dict | None:
-        """The row of a place, such as `system="a", seed=0`."""
-        found = (row for row in self.rows() if all(row.get(name) == value for name, value in place.items()))
-        return next(found, None)
+    def find(self, **key) -> dict | None:
+        """The first row with the values of a key, such as `system="a", seed=0`."""
+        return next((row for row in self.rows() if has_values(row, key)), None)
 
     def add(self, row: dict) -> dict:
-        """A row, with the commit and the processor that it was measured at."""
+        """Adds a row, with the commit and the processor on which it was measured."""
         row = row | {"commit": commit(), "processor": machine()["processor"]}
-        with self.lock:  # read again: the same script may run for other places
+        with self.lock:  # read again: another process may have added rows
             write(self.name, [*self.rows(), row], **self.settings)
         return row
 
+    def remove(self, **key) -> None:
+        """Removes the rows with the values of a key, which are about to be measured again."""
+        with self.lock:
+            rows = self.rows()
+            kept = [row for row in rows if not has_values(row, key)]
+            if len(kept) < len(rows):
+                write(self.name, kept, **self.settings)
+
+
+def has_values(row: dict, key: dict) -> bool:
+    """Whether a row has all values of a key."""
+    return all(row.get(name) == value for name, value in key.items())
+
+
+class BenchmarkRun(RunFolder):
+    """A file or folder of a benchmark, with the record of its settings beside it: NAME.settings.json."""
+
+    def __init__(self, result: Path, settings: dict):
+        self.name = result.name
+        super().__init__(
+            result.parent, settings, outputs=(glob.escape(result.name),), record=f"{result.name}.settings.json"
+        )
+
+    def hint(self) -> str:
+        """How to resolve a mismatch."""
+        return f"Use another --work folder, or --overwrite to remove {self.name} and start again."
+
+
+def check_same_settings(result: str | Path, settings: dict, overwrite: bool = False) -> None:
+    """Checks that a file or folder of an earlier run may be reused. Call it before the run creates the file or folder.
+
+    The settings are written to NAME.settings.json beside it, and compared if it exists.
+
+    Args:
+        result: the file or folder that the run writes.
+        settings: what the result depends on. Files and folders given as `Path` are compared by their content. Settings
+            that do not affect a result (`output_dir`, `disable_tqdm`, ...) are ignored.
+        overwrite: remove the file or folder first, and nothing else. Each is removed once per process.
+
+    Raises:
+        SettingsMismatchError: if it was made with other settings, data or versions, or has no record of its settings.
+    """
+    settings = {name: value for name, value in settings.items() if name not in IGNORED}
+    versions = {"lexperts": package_version(), **relevant_versions()}
+    path = Path(result).absolute()
+    nested = {"settings": settings, "versions": versions}  # so that a setting that only one run has is a difference
+    BenchmarkRun(path, as_json(nested)).open(overwrite and path not in OVERWRITTEN)
+    if overwrite:
+        OVERWRITTEN.add(path)
+
+
+def run_once(
+    *command,
+    output: Path,
+    done: str | list[str],
+    options: dict,
+    overwrite: bool = False,
+    threads: int | None = 1,
+    **compared,
+) -> None:
+    """Runs `lexperts COMMAND --output_dir OUTPUT` unless it has finished; an interrupted run resumes.
+
+    Args:
+        command: such as `"train", "seke", "minilm_cpu"`; a configuration is compared by its content.
+        output: the folder of the run; the log is OUTPUT.log.
+        done: files in it that exist when the run has finished.
+        options: options of the command.
+        overwrite, threads: as in `check_same_settings` and `run_lexperts`.
+        compared: settings to compare instead of the options of the same names, such as `Path`s of `NAME=FILE`.
+
+    Raises:
+        SettingsMismatchError: as in `check_same_settings`.
+    """
+    group, name, *configs = command
+    recipe = COMMANDS[group][name]
+    files = [find_config(config, recipe.recipe, recipe.module) for config in configs]
+    check_same_settings(output, {"command": [group, name], "config": files, **options, **compared}, overwrite)
+    if not all((output / file).exists() for file in ([done] if isinstance(done, str) else done)):
+        log = output.with_name(f"{output.name}.log")
+        seconds = run_lexperts(*command, log=log, threads=threads, **options, output_dir=output)
+        print(f"{output.name}: {' '.join(command[:2])} in {seconds:.0f} s", flush=True)
+
+
+def run_lexperts(*command, log: Path, threads: int | None = 1, **options) -> float:
+    """Runs a command of `lexperts` in a process, offline, and appends its output to a log. Returns the seconds.
+
+    Args:
+        threads: number of threads; None for torch's default.
+        options: options of the command; a list has several values.
+
+    Raises:
+        RuntimeError: if the command fails; the log is named.
+    """
+    words = [sys.executable, "-m", "lexperts", *command]
+    for name, value in options.items():
+        words += [f"--{name}", *(value if isinstance(value, (list, tuple)) else [value])]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with log.open("a", encoding="utf-8") as file:
+        process = subprocess.run(list(map(str, words)), stdout=file, stderr=subprocess.STDOUT, env=environment)
+    if process.returncode:
+        raise RuntimeError(f"lexperts {' '.join(command[:2])} failed: see {log}")
+    return time.perf_counter() - start
+
+
+def relevant_versions() -> dict[str, str]:
+    """Versions of RELEVANT_PACKAGES in this environment."""
+    return {package: version(package) for package in RELEVANT_PACKAGES}
+
+
+def as_json(value):
+    """A value as JSON would return it; existing files and folders as fingerprints of their content."""
+    if isinstance(value, dict):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    if isinstance(value, Path) and value.exists():
+        return fingerprint(value)
+    return json.loads(json.dumps(value, default=str))
+
 
 def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, dict]:
-    """Times candidates in turn, A B A B ..., after one warm-up each -> median and all rounds, in milliseconds."""
+    """Times candidates in turns (A B A B ...) after one warm-up each.
+
+    Returns:
+        For each candidate the median and all rounds, in milliseconds.
+    """
     seconds = {name: [] for name in candidates}
     for call in candidates.values():
         call()
@@ -98,13 +287,13 @@ def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) ->
 
 
 def wait_for_device() -> None:
-    """Until the accelerator has done what it was given, if this process uses one."""
+    """Waits until all work of the accelerator is done, if this process uses one."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def peak_of(call: Callable[[], object], cuda: bool = False) -> float:
-    """MiB that a call needs at its peak beyond what lay there before."""
+    """Peak memory of a call in MiB, above what was allocated before."""
     gc.collect()
     if cuda:
         before = torch.cuda.memory_allocated()
@@ -112,15 +301,16 @@ def peak_of(call: Callable[[], object], cuda: bool = False) -> float:
         call()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: tensors go back when they are freed, instead of being kept for later
+    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: freed tensors are returned to the system instead of being cached
     libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from now
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     before = resident("VmRSS")
     call()
     return resident("VmHWM") - before
 
 
 def resident(field: str) -> float:
+    """A field of /proc/self/status in MiB."""
     line = next(
         line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(field)
     )

@@ -1,25 +1,22 @@
-"""Keyphrase generators on real documents: encoders, masks, relative attention and a warm start; repeats with exclusion and without.
+"""Keyphrase generators on real documents: encoders, masks, relative attention, a warm start; repeats with and without exclusion.
 
     python benchmarks/exhird_quality.py --data PATH --work FOLDER       # PATH/keyphrases/kp20k_sample and the others
 
-Trained on kp20k_sample, stackexchange and inspec together (6,387 documents), each system for as many epochs and with the plateau
-rule; the best of all epochs by loss on kp20k_sample's validation documents is tested. By the scripts of examples/exhird. A run
-that lies in the work folder, and a row that stands in results/exhird_quality.json, is not made again.
+All systems are trained by `lexperts train exhird` on kp20k_sample, stackexchange and inspec together (6,387 documents), for the
+same number of epochs and with the plateau schedule. The checkpoint with the lowest loss on kp20k_sample's validation documents
+is tested. Runs in the work folder and rows in results/exhird_quality.json are reused if their settings, data and versions are
+the same.
 """
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import Record
+from common import Record, add_record_arguments, run_once
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "exhird"
 TRAIN = ("kp20k_sample", "stackexchange", "inspec")
 TEST = ("kp20k_sample", "inspec", "krapivin", "nus", "semeval2010")
 WINDOWS = {"inspec": 4}  # K_D of the reference's scripts; 1 elsewhere
@@ -49,82 +46,79 @@ SYSTEMS = {
 }
 
 
-def call(script: str, arguments: dict, log: Path):
-    """Runs one of the examples; what it prints goes into the log."""
-    command = [sys.executable, str(EXAMPLES / script)]
-    for name, value in arguments.items():
-        command += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log.open("a", encoding="utf-8") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{script} failed: see {log}")
+def data_file(options, name: str, split: str) -> Path:
+    """The file of a data set's split."""
+    return Path(options.data) / "keyphrases" / name / f"{split}.jsonl"
 
 
 def prepare(options, warm: bool) -> Path:
+    """Prepares the documents once, with sub-words for a warm start."""
     folder = Path(options.work).resolve() / ("data-minilm" if warm else "data")
-    if not (folder / "validation").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        data = Path(options.data) / "keyphrases"
-        given = {"train_files": [data / name / "train.jsonl" for name in TRAIN]}
-        given |= {"validation_files": [data / "kp20k_sample" / "validation.jsonl"], "output_dir": folder}
-        call("prepare.py", given | ({"pieces": "minilm"} if warm else {}), folder / "log.txt")
+    settings = {"train_files": [data_file(options, name, "train") for name in TRAIN]}
+    settings |= {"validation_files": [data_file(options, "kp20k_sample", "validation")]}
+    settings |= {"backbone": "minilm"} if warm else {}
+    run_once("train", "exhird-data", output=folder, done="validation", options=settings, overwrite=options.overwrite)
     return folder
 
 
+def test(options, model: Path, name: str, mode: str) -> dict:
+    """Scores of a trained model on a test set, with or without exclusion."""
+    output, file = model.parent / "scores" / f"{model.name}-{mode}-{name}", data_file(options, name, "test")
+    window = WINDOWS.get(name, 1) if mode == "exclusion" else 0
+    settings = {"model": model, "test_files": f"{name}={file}", "exclusion_window": window}
+    settings |= {"max_rows": options.rows} if options.rows else {}
+    run = {"output": output, "done": "scores.json", "options": settings, "overwrite": options.overwrite}
+    run_once("evaluate", "exhird", **run, test_files={name: file})
+    return json.loads((output / "scores.json").read_text(encoding="utf-8"))[name]
+
+
 def run(options, system: str, seed: int) -> dict:
-    """One training and its test scores, with exclusion and without."""
+    """One training and its test scores, with and without exclusion."""
     settings = SYSTEMS[system]
     folder = Path(options.work).resolve() / f"{system.replace(' ', '-').replace(',', '')}-{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    if not (folder / "model.safetensors").exists():
-        data = prepare(options, settings["encoder_type"] == "pretrained")
-        given = {"data": data, "output_dir": folder, "seed": seed, "use_cpu": options.device == "cpu"}
-        call("train.py", SHARED | settings | given, folder / "log.txt")
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-    found = {}
-    for name in TEST:
-        for what, window in (("exclusion", WINDOWS.get(name, 1)), ("none", 0)):
-            output = folder / f"test-{what}-{name}"
-            if not (output / "scores.json").exists():
-                files = f"{name}={Path(options.data) / 'keyphrases' / name / 'test.jsonl'}"
-                given = {"model": folder, "test_files": files, "output_dir": output, "exclusion_window": window}
-                call("evaluate.py", given | ({"max_rows": options.rows} if options.rows else {}), folder / "log.txt")
-            found.setdefault(what, {})[name] = json.loads((output / "scores.json").read_text(encoding="utf-8"))[name]
+    data = prepare(options, settings["encoder_type"] == "pretrained")
+    arguments = SHARED | settings | {"data": data, "seed": seed, "use_cpu": options.device == "cpu"}
+    run_once("train", "exhird", output=folder, done="model.safetensors", options=arguments, overwrite=options.overwrite)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    scores = {mode: {name: test(options, folder, name, mode) for name in TEST} for mode in ("exclusion", "none")}
     seconds = time.perf_counter() - start
     row = {
         "system": system,
         "seed": seed,
         "device": options.device,
         "settings": settings,
-        "scores": found,
+        "scores": scores,
         "seconds": seconds,
     }
-    present = "   ".join(f"{name} {100 * s['present']['F1@M']:.1f}" for name, s in found["exclusion"].items())
+    present = "   ".join(f"{name} {100 * s['present']['F1@M']:.1f}" for name, s in scores["exclusion"].items())
     print(f"{system}, seed {seed}: present F1@M {present}   ({seconds:.0f} s)", flush=True)
     return row
 
 
 def main():
+    """Runs what is missing in the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", required=True, help="folder with keyphrases/")
+    parser.add_argument("--work", required=True, help="folder for runs")
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rows", type=int, help="test documents of each set; by default all")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for training")
-    parser.add_argument("--jobs", type=int, default=2, help="at once, of one thread each")
-    parser.add_argument("--name", default="exhird_quality", help="of the file in results/")
+    parser.add_argument("--rows", type=int, help="number of test documents of each set; by default all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device for training")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel jobs, with one thread each")
+    add_record_arguments(parser, "exhird_quality")
     options = parser.parse_args()
-    record = Record(options.name, shared=SHARED, rows=options.rows, device=options.device)
-    for warm in sorted({SYSTEMS[name]["encoder_type"] == "pretrained" for name in options.systems}):
+    settings = {"shared": SHARED, "rows": options.rows, "device": options.device}
+    settings["data"] = {name: data_file(options, name, "train") for name in TRAIN}
+    settings["data"] |= {f"{name}, test": data_file(options, name, "test") for name in TEST}
+    record = Record(options.name, overwrite=options.overwrite, **settings)
+    runs = [(system, seed) for seed in options.seeds for system in options.systems]
+    pending = [(system, seed) for system, seed in runs if not record.find(system=system, seed=seed)]
+    for warm in sorted({SYSTEMS[system]["encoder_type"] == "pretrained" for system, _ in pending}):
         prepare(options, warm)
-    places = [(system, seed) for seed in options.seeds for system in options.systems]
-    left = [(system, seed) for system, seed in places if not record.find(system=system, seed=seed)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda place: record.add(run(options, *place)), left))
+        list(pool.map(lambda pair: record.add(run(options, *pair)), pending))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""How fast are decoding, training and sparse attention of ExHiRD against plain versions of the same?
+"""Speed of decoding, training and sparse attention of ExHiRD, compared with plain implementations.
 
     python benchmarks/exhird_speed.py                  # all, about half an hour on two cores
     python benchmarks/exhird_speed.py --only attention
 
-Decoding: documents a second, 32 documents of 180 words, 20 phrases of 6 steps, a vocabulary of 50,004 words; plain reads one
-document after the other, attends by two softmaxes whose product it rescales, and projects the source at each step. Training:
-16 documents of 180 words, 8 phrases; plain goes through phrases and steps with the whole distribution over words at each.
-Attention: a layer of 512, 8 heads, g 10, w 50, one document; the peak of a process of its own, above what it held before. Where a
-text is long the dense path's queries take turns; "at once" is its peak where they do not.
+Decoding: documents per second, 32 documents of 180 words, 20 phrases of 6 steps, a vocabulary of 50,004 words. The plain version
+decodes one document after the other, computes two softmaxes and rescales their product, and projects the source at each step.
+Training: 16 documents of 180 words, 8 phrases. The plain version loops over phrases and steps, with the distribution over all
+words at each step. Attention: a layer of 512, 8 heads, g 10, w 50, one document; peak memory above the start, in a separate
+process. The dense implementation processes the queries of long texts in chunks; "at once" is its peak without chunks.
 """
 
 import argparse
@@ -19,11 +19,10 @@ from functools import partial
 import torch
 from common import interleaved, peak_of, write
 
-from modeling_exhird import ExHirdConfig, ExHirdForKeyphraseGeneration, attention_exhird
+from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, attention_exhird
 from modeling_exhird.attention_exhird import SparseRelativeAttention
-from modeling_exhird.decoder_exhird import gru
+from modeling_exhird.decoder_exhird import EPS, gru_cell
 from modeling_exhird.patterns_exhird import SparsePattern
-from modeling_exhird.words_exhird import TINY
 
 WORDS, DOCUMENTS, TRAINED, PHRASES = 180, 32, 16, 8
 LENGTHS = (128, 512, 2048, 8192)
@@ -31,21 +30,21 @@ VOCABULARY = 50_004
 
 
 def make(documents: int, **options):
-    """A model and a batch of random documents, the last words of which the vocabulary lacks."""
+    """A model and a batch of random documents, whose last words are not in the vocabulary."""
     torch.manual_seed(0)
-    model = ExHirdForKeyphraseGeneration(ExHirdConfig(vocab_size=VOCABULARY, **options)).eval()
+    model = ExhirdForKeyphraseGeneration(ExhirdConfig(vocab_size=VOCABULARY, **options)).eval()
     ids = torch.randint(8, VOCABULARY, (documents, WORDS))
     copies = torch.cat([ids[:, :-4], VOCABULARY + torch.arange(4).expand(documents, 4)], 1)
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": copies}
 
 
 def plain_step(model, word, s, a, h, memory, copy_ids, extra):
-    """A step from the formulas: two softmaxes, their product rescaled, the distribution over all words."""
+    """A step as in the formulas: two softmaxes, their product rescaled, the distribution over all words."""
     decoder = model.decoder
-    s = gru(decoder.word_input(model.embed(word)) + decoder.word_feedback(a), decoder.word_state(s), s)
-    of_phrase = (memory @ decoder.phrase_attention.weight @ h[..., None]).squeeze(-1).softmax(-1)
-    of_word = (memory @ decoder.word_attention.weight @ s[..., None]).squeeze(-1).softmax(-1)
-    alpha = of_phrase * of_word
+    s = gru_cell(decoder.word_input(model.embed(word)) + decoder.word_feedback(a), decoder.word_state(s), s)
+    phrase_alpha = (memory @ decoder.phrase_attention.weight @ h[..., None]).squeeze(-1).softmax(-1)
+    word_alpha = (memory @ decoder.word_attention.weight @ s[..., None]).squeeze(-1).softmax(-1)
+    alpha = phrase_alpha * word_alpha
     alpha = alpha / alpha.sum(-1, keepdim=True)
     a = decoder.output(torch.cat([(alpha[..., None] * memory).sum(1), s], 1)).tanh()
     return s, a, model.mixture.probabilities(a, alpha, copy_ids, extra)
@@ -58,7 +57,7 @@ def plain_decode(model, batch, phrases: int, steps: int):
     for row in range(len(batch["input_ids"])):
         one = {name: x[row : row + 1] for name, x in batch.items()}
         encoded = model.encoder(one["input_ids"], one["attention_mask"])
-        memory, h = encoded.last_hidden_state, encoded.phrase_start
+        memory, h = encoded.last_hidden_state, encoded.decoder_initial_state
         a = torch.zeros_like(h)
         for _ in range(phrases):
             h = model.decoder.next_phrase(a, h)
@@ -74,18 +73,18 @@ def plain_decode(model, batch, phrases: int, steps: int):
 def plain_loss(model, batch, labels):
     """Phrases and steps in loops over the whole batch, the distribution over all words at each step."""
     encoded = model.encoder(batch["input_ids"], batch["attention_mask"])
-    memory, h = encoded.last_hidden_state, encoded.phrase_start
-    ended, loss = torch.zeros_like(h), 0.0
+    memory, h = encoded.last_hidden_state, encoded.decoder_initial_state
+    end_vectors, loss = torch.zeros_like(h), 0.0
     for i in range(labels.shape[1]):
-        h = model.decoder.next_phrase(ended, h)
+        h = model.decoder.next_phrase(end_vectors, h)
         s, a = h, torch.zeros_like(h)
         word = labels.new_full((len(labels),), model.config.bos_token_id)
         for j in range(labels.shape[2]):
             s, a, p = plain_step(model, word, s, a, h, memory, batch["copy_ids"], 4)
             gold = labels[:, i, j]
-            said = (p.gather(1, gold.clamp(min=0)[:, None]).squeeze(1) + TINY).log()
-            loss = loss - torch.where(gold == -100, 0.0, said).sum()
-            ended = torch.where(((gold == 4) | (gold == 3))[:, None], a, ended)
+            log_p = (p.gather(1, gold.clamp(min=0)[:, None]).squeeze(1) + EPS).log()
+            loss = loss - torch.where(gold == -100, 0.0, log_p).sum()
+            end_vectors = torch.where(((gold == 4) | (gold == 3))[:, None], a, end_vectors)
             word = gold.clamp(min=0)
     return loss / len(labels)
 
@@ -95,13 +94,13 @@ def time_decoding(rounds: int) -> list[dict]:
     for kind, layers in (("bigru", 2), ("transformer", 4)):
         model, batch = make(DOCUMENTS, encoder_type=kind, num_hidden_layers=layers)
         config = model.config
-        with torch.no_grad():  # nobody stops early: all phrases of all documents are written
+        with torch.no_grad():  # no phrase and no document ends early
             model.mixture.vocabulary.bias[[config.eos_token_id, config.end_phrase_token_id]] = -1e4
         assert torch.equal(
-            model.generate_rows(**batch, exclusion_window=0).ids.flatten(), plain_decode(model, batch, 20, 6)
+            model.generate_phrases(**batch, exclusion_window=0).ids.flatten(), plain_decode(model, batch, 20, 6)
         ), "not the same words"
         calls = {
-            "ours": lambda m=model, b=batch: m.generate_rows(**b),
+            "ours": lambda m=model, b=batch: m.generate_phrases(**b),
             "plain": lambda m=model, b=batch: plain_decode(m, b, 20, 6),
         }
         times = interleaved(calls, rounds)
@@ -160,11 +159,11 @@ def attention_step(layer, x, mask, train: bool):
 
 
 def peak(length: int, implementation: str, train: bool) -> float:
-    """MiB above what was held before, in a process of its own."""
+    """Peak memory in MiB above the start, in a separate process."""
     if implementation == "at once":
-        implementation, attention_exhird.PAIRS = "dense", sys.maxsize
-    given = make_layer(length, implementation)
-    return peak_of(lambda: attention_step(*given, train))
+        implementation, attention_exhird.MAX_SCORES = "dense", sys.maxsize
+    inputs = make_layer(length, implementation)
+    return peak_of(lambda: attention_step(*inputs, train))
 
 
 def measure_attention(rounds: int) -> list[dict]:
@@ -172,7 +171,7 @@ def measure_attention(rounds: int) -> list[dict]:
     for length in LENGTHS:
         for train in (False, True):
             layers = {name: make_layer(length, name) for name in ("dense", "block")}
-            calls = {name: lambda given=given, t=train: attention_step(*given, t) for name, given in layers.items()}
+            calls = {name: lambda inputs=inputs, t=train: attention_step(*inputs, t) for name, inputs in layers.items()}
             times = interleaved(calls, rounds)
             del layers
             memory = {}

@@ -1,10 +1,11 @@
-"""The CRF against libraries that have one: likelihood with gradients, marginals, and best paths.
+"""The CRF compared with two libraries: likelihood with gradients, marginals, and best paths.
 
     python benchmarks/hypernet_crf.py      # about a minute; pip install pytorch-crf torch-struct
 
-Sixteen rows of three tags, all of one length or of 0.3 to 1 times that. Both libraries want positions without holes, so
-these have none. pytorch-crf goes position by position and has no marginals; torch-struct multiplies pairs as ours does, with
-potentials of every step written out and marginals by autograd. All give the same numbers, which is checked first.
+Sixteen rows of three tags, all of the same length or of 0.3 to 1 times that length. Both libraries require contiguous positions,
+so there are no gaps in the mask. pytorch-crf processes one position at a time and has no marginals. torch-struct multiplies pairs
+like ours, but materialises the potentials of every step and computes marginals by autograd. The script first checks that all
+results agree.
 """
 
 import argparse
@@ -16,13 +17,13 @@ from torchcrf import CRF
 
 from modeling_hypernet.crf_hypernet import LinearChainCrf
 
-LinearChainCRF.set_default_validate_args(False)  # it warns otherwise that it has nothing to validate
+LinearChainCRF.set_default_validate_args(False)  # otherwise it warns that there is nothing to validate
 ROWS, TAGS = 16, 3
 LENGTHS = (32, 128, 512)
 
 
 def systems(length: int, shortest: float) -> tuple[dict, list]:
-    """What -> system -> call, and the leaves that gradients go to."""
+    """Calls by quantity and system, and the leaf tensors that receive gradients."""
     torch.manual_seed(0)
     lengths = torch.linspace(shortest * length, length, ROWS).long()
     mask = torch.arange(length) < lengths[:, None]
@@ -37,7 +38,7 @@ def systems(length: int, shortest: float) -> tuple[dict, list]:
         other.data.copy_(own.data)
 
     def chain():
-        """Potentials (B, W - 1, next, previous) of torch-struct; the first holds the start's, the last the end's."""
+        """Potentials (B, W - 1, next, previous) of torch-struct; the first includes the start's, the last the end's."""
         potentials = emissions[:, 1:, :, None] + ours.transitions.T
         first = (emissions[:, 0] + ours.start)[:, None, None, :] * (torch.arange(length - 1) == 0)[:, None, None]
         last = ours.end[:, None] * (torch.arange(length - 1) == lengths[:, None] - 2)[..., None, None]
@@ -74,7 +75,7 @@ def systems(length: int, shortest: float) -> tuple[dict, list]:
 
 
 def check(calls: dict, mask: torch.Tensor, lengths: torch.Tensor):
-    """Raises an AssertionError where two systems differ."""
+    """Raises an AssertionError if two systems differ."""
     likelihood = {name: call() for name, call in calls["likelihood"].items()}
     for name in ("pytorch-crf", "torch-struct"):
         torch.testing.assert_close(likelihood["ours"], likelihood[name], rtol=1e-4, atol=1e-3)
@@ -83,11 +84,13 @@ def check(calls: dict, mask: torch.Tensor, lengths: torch.Tensor):
     torch.testing.assert_close(ours * inside, calls["marginals"]["torch-struct"]().sum(-1) * inside, rtol=0, atol=1e-4)
     paths = {name: call() for name, call in calls["best path"].items()}
     for i, n in enumerate(lengths.tolist()):
-        found = [list(map(int, paths[name][i][:n])) for name in paths]
-        assert found[0] == found[1] == found[2], i
+        tags = [list(map(int, path[i][:n])) for path in paths.values()]
+        assert tags[0] == tags[1] == tags[2], f"row {i}"
 
 
 def with_gradients(call, leaves):
+    """A function that runs the call and its backward pass."""
+
     def run():
         for leaf in leaves:
             leaf.grad = None
@@ -97,8 +100,9 @@ def with_gradients(call, leaves):
 
 
 def main():
+    """Times all systems at all lengths."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
     options = parser.parse_args()
     rows = []
     for length in LENGTHS:
@@ -111,10 +115,10 @@ def main():
                 ratios = {name: times[name]["median_ms"] / times["ours"]["median_ms"] for name in times}
                 rows.append({"what": what, "longest": length, "shortest": shortest, "times": times, "ratios": ratios})
                 rows[-1]["commit"] = commit()
-                said = "   ".join(
+                summary = "   ".join(
                     f"{name} {times[name]['median_ms']:.1f} ms ({ratio:.1f}x)" for name, ratio in ratios.items()
                 )
-                print(f"{what}, {length} from {shortest}: {said}", flush=True)
+                print(f"{what}, {length} from {shortest}: {summary}", flush=True)
     write("hypernet_crf", rows, rows=ROWS, tags=TAGS, rounds=options.rounds)
 
 

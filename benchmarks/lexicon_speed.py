@@ -1,17 +1,16 @@
-"""How fast does the definitions' recipe generate, score and cluster?
+"""Speed of generating, scoring and clustering definitions.
 
     pip install k-means-constrained
     python benchmarks/lexicon_speed.py --data PATH --work FOLDER      # PATH/definitions; about 25 minutes on two cores
 
 Generation: `generate` with a cache over batches of prompts of WordNet, a dense Llama, stock Mixtral and our policies with the same
-weights; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by evaluate.py's metrics, and by the
-reference implementations asked for each pair. Clustering: up to 100,000 embeddings of real texts by MiniLM, ours and
+weights; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by the recipe's metrics, and by the
+reference implementations called for each pair. Clustering: up to 100,000 embeddings of real texts by MiniLM, ours and
 k-means-constrained from the same first centroids. FOLDER keeps the embeddings.
 """
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -21,12 +20,10 @@ from common import interleaved, peak_of, write
 from moe_speed import MODELS, VOCABULARY, E, K, check_equal, models_of
 from tqdm import tqdm
 
-from merge_tools.balancing import balanced_kmeans
-from merge_tools.embedding import embed_texts
-from modeling_lexicon.data_lexicon import prompt
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "lexicon"))
-import scores
+from lexperts.recipes.lexicon import scores
+from merge_tools.clustering.balanced_kmeans import balanced_kmeans
+from merge_tools.clustering.embeddings import embed_texts
+from modeling_lexicon.data_lexicon import format_prompt
 
 BATCHES = (1, 8, 32)
 WRITTEN = 32  # tokens of each definition
@@ -44,9 +41,9 @@ def read_rows(data: Path, source: str, split: str) -> list[dict]:
 
 
 def padded_prompts(rows: list[dict], batch: int) -> dict[str, torch.Tensor]:
-    """Prompts of as many rows, padded on the left; a random id for each word, for the models' weights are random too."""
+    """Prompts of as many rows, padded on the left; a random id per word, because the models' weights are random too."""
     generator = torch.Generator().manual_seed(0)
-    lengths = [len(prompt(row["term"], row["context"]).split()) for row in rows[:batch]]
+    lengths = [len(format_prompt(row["term"], row["context"]).split()) for row in rows[:batch]]
     ids, mask = torch.zeros(batch, max(lengths), dtype=torch.long), torch.zeros(batch, max(lengths), dtype=torch.long)
     for row, length in enumerate(lengths):
         ids[row, -length:] = torch.randint(1, VOCABULARY, (length,), generator=generator)
@@ -71,8 +68,8 @@ def generation(rows: list[dict], device: str, rounds: int) -> list[dict]:
             speeds = {name: batch * WRITTEN / entry["median_ms"] * 1e3 for name, entry in times.items()}
             place = {"d": size[0], "layers": size[2], "batch": batch, "length": inputs["input_ids"].shape[1]}
             found.append(place | {"times": times, "tokens_per_second": speeds})
-            said = "   ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-            print(f"generation, {place}, tokens a second: {said}", flush=True)
+            text = "   ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
+            print(f"generation, {place}, tokens per second: {text}", flush=True)
     return found
 
 
@@ -80,13 +77,13 @@ def generation(rows: list[dict], device: str, rounds: int) -> list[dict]:
 
 
 def plain_metrics() -> dict:
-    """The reference implementations, asked for one pair at a time; new ones, which keep nothing from before."""
+    """The reference implementations, called for one pair at a time, without caches."""
     from nltk.tokenize import word_tokenize
     from nltk.translate.meteor_score import single_meteor_score
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics import BLEU
 
-    wordnet = scores.open_wordnet() or scores.NoSynonyms()
+    wordnet = scores.load_wordnet() or scores.NoSynonyms()
     bleu, rouge = BLEU(effective_order=True), RougeScorer(["rougeL"], use_stemmer=False)
     tokens = lambda text: word_tokenize(text, preserve_line=True)  # noqa: E731
 
@@ -116,8 +113,8 @@ def scoring(rows: list[dict], rounds: int) -> dict:
             raise RuntimeError(f"{name} of {pairs[worst]}: {values[worst]}, and {wanted[worst]} by its reference.")
         times = interleaved(ways, rounds)
         found["seconds"][name] = {way: entry["median_ms"] / 1e3 for way, entry in times.items()}
-        said = "   ".join(f"{way} {seconds:.1f} s" for way, seconds in found["seconds"][name].items())
-        print(f"{name}, {len(pairs):,} pairs: {said}", flush=True)
+        text = "   ".join(f"{way} {seconds:.1f} s" for way, seconds in found["seconds"][name].items())
+        print(f"{name}, {len(pairs):,} pairs: {text}", flush=True)
     return found
 
 
@@ -134,7 +131,7 @@ def embeddings(data: Path, work: Path) -> np.ndarray:
         for split in ("train", "validation", "test")
         for row in read_rows(data, source, split)
     ]
-    texts = [prompt(row["term"], row["context"]) for row in rows] + [row["definition"] for row in rows]
+    texts = [format_prompt(row["term"], row["context"]) for row in rows] + [row["definition"] for row in rows]
     texts = list(dict.fromkeys(texts))[: CLUSTERED[-1]]
     return embed_texts(texts, str(get_model_path()), cache=work / "embeddings", name="all-MiniLM-L6-v2")
 

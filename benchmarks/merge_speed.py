@@ -1,13 +1,13 @@
-"""How long does composing four experts take, and how much memory, against copying as many bytes and against mergekit?
+"""Time and memory of merging four experts, compared with copying the same number of bytes and with mergekit.
 
     python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT                        # 15 minutes, 18 GB
-    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT --shape 1b 8b-thin     # twice that
+    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT --shape 1b 8b-thin     # 30 minutes
     python benchmarks/merge_speed.py --work FOLDER --candidates floor base --name merge_speed_part
 
-FOLDER receives the experts (random weights, made once, and removed before those of the next shape); ENVIRONMENT is a
-virtual environment with mergekit, made if missing: the torch measured here first and alone, then mergekit 0.1.5, which
-takes transformers 5 with it. Each candidate is a whole process, from its start to its exit; before each one the last
-output is removed, the disk is synced and the experts are read once, so that all find them in the page cache alike.
+FOLDER receives the experts (random weights; reused if shape and versions are the same, and removed before those of the next
+shape). ENVIRONMENT is a virtual environment with mergekit, created if missing: the same torch as here, then mergekit 0.1.5,
+which installs transformers 5. Each candidate is timed as a whole process. Before each run the last output is removed, the disk
+is synced and the experts are read once, so that they are in the page cache for all candidates.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import write
+from common import add_record_arguments, check_same_settings, write
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 MERGEKIT = "0.1.5"
 CANDIDATES = ("floor", "base", "mean", "mergekit", "check")
 VOCABULARY, SPECIAL = 128256, 256
-# Llama-3.2-1B; and Llama-3-8B's width in 4 layers, with 3 experts where 4 would not fit into 20 GB with their mixture
+# Llama-3.2-1B; and 4 layers of Llama-3-8B's width, with 3 experts because 4 and their mixture exceed 20 GB
 SHAPES = {
     "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True, "experts": 4},
     "8b-thin": {"hidden": 4096, "intermediate": 14336, "layers": 4, "head_dim": 128, "tied": False, "experts": 3},
 }
 HEADS, KV_HEADS = 32, 8
-# nothing but copying: what any composition must at least do, on this disk, today
+# only copies the bytes: a lower bound for any merge on this disk
 FLOOR = """
 import os, sys
 target = os.open(sys.argv[1], os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
@@ -88,7 +88,7 @@ def config_of(shape: dict) -> dict:
 
 
 def tensors_of(shape: dict) -> dict[str, tuple[int, ...]]:
-    """Every tensor of one expert and its size, in the file's order."""
+    """Name and shape of every tensor of one expert, in the order of the file."""
     d, i, kv = shape["hidden"], shape["intermediate"], KV_HEADS * shape["head_dim"]
     one_layer = {
         "input_layernorm": (d,),
@@ -136,7 +136,7 @@ def write_weights(path: Path, shape: dict, seed: int):
 
 
 def write_tokenizer(folder: Path):
-    """As large as Llama 3's: 128,000 pieces with their merges, of one, two and three bytes, and 256 special tokens."""
+    """A tokenizer as large as Llama 3's: 128,000 tokens of one to three bytes with their merges, and 256 special tokens."""
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for a in signs for b in signs]
     triples = [(a + b, c) for a, b in pairs for c in signs[:1]]
@@ -152,15 +152,21 @@ def write_tokenizer(folder: Path):
     fast.save_pretrained(folder)
 
 
-def make_experts(folder: Path, shape: dict) -> list[Path]:
-    """The experts' folders; made where they are not yet there, under another name until they are whole."""
+def make_experts(folder: Path, shape: dict, overwrite: bool) -> list[Path]:
+    """Creates the missing experts, each under another name until it is complete. Returns their folders.
+
+    Raises:
+        SettingsMismatchError: if existing experts were made with another shape or other versions.
+    """
     experts = [folder / f"expert_{i}" for i in range(shape["experts"])]
     folder.mkdir(parents=True, exist_ok=True)
+    for seed, expert in enumerate(experts):
+        check_same_settings(expert, {"config": config_of(shape), "seed": seed}, overwrite)
     missing = sum(not expert.exists() for expert in experts)
     needed, free = missing * bytes_of(shape, 1) + bytes_of(shape, len(experts)), shutil.disk_usage(folder).free
     if free < 1.05 * needed:
         raise SystemExit(
-            f"{folder} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed: use another --work."
+            f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed. Use another --work folder."
         )
     for seed, expert in enumerate(experts):
         if expert.exists():
@@ -177,11 +183,11 @@ def make_experts(folder: Path, shape: dict) -> list[Path]:
 
 
 def linked(experts: list[Path], count: int) -> list[Path]:
-    """`count` experts: these, and hard links to their files under other names."""
+    """`count` experts: the given ones, and hard links to their files under other names."""
     more = [experts[0].parent / f"linked_{i}" for i in range(count - len(experts))]
     for i, folder in enumerate(more):
-        if not folder.exists():
-            shutil.copytree(experts[i % len(experts)], folder, copy_function=os.link)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        shutil.copytree(experts[i % len(experts)], folder, copy_function=os.link)
     return experts + more
 
 
@@ -189,7 +195,7 @@ def linked(experts: list[Path], count: int) -> list[Path]:
 
 
 def recipe(experts: list[Path], path: Path, **more) -> Path:
-    """A recipe of both mergekit's and ours: JSON is YAML."""
+    """Writes a recipe that both mergekit and merge-experts read (JSON is YAML)."""
     sources = [{"source_model": str(expert)} for expert in experts]
     settings = {"gate_mode": "random", "experts_per_token": 2, "dtype": "bfloat16", **more}
     path.write_text(
@@ -199,41 +205,51 @@ def recipe(experts: list[Path], path: Path, **more) -> Path:
 
 
 def mergekit_environment(folder: Path) -> dict[str, str]:
-    """Makes the environment if mergekit-moe is not in it -> the versions of what matters there."""
+    """Creates the environment if it has no mergekit-moe. Returns the versions of its packages.
+
+    Raises:
+        SystemExit: if it exists with another version of mergekit or torch.
+    """
     python = folder / "bin" / "python"
     if not (folder / "bin" / "mergekit-moe").exists():
-        print(f"making an environment with mergekit {MERGEKIT}", flush=True)
+        print(f"creating an environment with mergekit {MERGEKIT}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         for package in (f"torch=={torch.__version__.split('+')[0]}", f"mergekit=={MERGEKIT}"):
             subprocess.run([python, "-m", "pip", "install", "-q", package], check=True)
     names = ("mergekit", "torch", "transformers", "safetensors")
     show = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {names}}}))"
-    return json.loads(subprocess.check_output([python, "-c", show], text=True))
+    versions = json.loads(subprocess.check_output([python, "-c", show], text=True))
+    for package, expected in (("mergekit", MERGEKIT), ("torch", torch.__version__)):
+        if versions[package].split("+")[0] != expected.split("+")[0]:
+            raise SystemExit(
+                f"{folder} has {package} {versions[package]}, not {expected}. Use another --mergekit folder."
+            )
+    return versions
 
 
-def commands(asked: list[str], experts: list[Path], folder: Path, shape: dict, mergekit: Path | None) -> dict:
-    """What to run for each candidate asked for; every one but `check` writes folder/out."""
-    out, ours = folder / "out", [sys.executable, "-m", "merge_tools.cli"]
-    found = {}
-    for name in asked:
+def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, mergekit: Path | None) -> dict:
+    """The command of each candidate; all but `check` write folder/out."""
+    out, ours = folder / "out", [sys.executable, "-m", "lexperts", "merge"]
+    candidates = {}
+    for name in names:
         if name == "floor":
             count = bytes_of(shape, len(experts))
-            found[name] = [sys.executable, "-c", FLOOR, out, count, *(e / "model.safetensors" for e in experts)]
+            candidates[name] = [sys.executable, "-c", FLOOR, out, count, *(e / "model.safetensors" for e in experts)]
         elif name == "mergekit":
             tool = mergekit / "bin" / "mergekit-moe"
-            found[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
+            candidates[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
         elif name == "check":
-            found[name] = [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")]
+            candidates[name] = [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")]
         else:
-            found[name] = [*ours, "compose", recipe(experts, folder / f"{name}.yml", average=name), out]
-    return {name: list(map(str, command)) for name, command in found.items()}
+            candidates[name] = [*ours, "compose", recipe(experts, folder / f"{name}.yml", average=name), out]
+    return {name: list(map(str, command)) for name, command in candidates.items()}
 
 
 # Measuring
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that it has started."""
+    """The process and all its descendants."""
     try:
         tasks = [t.read_text(encoding="utf-8") for t in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
@@ -242,7 +258,7 @@ def family(pid: int) -> list[int]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Resident KiB now, of the process and its children: anonymous, and all with the mapped files."""
+    """Resident memory of the process and its descendants in KiB: anonymous, and total including mapped files."""
     anonymous = total = 0
     for member in family(pid):
         try:
@@ -256,10 +272,10 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def run(command: list[str], log: Path) -> dict:
-    """Seconds to the exit, seconds until all is on the disk, and the peaks of memory in MiB, looked at every 20 ms."""
+    """Runs a command. Returns seconds to its exit, seconds until all data is on disk, and peak memory in MiB (20 ms steps)."""
     peaks, done = [0, 0], threading.Event()
 
-    def look(pid):
+    def watch(pid):
         while not done.is_set():
             peaks[:] = map(max, peaks, memory(pid))
             done.wait(0.02)
@@ -268,7 +284,7 @@ def run(command: list[str], log: Path) -> dict:
         start = time.perf_counter()
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
-        watcher = threading.Thread(target=look, args=(process.pid,))
+        watcher = threading.Thread(target=watch, args=(process.pid,))
         watcher.start()
         code = process.wait()
         seconds = time.perf_counter() - start
@@ -277,13 +293,15 @@ def run(command: list[str], log: Path) -> dict:
     os.sync()
     durable = time.perf_counter() - start
     if code:
-        raise RuntimeError(f"{' '.join(command[:4])} ... left with {code}:\n" + log.read_text(encoding="utf-8")[-2000:])
+        raise RuntimeError(
+            f"{' '.join(command[:4])} ... exited with status {code}:\n" + log.read_text(encoding="utf-8")[-2000:]
+        )
     anonymous, total = (peak / 1024 for peak in peaks)
     return {"seconds": seconds, "durable_seconds": durable, "anonymous_mib": anonymous, "total_mib": total}
 
 
 def remove(out: Path):
-    """Whatever a candidate left: the floor a file, the others a folder."""
+    """Removes the output of a candidate: a file of the floor, a folder of the others."""
     if out.is_dir():
         shutil.rmtree(out)
     else:
@@ -291,6 +309,7 @@ def remove(out: Path):
 
 
 def read_once(experts: list[Path]):
+    """Reads all weights, so they are in the page cache."""
     buffer = bytearray(1 << 24)
     for expert in experts:
         with open(expert / "model.safetensors", "rb", buffering=0) as file:
@@ -299,24 +318,25 @@ def read_once(experts: list[Path]):
 
 
 def bytes_in(out: Path) -> int:
+    """Size of the weights."""
     return sum(f.stat().st_size for f in out.glob("*.safetensors")) if out.is_dir() else out.stat().st_size
 
 
 def measure(todo: dict[str, list[str]], experts: list[Path], folder: Path, rounds: int) -> dict[str, list[dict]]:
-    """Rounds A B C, A B C, ... -> every run of every candidate; ours are verified after their first."""
+    """Runs all candidates in turn, `rounds` times; our outputs of the first round are verified. Returns all runs."""
     out, runs = folder / "out", {name: [] for name in todo}
-    for turn in range(rounds):
+    for index in range(rounds):
         for name, command in todo.items():
             remove(out)
             read_once(experts)
             os.sync()
-            found = run(command, folder / f"{name}.log")
-            runs[name].append(found)
-            shown = ", ".join(f"{key} {value:,.1f}" for key, value in found.items())
-            print(f"round {turn + 1}  {name:9} {shown}", flush=True)
-            if name != "check" and turn == 0:
-                found["output_bytes"] = bytes_in(out)
-            if name in ("base", "mean") and turn == 0:
+            result = run(command, folder / f"{name}.log")
+            runs[name].append(result)
+            shown = ", ".join(f"{key} {value:,.1f}" for key, value in result.items())
+            print(f"round {index + 1}  {name:9} {shown}", flush=True)
+            if name != "check" and index == 0:
+                result["output_bytes"] = bytes_in(out)
+            if name in ("base", "mean") and index == 0:
                 verify = [sys.executable, __file__, "--verify", out, name, *experts]
                 subprocess.run(list(map(str, verify)), check=True)
     remove(out)
@@ -324,80 +344,81 @@ def measure(todo: dict[str, list[str]], experts: list[Path], folder: Path, round
 
 
 def verify(out: str, average: str, experts: list[str]):
-    """The mixture opens as a stock Mixtral, whole, and holds the experts' own numbers. In a process of its own."""
+    """Checks that the mixture opens as a Mixtral without missing keys and has the experts' values. Runs as a process."""
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
     model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     if type(model).__name__ != "MixtralForCausalLM" or any(info.values()):
-        raise SystemExit(f"{type(model).__name__} with {info}: not a whole MixtralForCausalLM.")
+        raise SystemExit(f"{type(model).__name__} with {info}; expected a complete MixtralForCausalLM.")
     files = [safe_open(Path(expert) / "model.safetensors", "pt") for expert in experts]
 
-    def demand(name: str, found: torch.Tensor, wanted: torch.Tensor):
-        if not torch.equal(found, wanted):
-            raise SystemExit(f"{name} in the mixture is not what the experts have.")
+    def check_equal(name: str, actual: torch.Tensor, expected: torch.Tensor):
+        if not torch.equal(actual, expected):
+            raise SystemExit(f"{name} differs between the mixture and the experts.")
 
     layers = model.model.layers
     for layer in {0, len(layers) // 2, len(layers) - 1}:
-        place, mixed = f"model.layers.{layer}", layers[layer]
+        prefix, mixed = f"model.layers.{layer}", layers[layer]
         for e, file in enumerate(files):
-            gate, up, down = (file.get_tensor(f"{place}.mlp.{n}_proj.weight") for n in ("gate", "up", "down"))
-            demand(f"{place} expert {e} w1, w3", mixed.mlp.experts.gate_up_proj[e], torch.cat([gate, up]))
-            demand(f"{place} expert {e} w2", mixed.mlp.experts.down_proj[e], down)
-        sources = [file.get_tensor(f"{place}.self_attn.q_proj.weight") for file in files]
-        wanted = sources[0] if average == "base" else torch.stack([s.float() for s in sources]).mean(0).bfloat16()
-        demand(f"{place} q_proj", mixed.self_attn.q_proj.weight, wanted)
+            gate, up, down = (file.get_tensor(f"{prefix}.mlp.{n}_proj.weight") for n in ("gate", "up", "down"))
+            check_equal(f"{prefix} expert {e} w1, w3", mixed.mlp.experts.gate_up_proj[e], torch.cat([gate, up]))
+            check_equal(f"{prefix} expert {e} w2", mixed.mlp.experts.down_proj[e], down)
+        sources = [file.get_tensor(f"{prefix}.self_attn.q_proj.weight") for file in files]
+        expected = sources[0] if average == "base" else torch.stack([s.float() for s in sources]).mean(0).bfloat16()
+        check_equal(f"{prefix} q_proj", mixed.self_attn.q_proj.weight, expected)
     tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    print(f"verified: average {average}, {len(files)} experts, stock Mixtral, head {'tied' if tied else 'of its own'}")
+    print(f"verified: average {average}, {len(files)} experts, MixtralForCausalLM, {'tied' if tied else 'untied'} head")
 
 
 def summary(runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Medians of the seconds, the highest peak of memory, and times the floor."""
+    """Median seconds, peak memory, and the ratio to the floor of each candidate."""
     table = {}
-    for name, found in runs.items():
-        row = {f"median_{key}": statistics.median(r[key] for r in found) for key in ("seconds", "durable_seconds")}
-        row |= {f"peak_{key}": max(r[key] for r in found) for key in ("anonymous_mib", "total_mib")}
+    for name, rounds in runs.items():
+        row = {f"median_{key}": statistics.median(r[key] for r in rounds) for key in ("seconds", "durable_seconds")}
+        row |= {f"peak_{key}": max(r[key] for r in rounds) for key in ("anonymous_mib", "total_mib")}
         if "floor" in table and name != "check":
             row["times_floor"] = row["median_seconds"] / table["floor"]["median_seconds"]
-        table[name] = {**row, "rounds": found}
+        table[name] = {**row, "rounds": rounds}
         ratio = f"{row['times_floor']:.2f}x the floor" if "times_floor" in row else ""
         print(
             f"{name:9} {row['median_seconds']:7.1f} s   peak {row['peak_anonymous_mib']:7,.0f} MiB anonymous, "
-            f"{row['peak_total_mib']:7,.0f} MiB in all   {ratio}"
+            f"{row['peak_total_mib']:7,.0f} MiB total   {ratio}"
         )
     return table
 
 
 def main():
+    """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", type=Path, help="a folder on the disk to be measured, with 20 GB free")
-    parser.add_argument("--mergekit", type=Path, help="mergekit's virtual environment; made if missing")
+    parser.add_argument("--work", type=Path, help="folder on the disk to measure, with 20 GB of free space")
+    parser.add_argument("--mergekit", type=Path, help="virtual environment of mergekit; created if missing")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b"])
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--name", default="merge_speed", help="of the file in results/; another one for a part")
+    add_record_arguments(parser, "merge_speed")
     parser.add_argument("--verify", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.verify:
         return verify(args.verify[0], args.verify[1], args.verify[2:])
     if not args.work or ("mergekit" in args.candidates and not args.mergekit):
-        parser.error("--work FOLDER is needed, and --mergekit ENVIRONMENT where mergekit is a candidate")
+        parser.error("--work is required, and --mergekit if mergekit is a candidate")
     work, mergekit = args.work.absolute(), args.mergekit and args.mergekit.absolute()
-    print("The machine should be idle: what else runs now, or writes to this disk, is measured too.", flush=True)
-    asked = [name for name in CANDIDATES if name in args.candidates]  # the floor first, as the others' measure
-    versions = mergekit_environment(mergekit) if "mergekit" in asked else None
+    print("Run this on an idle machine: other processes and disk writes change the results.", flush=True)
+    names = [name for name in CANDIDATES if name in args.candidates]  # the floor first: the others are compared with it
+    versions = mergekit_environment(mergekit) if "mergekit" in names else None
     results = {}
     for i, shape in enumerate(args.shape):
         for earlier in args.shape[:i]:
             shutil.rmtree(work / earlier, ignore_errors=True)
         folder, sizes = work / shape, SHAPES[shape]
-        experts = make_experts(folder, sizes)
-        todo = commands(asked, experts, folder, sizes, mergekit)
+        experts = make_experts(folder, sizes, args.overwrite)
+        todo = commands(names, experts, folder, sizes, mergekit)
         print(f"{shape}: {len(experts)} experts, {bytes_of(sizes, len(experts)) / 1e9:.2f} GB to write", flush=True)
-        found = summary(measure(todo, experts, folder, args.rounds))
-        bytes_there = {"input_bytes": len(experts) * bytes_of(sizes, 1), "output_bytes": bytes_of(sizes, len(experts))}
-        results[shape] = {**sizes, **bytes_there, "candidates": found}
+        candidates = summary(measure(todo, experts, folder, args.rounds))
+        total_bytes = {"input_bytes": len(experts) * bytes_of(sizes, 1), "output_bytes": bytes_of(sizes, len(experts))}
+        results[shape] = {**sizes, **total_bytes, "candidates": candidates}
     write(args.name, results, rounds=args.rounds, mergekit=versions)
 
 

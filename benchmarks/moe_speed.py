@@ -1,12 +1,12 @@
-"""What does LexiconForCausalLM cost beside stock models of the same weights: Mixtral for tokens, a dense Llama for domains?
+"""Speed of LexiconForCausalLM and of stock models with the same weights: Mixtral for tokens, a dense Llama for domains.
 
     python benchmarks/moe_speed.py                   # on a CPU in float32, 10 to 20 minutes on two cores
     python benchmarks/moe_speed.py --device cuda     # in bfloat16, with larger sizes; writes moe_speed_cuda.json
 
-Token policy against stock Mixtral, as it is (transformers' grouped_mm) and as a loop over experts (its eager one). Domain
-policy against one dense Llama, with all rows of one domain and with rows of all domains in turn. Prefill is one forward
-pass that fills a cache, decoding is `generate` for one sequence, training is forward and backward. That each pair
-computes the same is checked first.
+The token policy is compared with stock Mixtral, with transformers' `grouped_mm` and `eager` experts. The domain policy is compared
+with one dense Llama, for rows of one domain and for rows of all domains in turn. Prefill is one forward pass that fills a cache,
+decoding is `generate` for one sequence, training is forward and backward. The script first checks that each pair computes the
+same.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def sizes_of(hidden: int, intermediate: int, layers: int, heads: int) -> dict:
 
 
 def filled(model, weights: dict[str, torch.Tensor]):
-    """The model with these weights, all of them and no others but gates that it has no place for."""
+    """The model with these weights; gates that it does not have are left out."""
     report = model.load_state_dict(weights, strict=False)
     if report.missing_keys or any(not key.endswith(".gate.weight") for key in report.unexpected_keys):
         raise RuntimeError(f"{type(model).__name__}: {report}")
@@ -88,7 +88,7 @@ def models_of(size: tuple[int, ...], device: str) -> dict[str, torch.nn.Module]:
 
 
 def groups_of(models: dict, batch: int, device: str) -> dict[str, dict]:
-    """What is held against what, the stock model first: title -> {name: a function of the model's arguments}."""
+    """The comparisons, the stock model first: title -> {name: a function of the model's arguments}."""
 
     def of(name, ids=None):
         return functools.partial(models[name], **({} if ids is None else {"domain_ids": ids}))
@@ -181,12 +181,12 @@ def main():
     parser.add_argument("--ways", nargs="+", choices=("prefill", "decode", "training"))
     parser.add_argument("--name", help="of the file in results/; another one for a part")
     args = parser.parse_args()
-    asked, results = args.ways or ["prefill", "decode", "training"], []
+    ways, results = args.ways or ["prefill", "decode", "training"], []
     for size in MODELS[args.device]:
         models = models_of(size, args.device)
         check_equal(models, args.device)
         shape = dict(zip(("d", "I", "layers"), size, strict=False))
-        for way in asked:
+        for way in ways:
             for batch, length in [(1, PROMPT)] if way == "decode" else BATCHES[args.device]:
                 ids = torch.randint(VOCABULARY, (batch, length), device=args.device)
                 where = {**shape, "sequences": batch, "length": length, **({"new": WRITTEN} if way == "decode" else {})}

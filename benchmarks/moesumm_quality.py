@@ -2,14 +2,15 @@
 
     python benchmarks/moesumm_quality.py --data PATH --work runs/moesumm_quality        # PATH/summarization/*/*.jsonl
 
-No pretrained summariser is at hand, so a small BART is first taught to denoise the documents of six data sets. Each system
-then starts from it and takes the same steps on the same mix of mail, news and papers: MoeSumm; the backbone on the mix, on
-the mix for as long as MoeSumm's two passes take, and on one data set; FlatMoE; MoeSumm without dataset information, without
-the margin loss, and with deputies that start at random. Radiology reports, chats and consultations are for zero-shot (the
-main expert alone) and few-shot (10 and 100 rows; deputies and selectors, of a backbone all weights). The learning rates of
-few-shot are chosen on rows that stand in no test, four for either, by the first seed's MoeSumm and backbone. Three seeds,
-beams of four, the scripts of examples/moesumm. What lies in the work folder is not made again. Two hours on two cores.
-Against the way the authors' code trains:
+No pretrained summariser is available offline, so a small BART is first trained to denoise the documents of six data sets.
+Each system then starts from it and trains for the same number of steps on the same mix of mail, news and papers: MoeSumm; the
+backbone on the mix, on the mix for as long as MoeSumm's two passes take, and on one data set; FlatMoE; MoeSumm without dataset
+information, without the margin loss, and with randomly initialised deputies. Radiology reports, chats and consultations are
+for zero-shot (main expert only) and few-shot (10 and 100 rows; deputies and selectors, or all weights of a backbone). The
+learning rates of few-shot are chosen among four on held-out rows, with the first seed's MoeSumm and backbone. Three seeds,
+four beams, by `lexperts train moesumm`. Finished runs in the work folder are reused if their settings, data and versions are the
+same. Two hours on two cores.
+The comparison with the training of the authors' code:
 
     python benchmarks/moesumm_quality.py --data PATH --work FOLDER --name moesumm_authors --baseline moesumm \
         --systems moesumm "authors' settings" "margin of the last layer" --few_systems --settings in_domain
@@ -18,33 +19,26 @@ Against the way the authors' code trains:
 import argparse
 import glob
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import write
-
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ROOT / "examples" / "moesumm"
+from common import add_record_arguments, check_same_settings, run_lexperts, run_once, write
 
 IN_DOMAIN = {"mail": "aeslc", "news": "inshorts_news", "papers": "scitldr"}
 OUT_OF_DOMAIN = {"radiology": "radiology_indiana", "chat": "samsum", "consultation": "mts_dialog"}
-ALSO_READ = {"stories": "cnn_dailymail", "broadcasts": "bbc_news", "medicine": "sumpubmed"}  # before, for denoising
-SINGLE = "news"  # what the backbone of one data set stands on in zero-shot and few-shot
+DENOISING_ONLY = {"stories": "cnn_dailymail", "broadcasts": "bbc_news", "medicine": "sumpubmed"}
+SINGLE = "news"  # the data set of the single-dataset backbone in zero-shot and few-shot
 FEW = (10, 100)
-ALL_WEIGHTS = "all weights"  # MoeSumm's own models, of which few-shot trains everything and not the deputies alone
+ALL_WEIGHTS = "all weights"  # MoeSumm with few-shot training of all weights, not only of deputies
 SYSTEMS = ("moesumm", "mix", "mix twice as long", "single", "flat_moe", "no_dataset", "no_margin", "random start")
 SYSTEMS += (ALL_WEIGHTS,)
-# How the authors' code trains, and what it leaves out for P_main; as arguments of train.py.
+# Training in the authors' code, and its P_main, as options of `lexperts train moesumm`.
 AUTHORS = {
     "authors' settings": {
         "margin_loss_coef": 10,
         "label_smoothing": 0.1,
-        "deputy_output_std": 0.02,
+        "deputy_init_std": 0.02,
         "max_grad_norm": 0.1,
     },
     "margin of the last layer": {"margin_main": "last_layer"},
@@ -52,10 +46,10 @@ AUTHORS = {
 SETTINGS = ("in_domain", "zero_shot")
 LONGER = ("moesumm", "mix")  # also adapted for three times as many steps
 BACKBONES = ("mix", "mix twice as long", "single")
-RATES = {"moesumm": (2e-3, 5e-3, 1e-2, 2e-2), "mix": (2e-4, 5e-4, 1e-3, 2e-3)}  # of deputies alone, of all weights
-HELD_OUT = 100  # rows that a rate is judged by
-READING = {"max_source_length": 128, "max_target_length": 64}
-WRITING = {"summary_length": 64, "num_beams": 4, "generation_batch_size": 32}
+RATES = {"moesumm": (2e-3, 5e-3, 1e-2, 2e-2), "mix": (2e-4, 5e-4, 1e-3, 2e-3)}  # for deputies, for all weights
+HELD_OUT = 100  # rows to choose a rate
+LENGTHS = {"max_source_length": 128, "max_target_length": 64}
+GENERATION = {"summary_length": 64, "num_beams": 4, "generation_batch_size": 32}
 TRAINING = {
     "per_device_train_batch_size": 16,
     "learning_rate": 5e-4,
@@ -71,44 +65,41 @@ TRAINING = {
 
 
 class Work:
-    """The folder of a run: where everything lies, and how scripts are called."""
+    """The folder of a run, and calls of the recipe's commands."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, self.folder = options, Path(options.work).resolve()
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
 
-    def call(self, script: str, log: str, **arguments) -> None:
-        """Runs an example; what it prints is in logs/."""
-        given = []
-        for name, value in arguments.items():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            given += [f"--{name}", *map(str, values)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.options.threads), "HF_HUB_OFFLINE": "1"}
-        start = time.perf_counter()
-        with (self.folder / "logs" / f"{log}.log").open("a", encoding="utf-8") as file:
-            command = [sys.executable, str(EXAMPLES / script), *given]
-            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-        if done.returncode:
-            raise RuntimeError(f"{script} failed: see {self.folder / 'logs' / log}.log")
-        print(f"{log}: {script} in {time.perf_counter() - start:.0f} s", flush=True)
+    def run(self, *command, output: Path, done: str | list[str], options: dict, **compared) -> None:
+        """Runs a command of the recipe unless it has finished. `datasets` is a dictionary of folders."""
+        settings = {"overwrite": self.options.overwrite, "threads": self.options.threads}
+        if folders := options.get("datasets"):
+            options = options | {"datasets": [f"{name}={folder}" for name, folder in folders.items()]}
+            compared["datasets"] = folders
+        run_once(*command, output=output, done=done, options=options, **settings, **compared)
 
-    def places(self, names, data: str = "data") -> list[str]:
-        return [f"{name}={self / data / name}" for name in names]
+    def datasets(self, names, data: str = "data") -> dict[str, Path]:
+        """The folders of data sets."""
+        return {name: self / data / name for name in names}
 
 
 def copy_data(work: Work) -> None:
-    """The first rows of each data set; a set without a train split lends its validation split for it."""
-    for name, source in (IN_DOMAIN | OUT_OF_DOMAIN | ALSO_READ).items():
+    """The first rows of each data set; the validation split replaces a missing train split."""
+    for name, source in (IN_DOMAIN | OUT_OF_DOMAIN | DENOISING_ONLY).items():
         folder, origin = work / "data" / name, Path(work.options.data) / "summarization" / source
+        train, test = origin / "train.jsonl", origin / "test.jsonl"
+        train = train if train.exists() else origin / "validation.jsonl"
+        settings = {"train": train, "test": test, "test_rows": work.options.test_rows}
+        check_same_settings(folder, settings, work.options.overwrite)
         if (folder / "test.jsonl").exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        train = origin / "train.jsonl"
-        shutil.copy(train if train.exists() else origin / "validation.jsonl", folder / "train.jsonl")
-        rows = (origin / "test.jsonl").read_text(encoding="utf-8").split("\n")[: work.options.test_rows]
+        shutil.copy(train, folder / "train.jsonl")
+        rows = test.read_text(encoding="utf-8").split("\n")[: work.options.test_rows]
         (folder / "test.jsonl").write_text("\n".join(rows), encoding="utf-8")
     for name in OUT_OF_DOMAIN:
         folder = work / "data_for_rates" / name
@@ -119,90 +110,70 @@ def copy_data(work: Work) -> None:
 
 
 def pretrain(work: Work) -> None:
-    if (work / "backbone" / "losses.json").exists():
-        return
-    sizes = {"d_model": 128, "layers": 3, "heads": 4, "ffn_dim": 512, "vocab_size": 4096, "positions": 256, "piece": 60}
-    training = TRAINING | {
-        "max_steps": work.options.denoising_steps,
-        "learning_rate": 1e-3,
-        "warmup_steps": 50,
-        "seed": 0,
-    }
-    places = work.places(IN_DOMAIN | ALSO_READ)
-    work.call("pretrain.py", "backbone", datasets=places, output_dir=work / "backbone", **sizes, **training)
+    """Trains the small BART."""
+    sizes = {"d_model": 128, "layers": 3, "heads": 4, "ffn_dim": 512, "vocab_size": 4096, "positions": 256}
+    sizes["segment_words"] = 60
+    training = {"max_steps": work.options.denoising_steps, "learning_rate": 1e-3, "warmup_steps": 50, "seed": 0}
+    options = {"datasets": work.datasets(IN_DOMAIN | DENOISING_ONLY), **sizes, **TRAINING, **training}
+    work.run("train", "moesumm-backbone", output=work / "backbone", done="losses.json", options=options)
 
 
 def variant_of(system: str) -> dict:
-    """A system as arguments of train.py."""
+    """The options of `lexperts train moesumm` for a system."""
     if system in BACKBONES:
         return {"variant": "backbone"}
     if system == "random start":
-        return {"variant": "moesumm", "deputy_output_std": 0.02}
+        return {"variant": "moesumm", "deputy_init_std": 0.02}
     if system in AUTHORS:
         return {"variant": "moesumm", **AUTHORS[system]}
     return {"variant": system}
 
 
 def train(work: Work, system: str, seed: int) -> None:
-    """Trains a system; the backbone of single data sets is three models, with as many steps together as the others."""
+    """Trains a system; "single" is three models, with as many steps together as the others."""
     sizes = {name: sum(1 for _ in (work / "data" / name / "train.jsonl").open(encoding="utf-8")) for name in IN_DOMAIN}
     for name in IN_DOMAIN if system == "single" else [None]:
-        folder = model_of(work, system, seed, name)
-        if (folder / "log.json").exists():
-            continue
         steps = work.options.steps * (2 if system == "mix twice as long" else 1)
         if name:
             steps = round(steps * sizes[name] / sum(sizes.values()))
-        work.call(
-            "train.py",
-            folder.name,
-            model_name_or_path=work / "backbone",
-            datasets=work.places([name] if name else IN_DOMAIN),
-            output_dir=folder,
-            max_steps=steps,
-            deputy_size=work.options.deputy_size,
-            seed=seed,
-            **READING,
-            **TRAINING,
-            **variant_of(system),
-        )
+        options = {
+            "model_name_or_path": work / "backbone",
+            "datasets": work.datasets([name] if name else IN_DOMAIN),
+            "max_steps": steps,
+            "deputy_intermediate_size": work.options.deputy_intermediate_size,
+            "seed": seed,
+        } | LENGTHS | TRAINING | variant_of(system)  # fmt: skip
+        work.run("train", "moesumm", output=model_of(work, system, seed, name), done="log.json", options=options)
 
 
 def model_of(work: Work, system: str, seed: int, name: str | None) -> Path:
+    """The folder of a trained model."""
     return work / "models" / "-".join(filter(None, (file_name(system), name, str(seed))))
 
 
 def file_name(system: str) -> str:
+    """A system's name in file names."""
     return system.replace(" ", "_").replace("'", "")
 
 
 def summarize(work: Work, system: str, seed: int) -> None:
-    """In domain and zero-shot, with the models as they are."""
+    """In domain and zero-shot, without further training."""
     for name in IN_DOMAIN if system == "single" else [None]:
         model = model_of(work, system, seed, name)
         for setting, sets in (("in_domain", [name] if name else list(IN_DOMAIN)), ("zero_shot", list(OUT_OF_DOMAIN))):
             if setting not in work.options.settings or (setting == "zero_shot" and name not in (None, SINGLE)):
                 continue
-            # FlatMoE has no main expert: what it does without dataset information is all that it does
-            folder = work / "summaries" / setting / f"{file_name(system)}-{seed}"
-            if all((folder / "x" / f"{one}.jsonl").exists() for one in sets):
-                continue
-            zero = {"zero_shot": True} if setting == "zero_shot" else {}
-            work.call(
-                "evaluate.py",
-                f"{model.name}-{setting}",
-                systems=f"x={model}",
-                datasets=work.places(sets),
-                output_dir=folder,
-                **zero,
-                **WRITING,
-            )
+            options = {"systems": f"x={model}", "datasets": work.datasets(sets), **GENERATION}
+            options |= {"zero_shot": True} if setting == "zero_shot" else {}
+            folder = work / "summaries" / setting / model.name
+            done = [f"x/{one}.jsonl" for one in sets]
+            work.run("evaluate", "moesumm", output=folder, done=done, options=options, systems=model)
 
 
-def adapt(work: Work, system: str, seed: int) -> None:
-    """Few-shot, other rows for each seed; where all weights are trained, at the backbone's rate."""
+def adapt(work: Work, system: str, seed: int, rates: dict) -> None:
+    """Few-shot, with different rows for each seed; training of all weights uses the backbone's learning rate."""
     all_weights = system in (*BACKBONES, ALL_WEIGHTS)
-    chosen = json.loads((work / "rates.json").read_text(encoding="utf-8"))["mix" if all_weights else "moesumm"]
+    chosen = rates["mix" if all_weights else "moesumm"]
     for times in (1, 3) if system in LONGER else (1,):
         for rows in FEW:
             folder = work / "summaries" / few_shot_name(rows, times) / f"{file_name(system)}-{seed}"
@@ -211,126 +182,116 @@ def adapt(work: Work, system: str, seed: int) -> None:
 
 
 def few_shot_name(rows: int, times: int) -> str:
+    """A few-shot setting's name in file names."""
     return f"few_shot_{rows}" + (f"_x{times}" if times > 1 else "")
 
 
 def few_shot(work, system, seed, rows, rate, folder, data, data_seed, draws, times=1) -> None:
-    """Adapts a model to each set outside its domain, draw after draw, and writes the test split's summaries."""
-    if all(
-        (folder / f"draw_{draw}" / f"{name}-{rows}.jsonl").exists() for name in OUT_OF_DOMAIN for draw in range(draws)
-    ):
-        return
-    of = "moesumm" if system == ALL_WEIGHTS else system
-    model = model_of(work, of, seed, SINGLE if of == "single" else None)
-    training = TRAINING | {
+    """Adapts a model to each out-of-domain set for each sample of rows, and summarises the test split."""
+    base = "moesumm" if system == ALL_WEIGHTS else system
+    options = TRAINING | LENGTHS | GENERATION | {
+        "setting": "few_shot",
+        "model_name_or_path": model_of(work, base, seed, SINGLE if base == "single" else None),
+        "datasets": work.datasets(OUT_OF_DOMAIN, data),
+        "few_shot_rows": rows,
+        "draws": draws,
+        "max_steps": times * work.options.few_steps,
+        "seed": data_seed,
         "learning_rate": rate,
         "deputies_only": system != ALL_WEIGHTS,
         "warmup_steps": 0,
         "per_device_train_batch_size": 10,
         "lr_scheduler_type": "constant",
-    }
-    work.call(
-        "train.py",
-        f"{file_name(system)}-{seed}-{data}-{rows}-{rate:g}",
-        setting="few_shot",
-        model_name_or_path=model,
-        datasets=work.places(OUT_OF_DOMAIN, data),
-        output_dir=folder,
-        few_shot_rows=rows,
-        draws=draws,
-        max_steps=times * work.options.few_steps,
-        seed=data_seed,
-        **READING,
-        **WRITING,
-        **training,
-    )
+    }  # fmt: skip
+    done = [f"draw_{draw}/{name}-{rows}.jsonl" for name in OUT_OF_DOMAIN for draw in range(draws)]
+    work.run("train", "moesumm", output=folder, done=done, options=options)
 
 
 def choose_rates(work: Work, pool: ThreadPoolExecutor) -> dict:
-    """The learning rates of few-shot, of deputies alone and of all weights; rates.json has each one's mean ROUGE."""
-    if (work / "rates.json").exists():
-        return json.loads((work / "rates.json").read_text(encoding="utf-8"))
+    """The learning rates of few-shot, for deputies and for all weights, with the mean ROUGE of each under `tried`."""
     seed = work.options.seeds[0]
     list(pool.map(lambda system: train(work, system, seed), RATES))
     trials = [(system, rows, rate) for system, rates in RATES.items() for rows in FEW for rate in rates]
     tried = dict(zip(trials, pool.map(lambda trial: trial_of(work, seed, *trial), trials), strict=True))
     chosen: dict = {"tried": [{"system": s, "rows": r, "rate": rate, "mean R": v} for (s, r, rate), v in tried.items()]}
     for system, rates in RATES.items():
-        chosen[system] = {rows: max(rates, key=lambda rate: tried[system, rows, rate]) for rows in FEW}
-    (work / "rates.json").write_text(json.dumps(chosen, indent=1), encoding="utf-8")
-    return json.loads((work / "rates.json").read_text(encoding="utf-8"))
+        chosen[system] = {str(rows): max(rates, key=lambda rate: tried[system, rows, rate]) for rows in FEW}
+    return chosen
 
 
 def trial_of(work: Work, seed: int, system: str, rows: int, rate: float) -> float:
-    """Mean ROUGE of one draw's summaries of the held-out rows."""
+    """Mean ROUGE on the held-out rows, for one sample of training rows."""
     folder = work / "rates" / f"{system}-{rows}-{rate:g}"
     few_shot(work, system, seed, rows, rate, folder, "data_for_rates", 7, draws=1)
-    place = f"{system}={folder / 'draw_0'}"
-    work.call("evaluate.py", "rates", systems=place, output_dir=folder / "scores", only=f"*-{rows}")
+    summaries = folder / "draw_0"
+    options = {"systems": f"{system}={summaries}", "only": f"*-{rows}"}
+    work.run("evaluate", "moesumm", output=folder / "scores", done="scores.json", options=options, systems=summaries)
     table = json.loads((folder / "scores" / "scores.json").read_text(encoding="utf-8"))["scores"]
     return next(row["mean R"] for row in table if row["data set"] == "mean of all")
 
 
-def run_one(work: Work, system: str, seed: int) -> None:
+def run_one(work: Work, system: str, seed: int, rates: dict | None) -> None:
+    """Trains and tests a system in all settings."""
     if system != ALL_WEIGHTS:
         train(work, system, seed)
         summarize(work, system, seed)
     if system in work.options.few_systems:
-        adapt(work, system, seed)
+        adapt(work, system, seed, rates)
 
 
 def score(work: Work) -> list[dict]:
-    """Every setting's table, and each system against the backbone on the mix."""
+    """The table of each setting, with the differences from the baseline."""
     settings = {"in domain": ("in_domain", "*/x"), "zero-shot": ("zero_shot", "*/x")}
     for times, words in ((1, ""), (3, ", three times as long")):
         settings |= {f"few-shot, {rows} rows{words}": (few_shot_name(rows, times), "*/draw_*") for rows in FEW}
     results = []
     for setting, (folder, runs) in settings.items():
-        places = {name: work / "summaries" / folder / f"{file_name(name)}-{runs}" for name in work.options.systems}
-        there = [f"{name}={place}" for name, place in places.items() if glob.glob(str(place))]
-        if not any(one.startswith(f"{work.options.baseline}=") for one in there):
+        patterns = {name: work / "summaries" / folder / f"{file_name(name)}-{runs}" for name in work.options.systems}
+        systems = [f"{name}={pattern}" for name, pattern in patterns.items() if glob.glob(str(pattern))]
+        if not any(one.startswith(f"{work.options.baseline}=") for one in systems):
             continue
         output = work / "scores" / setting
-        work.call("evaluate.py", "scores", systems=there, baseline=work.options.baseline, output_dir=output)
+        options = {"systems": systems, "baseline": work.options.baseline, "output_dir": output}
+        run_lexperts("evaluate", "moesumm", log=work / "scores.log", threads=work.options.threads, **options)
         print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
         results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
     return results
 
 
 def main():
+    """Runs what is missing in the work folder, and writes the scores."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", required=True, help="folder with summarization/")
+    parser.add_argument("--work", required=True, help="folder for runs")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *AUTHORS], default=list(SYSTEMS))
-    parser.add_argument("--baseline", choices=SYSTEMS, default="mix", help="what the others are tested against")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="beside few-shot")
+    parser.add_argument("--baseline", choices=SYSTEMS, default="mix", help="system that the others are compared with")
+    parser.add_argument(
+        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="settings, in addition to few-shot"
+    )
     parser.add_argument(
         "--few_systems", nargs="*", choices=SYSTEMS, default=[s for s in SYSTEMS if s != "random start"]
     )
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--denoising_steps", type=int, default=2500)
     parser.add_argument("--few_steps", type=int, default=40)
-    parser.add_argument("--draws", type=int, default=1, help="for each seed")
-    parser.add_argument("--deputy_size", type=int, default=64)
+    parser.add_argument("--draws", type=int, default=1, help="samples of rows for each seed")
+    parser.add_argument("--deputy_intermediate_size", type=int, default=64)
     parser.add_argument("--test_rows", type=int, default=200)
-    parser.add_argument("--jobs", type=int, default=2, help="scripts that run at once")
-    parser.add_argument("--threads", type=int, default=1, help="of each")
-    parser.add_argument("--name", default="moesumm_quality", help="of the file in results/")
+    parser.add_argument("--jobs", type=int, default=2, help="commands that run at the same time")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each command")
+    add_record_arguments(parser, "moesumm_quality")
     work = Work(parser.parse_args())
     copy_data(work)
     pretrain(work)
     with ThreadPoolExecutor(work.options.jobs) as pool:
         rates = choose_rates(work, pool) if work.options.few_systems else None
-        runs = [
-            pool.submit(run_one, work, system, seed) for seed in work.options.seeds for system in work.options.systems
-        ]
-        for run in runs:
+        pairs = [(system, seed) for seed in work.options.seeds for system in work.options.systems]
+        for run in [pool.submit(run_one, work, *pair, rates) for pair in pairs]:
             run.result()
-    settings = {name: value for name, value in vars(work.options).items() if name not in ("data", "work", "name")}
-    write(
-        work.options.name, score(work), **settings, few_rates=rates, training=TRAINING, reading=READING, writing=WRITING
-    )
+    settings = {k: v for k, v in vars(work.options).items() if k not in ("data", "work", "name", "overwrite")}
+    settings |= {"few_rates": rates, "training": TRAINING, "reading": LENGTHS, "writing": GENERATION}
+    write(work.options.name, score(work), **settings)
 
 
 if __name__ == "__main__":

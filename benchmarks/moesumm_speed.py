@@ -1,14 +1,14 @@
-"""What do deputies cost beside the stock BART of the same shape and weights?
+"""The cost of deputies, relative to a stock BART of the same shape and weights.
 
     python benchmarks/moesumm_speed.py                   # on a CPU in float32, about an hour on two cores
     python benchmarks/moesumm_speed.py --device cuda     # in bfloat16, larger batches; writes moesumm_speed_cuda.json
     python benchmarks/moesumm_speed.py --ways generation --shapes base --deputies 3 --name moesumm_part
 
-Forward (source and target, no cache), a training step (forward and backward, with the margin loss and without) and beam
-search with four beams; BART-base and BART-large with random weights and deputies of 512. Held against the stock model:
-the main expert alone, and each formulation of the deputies, `auto` being what the model takes by itself. Tokens
-are spread over the deputies about evenly, as selectors with random weights do. That main-only is the stock model bit
-for bit, and that all formulations agree, is checked first.
+Forward (source and target, no cache), a training step (forward and backward, with and without the margin loss), and beam
+search with four beams; BART-base and BART-large with random weights and deputies of 512. Compared with the stock model: the
+main expert only, and each implementation of the deputies; `auto` is the model's own choice. Selectors with random weights
+spread tokens over the deputies about evenly. First the benchmark checks that the main expert only equals the stock model bit
+for bit, and that all implementations agree.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from common import interleaved, peak_of, write
 from transformers import BartConfig, BartForConditionalGeneration
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
-from modeling_moesumm.loss_moesumm import margin_losses, token_losses
+from modeling_moesumm.layers_moesumm import margin_losses, token_losses
 
 SHAPES = {"base": (768, 6, 12), "large": (1024, 12, 16)}  # d, layers of encoder and of decoder, heads
 # device: shape: texts, source tokens, target tokens, texts and new tokens of a generation
@@ -28,14 +28,14 @@ BATCHES = {
     "cpu": {"base": (4, 256, 48, 1, 32), "large": (2, 256, 48, 1, 24)},
     "cuda": {"base": (16, 1024, 128, 8, 128), "large": (8, 1024, 128, 8, 128)},
 }
-FORMULATIONS = ("auto", "batched_mm", "grouped_mm", "eager")
+IMPLEMENTATIONS = ("auto", "batched_mm", "grouped_mm", "eager")
 DATASETS = ["news", "letters", "papers"]
 WAYS = ("forward", "training", "generation")
 BEAMS = 4
 
 
 def models_of(shape: str, deputies: int, device: str):
-    """The stock model and a MoeSumm with the same weights as its main expert."""
+    """A stock model, and a MoeSumm whose main expert has the same weights."""
     torch.manual_seed(0)
     d, layers, heads = SHAPES[shape]
     sizes = {"d_model": d, "encoder_layers": layers, "decoder_layers": layers, "dropout": 0.0}
@@ -44,7 +44,7 @@ def models_of(shape: str, deputies: int, device: str):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     stock = BartForConditionalGeneration(BartConfig(**sizes))
     config = MoeSummConfig(
-        text_config=BartConfig(**sizes), datasets=DATASETS, num_deputies=deputies, deputy_output_std=0.02
+        text_config=BartConfig(**sizes), datasets=DATASETS, num_deputies=deputies, deputy_init_std=0.02
     )
     ours = MoeSummForConditionalGeneration(config)
     missing = ours.backbone.load_state_dict(stock.state_dict(), strict=False).missing_keys
@@ -57,7 +57,7 @@ def batch_of(texts: int, source: int, target: int, vocabulary: int, device: str)
     torch.manual_seed(1)
     ids = torch.randint(4, vocabulary, (texts, source), device=device)
     labels = torch.randint(4, vocabulary, (texts, target), device=device)
-    for row in range(texts):  # summaries of unlike lengths, from a half to all of the longest
+    for row in range(texts):  # summaries of different lengths, at least half of the longest
         labels[row, target - (row % 4) * target // 8 :] = -100
     return {"input_ids": ids, "labels": labels, "dataset_ids": torch.arange(texts, device=device) % len(DATASETS)}
 
@@ -67,25 +67,25 @@ def plain(batch: dict) -> dict:
 
 
 def check_equal(stock, ours, device: str):
-    """Main-only is the stock model, all formulations are the eager one, and deputies are heard."""
+    """Main-only equals the stock model, all implementations agree, and deputies change the output."""
     batch = batch_of(3, 24, 8, 1000, device)
-    reading = {"input_ids": batch["input_ids"], "decoder_input_ids": batch["input_ids"][:, :8]}
+    model_inputs = {"input_ids": batch["input_ids"], "decoder_input_ids": batch["input_ids"][:, :8]}
     with torch.no_grad():
-        expected = stock(**reading).logits
-        if not torch.equal(ours(**reading).logits, expected):
+        expected = stock(**model_inputs).logits
+        if not torch.equal(ours(**model_inputs).logits, expected):
             raise RuntimeError("The main expert alone is not the stock model.")
-        found = {}
-        for name in FORMULATIONS:
+        logits = {}
+        for name in IMPLEMENTATIONS:
             ours.set_experts_implementation(name)
-            found[name] = ours(**reading, dataset_ids=batch["dataset_ids"]).logits.float()
+            logits[name] = ours(**model_inputs, dataset_ids=batch["dataset_ids"]).logits.float()
         tolerance = 1e-3 if device == "cpu" else 0.1
-        for name in FORMULATIONS:
-            torch.testing.assert_close(found[name], found["eager"], atol=tolerance, rtol=tolerance)
-        if torch.allclose(found["eager"], expected.float(), atol=tolerance):
-            raise RuntimeError("The deputies say nothing: this comparison sees nothing.")
+        for name in IMPLEMENTATIONS:
+            torch.testing.assert_close(logits[name], logits["eager"], atol=tolerance, rtol=tolerance)
+        if torch.allclose(logits["eager"], expected.float(), atol=tolerance):
+            raise RuntimeError("The deputies do not change the output, so this check is void.")
 
 
-def with_formulation(ours, name: str, call):
+def with_implementation(ours, name: str, call):
     def run():
         ours.set_experts_implementation(name)
         call()
@@ -93,8 +93,8 @@ def with_formulation(ours, name: str, call):
     return run
 
 
-def candidates_of(way: str, stock, ours, batch: dict, new: int, formulations) -> dict:
-    """The stock model first; name -> something to time."""
+def candidates_of(way: str, stock, ours, batch: dict, new: int, implementations) -> dict:
+    """The calls to time, by name; the stock model is the first."""
     cuda = batch["input_ids"].is_cuda
 
     def wait():
@@ -121,22 +121,22 @@ def candidates_of(way: str, stock, ours, batch: dict, new: int, formulations) ->
         batch = {**batch, "decoder_input_ids": stock.prepare_decoder_input_ids_from_labels(batch["labels"])}
     if way != "training":
         batch = {name: value for name, value in batch.items() if name != "labels"}
-    found = {
+    candidates = {
         "stock": functools.partial(call, stock, plain(batch)),
         "main only": functools.partial(call, ours, {**batch, "main_expert_only": True}),
     }
-    for name in formulations:
-        found[name] = with_formulation(ours, name, functools.partial(call, ours, batch))
+    for name in implementations:
+        candidates[name] = with_implementation(ours, name, functools.partial(call, ours, batch))
     if way == "training":
         margin = functools.partial(training, ours, batch, 1.0)
-        found["auto, margin loss"] = with_formulation(ours, "auto", margin)
+        candidates["auto, margin loss"] = with_implementation(ours, "auto", margin)
         two = functools.partial(train_by_two_passes, ours, batch, wait)
-        found["auto, margin loss, two passes"] = with_formulation(ours, "auto", two)
-    return found
+        candidates["auto, margin loss, two passes"] = with_implementation(ours, "auto", two)
+    return candidates
 
 
 def train_by_two_passes(ours, batch: dict, wait):
-    """The margin loss from two calls of the model, where the model makes one of twice the rows."""
+    """The margin loss with two calls of the model, instead of one with twice the rows."""
     ours.config.margin_loss_coef = 0.0
     ours.zero_grad(set_to_none=True)
     labels = batch["labels"].flatten()
@@ -147,7 +147,7 @@ def train_by_two_passes(ours, batch: dict, wait):
 
 
 def measure_memory(args, results: list):
-    """What a call needs beside the parameters and their gradients; after all timing, which this would disturb."""
+    """The memory of a call without parameters and their gradients; measured last, because it slows calls down."""
     for shape in args.shapes:
         texts, source, target, written, new = BATCHES[args.device][shape]
         stock, ours = models_of(shape, 3, args.device)
@@ -156,23 +156,23 @@ def measure_memory(args, results: list):
             batch = batch_of(*size, stock.config.vocab_size, args.device)
             for model in (stock, ours):
                 model.train(way == "training")
-            found = {}
+            peaks = {}
             for name, call in candidates_of(way, stock, ours, batch, new, ["auto"]).items():
                 peak = peak_of(call, args.device == "cuda")
                 made = [p.grad for model in (stock, ours) for p in model.parameters() if p.grad is not None]
-                found[name] = round(peak - sum(grad.nbytes for grad in made) / 2**20, 1)
+                peaks[name] = round(peak - sum(grad.nbytes for grad in made) / 2**20, 1)
                 for model in (stock, ours):
                     model.zero_grad(set_to_none=True)
-            results.append({"what": "memory", "way": way, "shape": shape, "deputies": 3, "peak_mib": found})
+            results.append({"what": "memory", "way": way, "shape": shape, "deputies": 3, "peak_mib": peaks})
             print(
-                f"memory, {way}, shape {shape}   " + "   ".join(f"{n} {m:,.0f} MiB" for n, m in found.items()),
+                f"memory, {way}, shape {shape}   " + "   ".join(f"{n} {m:,.0f} MiB" for n, m in peaks.items()),
                 flush=True,
             )
         del stock, ours
 
 
 def time_group(way: str, candidates: dict, rounds: int, results: list, where: dict):
-    """Times one comparison, prints it and adds it; ratios are the time over the stock model's."""
+    """Times one comparison and adds it to the results, with the ratios to the stock model's time."""
     times = interleaved(candidates, rounds)
     stock = times["stock"]["median_ms"]
     ratios = {name: entry["median_ms"] / stock for name, entry in times.items()}
@@ -181,9 +181,9 @@ def time_group(way: str, candidates: dict, rounds: int, results: list, where: di
         row["margin_ratio"] = ratios["auto, margin loss"] / ratios["auto"]
         row["two_passes_ratio"] = ratios["auto, margin loss, two passes"] / ratios["auto"]
     results.append(row)
-    place = ", ".join(f"{name} {value}" for name, value in where.items())
+    description = ", ".join(f"{name} {value}" for name, value in where.items())
     names = "   ".join(f"{name} {entry['median_ms']:.0f} ms ({ratios[name]:.2f})" for name, entry in times.items())
-    print(f"{way}, {place}   {names}", flush=True)
+    print(f"{way}, {description}   {names}", flush=True)
 
 
 def main():
@@ -193,8 +193,8 @@ def main():
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
     parser.add_argument("--deputies", nargs="+", type=int, default=[3, 8, 32])
-    parser.add_argument("--formulations", nargs="+", choices=FORMULATIONS, default=list(FORMULATIONS))
-    parser.add_argument("--name", help="of the file in results/; another one for a part")
+    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
+    parser.add_argument("--name", help="name of the file in results/")
     args = parser.parse_args()
     results = []
     for shape in args.shapes:
@@ -207,9 +207,9 @@ def main():
                 batch = batch_of(*size, stock.config.vocab_size, args.device)
                 for model in (stock, ours):
                     model.train(way == "training")
-                # batched: all columns of 32 deputies take minutes, and say nothing new
-                formulations = [name for name in args.formulations if deputies <= 8 or name != "batched_mm"]
-                candidates = candidates_of(way, stock, ours, batch, new, formulations)
+                # batched_mm with 32 deputies takes minutes
+                implementations = [name for name in args.implementations if deputies <= 8 or name != "batched_mm"]
+                candidates = candidates_of(way, stock, ours, batch, new, implementations)
                 where = {"shape": shape, "deputies": deputies, "texts": size[0], "source": source}
                 where["new" if way == "generation" else "target"] = new if way == "generation" else target
                 time_group(way, candidates, args.rounds, results, where)
@@ -218,7 +218,7 @@ def main():
             del stock, ours, candidates
             gc.collect()
     measure_memory(args, results)
-    settings = {"device": args.device, "rounds": args.rounds, "deputy_size": 512, "beams": BEAMS}
+    settings = {"device": args.device, "rounds": args.rounds, "deputy_intermediate_size": 512, "beams": BEAMS}
     write(args.name or ("moesumm_speed" if args.device == "cpu" else "moesumm_speed_cuda"), results, **settings)
 
 

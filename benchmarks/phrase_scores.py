@@ -1,13 +1,12 @@
-"""Which confidence ranks keyphrases best? Ways to score a mention by its words, and a keyphrase by its mentions.
+"""Which score ranks keyphrases best? Ways to score a mention by its words, and a keyphrase by its mentions.
 
     python benchmarks/phrase_scores.py --data PATH --model runs/inspec_moe_rnn --threshold 0.2
 
-The model must have been trained by benchmarks/seke_inspec.py: the documents scored here are the 300 of Inspec's training
-and validation files that it kept for validation, so that the test set stays out of the choice.
+The model must have been trained by benchmarks/seke_inspec.py. The documents scored here are the 300 of Inspec's training
+and validation files that it used for validation, so that the test set does not influence the choice.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +15,15 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
 from keyphrase_tools.decoding import is_phrase, tag_spans, word_tags
-from keyphrase_tools.documents import full_text
+from keyphrase_tools.jsonl import full_text
 from keyphrase_tools.labels import present
 from keyphrase_tools.metrics import keyphrase_f1
 from keyphrase_tools.stemming import stem_phrase
 from keyphrase_tools.words import split_words
+from lexperts.recipes.seke.arguments import DataArguments
+from lexperts.recipes.seke.data import load_documents
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "seke"))
-from recipe import DataArguments, load_documents
-
-# of p, each word's probability of its place (B first, then I); n, of any place in a keyphrase (not O); q, that the next
-# word does not go on
+# p: each word's probability of its label (B first, then I); n: that it is not O; q: that the next word is not I
 MENTIONS = {
     "mean": lambda p, n, q: p.mean(),
     "minimum": lambda p, n, q: p.min(),
@@ -52,44 +49,50 @@ KEYPHRASES = {
 
 
 def word_probabilities(extract, texts: list[str]) -> list[np.ndarray]:
-    prepared = extract.preprocess(texts)
-    for start in range(0, len(prepared["windows"]), 16):
-        batch = prepared["windows"][start : start + 16]
+    """Probabilities `(W, 3)` of O, B and I for the words of each text."""
+    block = extract.preprocess(texts)
+    windows, probabilities = block["windows"], block["word_probabilities"]
+    for start in range(0, len(windows), 16):
+        batch = windows[start : start + 16]
         for window, values in zip(batch, extract._read(batch), strict=True):
-            prepared["said"].add(window, *values)
-    return [prepared["said"].document(i) for i in range(len(texts))]
+            probabilities.add(window, *values)
+    return [probabilities.document(i) for i in range(len(texts))]
 
 
 def rank(words, p: np.ndarray, threshold, mention, keyphrase) -> list[str]:
+    """The ten best phrases of a document, with the given scores of mentions and of keyphrases."""
     grouped = {}
     for start, end in tag_spans(word_tags(p, threshold)):
         if is_phrase([word for word, _, _ in words[start:end]]):
-            own = np.array([p[start, 1], *p[start + 1 : end, 2]])
+            label_probabilities = np.array([p[start, 1], *p[start + 1 : end, 2]])
             after = 1 - p[end, 2] if end < len(p) else 1.0
             phrase = " ".join(word.lower() for word, _, _ in words[start:end])
-            grouped.setdefault(stem_phrase(phrase), []).append((phrase, mention(own, 1 - p[start:end, 0], after)))
+            grouped.setdefault(stem_phrase(phrase), []).append(
+                (phrase, mention(label_probabilities, 1 - p[start:end, 0], after))
+            )
     scored = [(mentions[0][0], keyphrase([score for _, score in mentions])) for mentions in grouped.values()]
     return [phrase for phrase, _ in sorted(scored, key=lambda pair: -pair[1])][:10]
 
 
 def main():
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--threshold", type=float, help="of the words; without it the likeliest labels")
+    parser.add_argument("--threshold", type=float, help="threshold for words; by default the most likely labels")
     args = parser.parse_args()
     files = [str(args.data / "keyphrases" / "inspec" / f"{split}.jsonl") for split in ("train", "validation")]
     documents = load_documents(DataArguments(train_files=files))["validation"]
     texts = [full_text(row) for row in documents]
     words = [split_words(text) for text in texts]
-    gold = [present(found, row["keyphrases"]) for found, row in zip(words, documents, strict=True)]
+    gold = [present(w, row["keyphrases"]) for w, row in zip(words, documents, strict=True)]
     extract = pipeline("keyphrase-extraction", model=args.model)
     probabilities = word_probabilities(extract, texts)
     results = []
     for mention_name, mention in MENTIONS.items():
         for keyphrase_name, keyphrase in KEYPHRASES.items():
-            found = [rank(w, p, args.threshold, mention, keyphrase) for w, p in zip(words, probabilities, strict=True)]
-            scores = keyphrase_f1(found, gold, k=(1, 3, 5, 10))
+            ranked = [rank(w, p, args.threshold, mention, keyphrase) for w, p in zip(words, probabilities, strict=True)]
+            scores = keyphrase_f1(ranked, gold, k=(1, 3, 5, 10))
             row = {
                 "mention": mention_name,
                 "keyphrase": keyphrase_name,

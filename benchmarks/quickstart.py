@@ -1,31 +1,39 @@
-"""What does the quickstart print, and what does the README's first example answer?
+"""The scores that the quickstart prints, and the output of the README's first example.
 
 python benchmarks/quickstart.py        # about 5 minutes on two cores
 """
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from common import write
+from common import add_record_arguments, check_same_settings, write
 from transformers import pipeline
 
-import keyphrase_tools  # noqa: F401
+import lexperts  # noqa: F401  (registers the pipeline)
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "runs" / "quickstart"
+SCRIPT, CORPUS = ROOT / "examples" / "quickstart.py", ROOT / "examples" / "corpus"
 STEPS = 200
 
 
 def main():
-    if not (OUTPUT / "results.json").exists():
-        command = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--output", str(OUTPUT)]
+    """Runs the quickstart unless it is finished, and records its results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "quickstart_benchmark", help="folder of the run")
+    add_record_arguments(parser, "quickstart")
+    options = parser.parse_args()
+    output = options.work.resolve()
+    check_same_settings(output, {"steps": STEPS, "script": SCRIPT, "corpus": CORPUS}, options.overwrite)
+    if not (output / "results.json").exists():
+        command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--output", str(output)]
         subprocess.run(command, cwd=ROOT, check=True)
-    results = json.loads((OUTPUT / "results.json").read_text(encoding="utf-8"))
-    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
-    phrases = pipeline("keyphrase-extraction", model=str(OUTPUT / "seke-minilm"))(text, top_k=3)
-    write("quickstart", {"scores": results["scores"], "first_screen": phrases}, steps=STEPS)
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    text = (CORPUS / "paragraph.txt").read_text(encoding="utf-8")
+    phrases = pipeline("keyphrase-extraction", model=str(output / "seke-minilm"))(text, top_k=3)
+    write(options.name, {"scores": results["scores"], "first_screen": phrases}, steps=STEPS)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How fast is SEKE's head, and which way of computing it is fastest at which size?
+"""Which implementation of SEKE's head is fastest at which size?
 
     python benchmarks/seke_head.py            # about 5 minutes on two cores
 
 Experts: the loop over experts (the reference), every expert on every token (dense), and tokens sorted by expert (ours).
-Recurrent encoder: PyTorch's packed sequences, and padded passes in each direction (ours on a CPU). Whole head: the loop
-over padded batches and packed sequences, and what the model does. Forward and backward together, and forward alone.
+Recurrent encoder: PyTorch's packed sequences, and padded passes in each direction (ours on a CPU). Complete head: the loop over
+padded batches and packed sequences, and the model's own implementation. Each forward, and forward with the backward pass.
 """
 
 import argparse
@@ -13,24 +13,25 @@ import torch
 from common import interleaved, write
 
 from modeling_seke import SekeConfig
-from modeling_seke.head_seke import SekeMoe, SekeRnn, TokenLayout, reference_experts
+from modeling_seke.layers_seke import PackedTokens, SekeMoe, SekeRnn, reference_experts
 
 SIZES = [(1, 160), (8, 160), (8, 256), (32, 160)]  # documents, longest document
 
 
 def lengths(documents: int, longest: int, shortest: float) -> torch.Tensor:
-    """Lengths from `shortest` times the longest up to the longest, evenly."""
+    """Lengths of the documents, evenly spaced from `shortest` times the longest to the longest."""
     if documents == 1:
         return torch.tensor([longest])
     return torch.linspace(shortest * longest, longest, documents).long()
 
 
-def layout_of(documents: int, longest: int, shortest: float) -> TokenLayout:
-    return TokenLayout((torch.arange(longest) < lengths(documents, longest, shortest)[:, None]).long())
+def layout_of(documents: int, longest: int, shortest: float) -> PackedTokens:
+    """The layout of documents of these lengths."""
+    return PackedTokens((torch.arange(longest) < lengths(documents, longest, shortest)[:, None]).long())
 
 
 def both_ways(call, parameters):
-    """call() -> output; timed with and without the backward pass."""
+    """Functions that run call() with and without the backward pass."""
 
     def train():
         for p in parameters:
@@ -44,19 +45,20 @@ def both_ways(call, parameters):
     return {"forward and backward": train, "forward": infer}
 
 
-def time_candidates(title, candidates, parameters, rounds, results, **where):
+def time_candidates(title, candidates, parameters, rounds, results, **size):
+    """Times the candidates at one size and appends a row to the results for each direction."""
     for way in ("forward and backward", "forward"):
         times = interleaved({name: both_ways(call, parameters)[way] for name, call in candidates.items()}, rounds)
         plain, *_, ours = (entry["median_ms"] for entry in times.values())
-        row = {"what": title, "way": way, **where, "times": times, "ratio": plain / ours}
+        row = {"what": title, "way": way, **size, "times": times, "ratio": plain / ours}
         results.append(row)
-        place = ", ".join(f"{name} {value}" for name, value in where.items())
+        description = ", ".join(f"{name} {value}" for name, value in size.items())
         names = "   ".join(f"{name} {entry['median_ms']:.1f} ms" for name, entry in times.items())
-        print(f"{title}, {way}, {place}   {names}   {row['ratio']:.2f}x", flush=True)
+        print(f"{title}, {way}, {description}   {names}   {row['ratio']:.2f}x", flush=True)
 
 
 def dense_experts(experts, x, index, weights):
-    """Every expert reads every token, in three batched products; what was not chosen is weighted with 0."""
+    """Every expert processes every token, in three batched products; experts that were not selected have weight 0."""
     E, U, a, V, b, W, c = experts.num_experts, *experts.stacked_weights()
     gates = x.new_zeros(len(x), E).scatter(1, index, weights)  # (T, E)
     h = torch.baddbmm(a[:, None], x.expand(E, *x.shape), U.mT).relu()  # (E, T, I)
@@ -64,9 +66,9 @@ def dense_experts(experts, x, index, weights):
     return (torch.baddbmm(c[:, None], h, W.mT) * gates.T[:, :, None]).sum(0)  # (T, d)
 
 
-def cases(moe: SekeMoe, rnn: SekeRnn, layout: TokenLayout, padded: torch.Tensor):
-    """What is timed at one size: title, {plain, ours}, parameters; padded is the backbone's (B, S, d)."""
-    x, everything, d = layout.gather(padded), padded.flatten(0, 1), padded.shape[-1]
+def cases(moe: SekeMoe, rnn: SekeRnn, layout: PackedTokens, padded: torch.Tensor):
+    """Yields what is timed at one size: title, candidates, parameters. `padded` are the backbone's states (B, S, d)."""
+    x, all_states, d = layout.gather(padded), padded.flatten(0, 1), padded.shape[-1]
     _, weights, index = moe.router(x)
     weights = weights.detach()
     experts = {  # the plain one first, ours last
@@ -75,22 +77,23 @@ def cases(moe: SekeMoe, rnn: SekeRnn, layout: TokenLayout, padded: torch.Tensor)
         "sorted": lambda: moe.experts(x, index, weights),
     }
     yield "experts", experts, list(moe.experts.parameters())
-    recurrent = {"packed": lambda: rnn._read_packed(x, layout), "padded passes": lambda: rnn._read_padded(x, layout)}
+    recurrent = {"packed": lambda: rnn._rnn_packed(x, layout), "padded passes": lambda: rnn._lstm_padded(x, layout)}
     yield "BiLSTM", recurrent, list(rnn.parameters())
 
     def plain_head():
-        _, w, i = moe.router(everything)  # padding is routed and read like text
-        y = layout.gather(reference_experts(moe.experts, everything, i, w).unflatten(0, padded.shape[:2]))
-        return y + rnn._read_packed(y, layout).unflatten(-1, (2, d)).sum(-2)
+        _, w, i = moe.router(all_states)  # padding is routed and processed like text
+        y = layout.gather(reference_experts(moe.experts, all_states, i, w).unflatten(0, padded.shape[:2]))
+        return y + rnn._rnn_packed(y, layout).unflatten(-1, (2, d)).sum(-2)
 
     head = {"plain": plain_head, "ours": lambda: rnn(moe(layout.gather(padded))[0], layout)}
     yield "head", head, [*moe.parameters(), *rnn.parameters()]
 
 
 def main():
+    """Times all implementations at all sizes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--hidden_size", type=int, default=384)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--hidden_size", type=int, default=384, help="hidden size of the backbone")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
     args = parser.parse_args()
     torch.manual_seed(0)
     d, results = args.hidden_size, []
@@ -102,9 +105,9 @@ def main():
     for documents, longest in SIZES:
         for shortest in (1.0, 0.3) if documents > 1 else (1.0,):
             layout = layout_of(documents, longest, shortest)
-            where = {"d": d, "documents": documents, "longest": longest, "tokens": len(layout.index)}
+            size = {"d": d, "documents": documents, "longest": longest, "tokens": len(layout.index)}
             for title, candidates, parameters in cases(moe, rnn, layout, torch.randn(documents, longest, d)):
-                time_candidates(title, candidates, parameters, args.rounds, results, **where)
+                time_candidates(title, candidates, parameters, args.rounds, results, **size)
     write("seke_head", results, hidden_size=d, rounds=args.rounds)
 
 

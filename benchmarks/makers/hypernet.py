@@ -1,4 +1,4 @@
-"""Hypernetworks."""
+"""Tables of the hypernetwork."""
 
 from statistics import mean, stdev
 
@@ -14,28 +14,30 @@ TASKS = {
 READERS = {
     "hypernet": "hypernetwork",
     "hypernet, mean": "hypernetwork, mean of states",
-    "hypernet, shared weights": "both ways, shared weights",
+    "hypernet, shared weights": "hypernetwork, bidirectional, shared weights",
     "bilstm": "BiLSTM",
     "bilstm, mean": "BiLSTM, mean of states",
     "bilstm, without titles": "BiLSTM, no titles",
     "title-guided": "title-guided",
-    "plain": "the states as they are",
+    "plain": "encoder states unchanged",
 }
 
 
 def hypernet_quality() -> str:
+    """Test scores of all tasks and readers."""
     record = load("hypernet_quality")
     runs: dict[tuple, list[dict]] = {}
     for row in record["results"]:
         runs.setdefault((row["task"], row["way"], row["reader"]), []).append(row)
-    found = {}
-    for key, rows in runs.items():  # of the rates that the first seed tried, the one that did best on validation rows
+    tests_by_system = {}
+    for key, rows in runs.items():  # the rate that is best on validation rows with the first seed
         rate = max((row for row in rows if row["seed"] == 0), key=lambda row: row["validation"])["rate"]
-        found[key] = [row["test"] for row in rows if row["rate"] == rate]
-    places = sorted({key[:2] for key in found}, key=lambda place: (list(TASKS).index(place[0]), place[1] != "frozen"))
-    readers = [reader for reader in READERS if any(key[2] == reader for key in found)]
+        tests_by_system[key] = [row["test"] for row in rows if row["rate"] == rate]
+    settings = {key[:2] for key in tests_by_system}
+    settings = sorted(settings, key=lambda setting: (list(TASKS).index(setting[0]), setting[1] != "frozen"))
+    readers = [reader for reader in READERS if any(key[2] == reader for key in tests_by_system)]
     lines = [
-        "Test scores in per cent, means over seeds, their standard deviation and number in brackets:",
+        "Test scores in percent: means over seeds, with standard deviation and number of seeds in brackets:",
         "",
         f"| | score | {' | '.join(READERS[reader] for reader in readers)} |",
         "| --- | --- |" + " --- |" * len(readers),
@@ -48,8 +50,8 @@ def hypernet_quality() -> str:
         spread = f" (± {stdev(values):.1f}, {len(values)})" if len(values) > 1 else " (1)"
         return f"{mean(values):.1f}{spread}"
 
-    for task, way in places:
-        rows = [found.get((task, way, reader)) for reader in readers]
+    for task, way in settings:
+        rows = [tests_by_system.get((task, way, reader)) for reader in readers]
         for score in next(tests for tests in rows if tests)[0]:
             lines.append(f"| {TASKS[task]}, {way} | {score} | {' | '.join(cell(tests, score) for tests in rows)} |")
     command = "`python benchmarks/hypernet_quality.py --data PATH --work FOLDER`"
@@ -57,15 +59,16 @@ def hypernet_quality() -> str:
 
 
 def hypernet_speed() -> str:
+    """Times and memory of the LSTM with generated weights, and of an epoch with cached states."""
     record = load("hypernet_speed")
-    of = {what: [row for row in record["results"] if row["what"] == what] for what in ("layer", "memory", "epoch")}
+    parts = {what: [row for row in record["results"] if row["what"] == what] for what in ("layer", "memory", "epoch")}
     lines = [
-        "Sixteen texts, N_h 512, N_z 32; the loop's time over the layer's, and the layer's over that of one stock LSTM:",
+        "Sixteen texts, N_h 512, N_z 32. Speed-up over the loop, and time relative to one stock LSTM:",
         "",
-        "| | N_x | tokens | over the loop | of the stock LSTM | with the writing of the weights |",
+        "| | N_x | tokens | faster than the loop | time / stock LSTM | including weight generation |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in of["layer"]:
+    for row in parts["layer"]:
         shortest = int(row["shortest"] * row["longest"])
         tokens = str(row["longest"]) if row["shortest"] == 1 else f"{shortest} to {row['longest']}"
         lines.append(
@@ -74,22 +77,22 @@ def hypernet_speed() -> str:
         )
     lines += [
         "",
-        "| peak MiB, 400 tokens | N_x | by text | by step | with the writing | stock LSTM | weights + gates |",
+        "| peak MiB, 400 tokens | N_x | one text at a time | all texts at each step | including weight generation | stock LSTM | weights + gates |",
     ]
     lines.append("| --- |" + " --- |" * 6)
     candidates = ("by_text", "by_step", "written", "stock")
-    peaks = {(row["way"], row["input_size"], row["candidate"]): row for row in of["memory"]}
+    peaks = {(row["way"], row["input_size"], row["candidate"]): row for row in parts["memory"]}
     for way, size in dict.fromkeys(key[:2] for key in peaks):
         cells = [f"{peaks[way, size, name]['peak_MiB']:,.0f}" for name in candidates]
-        of_both = peaks[way, size, "by_text"]
-        parts = f"{of_both['weights_MiB']:,.0f} + {of_both['gates_MiB']:,.0f}"
-        lines.append(f"| {way} | {size} | {' | '.join(cells)} | {parts} |")
+        reference = peaks[way, size, "by_text"]
+        minimum = f"{reference['weights_MiB']:,.0f} + {reference['gates_MiB']:,.0f}"
+        lines.append(f"| {way} | {size} | {' | '.join(cells)} | {minimum} |")
     lines += [
         "",
-        "| an epoch, frozen backbone | with the backbone | from kept states | |",
+        "| one epoch, frozen backbone | running the backbone | from cached states | |",
         "| --- | --- | --- | --- |",
     ]
-    for row in of["epoch"]:
+    for row in parts["epoch"]:
         seconds = [row["times"][name]["median_ms"] / 1e3 for name in ("backbone", "kept")]
         size = f"{'2 x ' if row['bidirectional'] else ''}{row['hidden_size']}"
         lines.append(
@@ -100,6 +103,7 @@ def hypernet_speed() -> str:
 
 
 def hypernet_crf() -> str:
+    """Times of the CRF and of two libraries."""
     record = load("hypernet_crf")
     systems = ("ours", "pytorch-crf", "torch-struct")
     lines = [f"| 16 rows of 3 tags | positions | {' | '.join(systems)} |", "| --- | --- |" + " --- |" * len(systems)]
@@ -109,7 +113,7 @@ def hypernet_crf() -> str:
         cells = [
             f"{row['times'][name]['median_ms']:.1f} ms ({row['ratios'][name]:.1f}x)"
             if name in row["times"]
-            else "has none"
+            else "not supported"
             for name in systems
         ]
         what = "likelihood and its gradient" if row["what"] == "likelihood" else row["what"]

@@ -1,4 +1,4 @@
-"""Summaries."""
+"""Tables of MoeSumm's benchmarks."""
 
 from . import load, provenance
 
@@ -17,13 +17,13 @@ SYSTEMS = {
 }
 
 
-OLD_NAMES = {"dense": "batched_mm", "grouped": "grouped_mm", "loop": "eager"}  # in records before transformers' names
+OLD_NAMES = {"dense": "batched_mm", "grouped": "grouped_mm", "loop": "eager"}  # in older records
 
 
 def implementations(record: dict) -> list[str]:
-    """Those that were measured, under the names of then."""
-    found = dict.fromkeys(name for row in record["results"] for name in row.get("ratios", {}))
-    return [name for name in found if name in OLD_NAMES or name in OLD_NAMES.values()]
+    """The implementations of a record, under the names that it uses."""
+    names = dict.fromkeys(name for row in record["results"] for name in row.get("ratios", {}))
+    return [name for name in names if name in OLD_NAMES or name in OLD_NAMES.values()]
 
 
 def moesumm_speed() -> str:
@@ -32,7 +32,7 @@ def moesumm_speed() -> str:
         name: OLD_NAMES.get(name, name) for name in implementations(record)
     }
     lines = [
-        "Time of a BART with deputies of 512 over that of the stock BART with the same weights:",
+        "Time of a BART with deputies of 512 relative to the stock BART with the same weights:",
         "",
         f"| | shape | deputies | {' | '.join(columns.values())} | margin loss, to a step without |",
         "| --- | --- | --- |" + " --- |" * (len(columns) + 1),
@@ -51,13 +51,13 @@ def moesumm_speed() -> str:
         lines.append(f"| {names[row['what']]} | {row['shape']} | {row['deputies']} | {' | '.join(cells)} |")
     lines += [
         "",
-        "| peak MiB beside parameters and gradients | shape | stock | main only | 3 deputies | with the margin loss |",
+        "| peak MiB besides parameters and gradients | shape | stock | main only | 3 deputies | with the margin loss |",
     ]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for row in memory:
-        found = row["peak_mib"]
+        peaks = row["peak_mib"]
         cells = [
-            f"{found[name]:,.0f}" if name in found else ""
+            f"{peaks[name]:,.0f}" if name in peaks else ""
             for name in ("stock", "main only", "auto", "auto, margin loss")
         ]
         lines.append(f"| {names[row['way']]} | {row['shape']} | {' | '.join(cells)} |")
@@ -80,7 +80,7 @@ def moesumm_authors() -> str:
 
 
 def quality(name: str, difference: str, command: str) -> str:
-    """The table of one record of moesumm_quality.py; `difference` says what systems are compared with."""
+    """The table of a record of moesumm_quality.py; `difference` names the baseline in its caption."""
     record = load(name)
     settings = {result["setting"]: result for result in record["results"]}
     systems = list(dict.fromkeys(row["system"] for result in settings.values() for row in result["scores"]))

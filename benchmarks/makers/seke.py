@@ -1,4 +1,4 @@
-"""Keyphrase extraction."""
+"""Tables of keyphrase extraction."""
 
 from statistics import mean, stdev
 
@@ -9,8 +9,8 @@ NAMES = {
     "vanilla": "vanilla head",
     "moe": "MoE",
     "rnn": "RNN",
-    "moe_rnn, uniform": "MoE+RNN, experts that start as PyTorch's linear layers",
-    "moe, uniform": "MoE, likewise",
+    "moe_rnn, uniform": "MoE+RNN, experts initialised like PyTorch's linear layers",
+    "moe, uniform": "MoE, experts initialised like PyTorch's linear layers",
 }
 # the authors' own script with the same backbone, recipe and number of documents, as measured for this project
 AUTHORS = {
@@ -20,11 +20,12 @@ AUTHORS = {
 
 
 def seke_inspec() -> str:
+    """F1 on Inspec after each epoch, by threshold and by most likely labels, and the authors' script."""
     record = load("seke_inspec")
     heads = record["results"]
     epochs = sorted({row["epoch"] for head in heads.values() for row in head["epochs"]})
     lines = [
-        "Inspec's 500 test documents after each epoch on 1,200 others, F1@5 / F1@10 (convention `seke`), MiniLM-L6 with LoRA:",
+        "F1@5 / F1@10 (convention `seke`) on Inspec's 500 test documents after each epoch on 1,200 others, MiniLM-L6 with LoRA:",
         "",
         "| | " + " | ".join(f"epoch {epoch}" for epoch in epochs) + " |",
         "| --- |" + " --- |" * len(epochs),
@@ -34,20 +35,20 @@ def seke_inspec() -> str:
         cells = ("{:.1f} / {:.1f}".format(*scores[epoch]) if epoch in scores else "" for epoch in epochs)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
 
-    for head, found in heads.items():
-        tuned = {row["epoch"]: (row["threshold_f1@5"], row["threshold_f1@10"]) for row in found["checkpoints"]}
+    for head, result in heads.items():
+        tuned = {row["epoch"]: (row["threshold_f1@5"], row["threshold_f1@10"]) for row in result["checkpoints"]}
         add(f"{NAMES[head]}, threshold from validation documents", tuned)
-        add(
-            f"{NAMES[head]}, likeliest labels", {r["epoch"]: (r["test_f1@5"], r["test_f1@10"]) for r in found["epochs"]}
-        )
+        most_likely = {row["epoch"]: (row["test_f1@5"], row["test_f1@10"]) for row in result["epochs"]}
+        add(f"{NAMES[head]}, most likely labels", most_likely)
         add(f"the authors' script, {NAMES[head]}", dict(enumerate(AUTHORS.get(head, []), start=1)))
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_inspec.py --data PATH`"])
 
 
 def seke_head() -> str:
+    """Times of the head's implementations."""
     record = load("seke_head")
     lines = [
-        "The head's ways of computing, forward and backward, d = 384, in milliseconds:",
+        "Implementations of the head, forward and backward, d = 384, in milliseconds:",
         "",
         "| documents x longest (tokens) | experts: loop, dense, sorted | BiLSTM: packed, padded passes | head: plain, ours |",
         "| --- | --- | --- | --- |",
@@ -55,15 +56,15 @@ def seke_head() -> str:
     sizes = {}
     for row in record["results"]:
         if row["way"] == "forward and backward":
-            place = f"{row['documents']} x {row['longest']} ({row['tokens']:,})"
+            size = f"{row['documents']} x {row['longest']} ({row['tokens']:,})"
             times = ", ".join(f"{entry['median_ms']:.0f}" for entry in row["times"].values())
-            sizes.setdefault(place, []).append(f"{times} ({row['ratio']:.2f}x)")
-    lines += [f"| {place} | " + " | ".join(cells) + " |" for place, cells in sizes.items()]
+            sizes.setdefault(size, []).append(f"{times} ({row['ratio']:.2f}x)")
+    lines += [f"| {size} | " + " | ".join(cells) + " |" for size, cells in sizes.items()]
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_head.py`"])
 
 
 def seke_speed_cuda() -> str:
-    """What was measured on a GPU: the cost of the head's parts, and of dropout."""
+    """Cost of the head's parts and of dropout on a GPU."""
     record = load("seke_speed_cuda")
     size = record["settings"]["batch"]
     parts = [row for row in record["results"] if row["what"] == "parts"]
@@ -77,23 +78,24 @@ def seke_speed_cuda() -> str:
         lines.append(f"| {row['way']} | {row['times']['vanilla']['median_ms']:.0f} ms | {cells} |")
     for row in record["results"]:
         if row["what"] == "dropout":
-            with_it, without = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
+            with_dropout, without = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
             lines += [
                 "",
-                f"A step of training, {size} documents, {row['kind']}: {with_it}, without dropout in attention {without}.",
+                f"One training step, {size} documents, {row['kind']}: {with_dropout}, without attention dropout {without}.",
             ]
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH --device cuda`"])
 
 
 def seke_speed() -> str:
+    """Speed and memory of the head, documents per second, and the cost of parts and dropout."""
     record = load("seke_speed")
-    parts = ("head", "documents", "parts", "dropout")
-    of = {what: [row for row in record["results"] if row["what"] == what] for what in parts}
+    names = ("head", "documents", "parts", "dropout")
+    parts = {what: [row for row in record["results"] if row["what"] == what] for what in names}
     lines = [
         "| the head, 8 documents | | straightforward, padded to 256 | ours | faster |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in of["head"]:
+    for row in parts["head"]:
         cells = (
             f"{row['times'][name]['median_ms']:.0f} ms, {row['peak_MiB'][name]:,.0f} MiB" for name in ("plain", "ours")
         )
@@ -102,34 +104,40 @@ def seke_speed() -> str:
         )
     lines += [
         "",
-        f"| {record['settings']['documents']} documents, texts to keyphrases, MiniLM-L6 | straightforward | ours | faster | ours, no text cut |",
+        f"| {record['settings']['documents']} documents, texts to keyphrases, MiniLM-L6 | straightforward | ours | faster | ours, without truncation |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in of["documents"]:
-        plain, ours, whole = (f"{row['rate'][name]:.1f} a second" for name in ("plain", "ours", "whole"))
+    for row in parts["documents"]:
+        plain, ours, whole = (f"{row['rate'][name]:.1f} per second" for name in ("plain", "ours", "whole"))
         lines.append(f"| {row['kind']} | {plain} | {ours} | {row['ratio']:.2f}x | {whole} |")
-    heads = list(of["parts"][0]["more_percent"])
-    lines += ["", f"| time over the vanilla head's | {' | '.join(heads[1:])} |", "| --- |" + " --- |" * len(heads[1:])]
-    for row in of["parts"]:
+    heads = list(parts["parts"][0]["more_percent"])
+    lines += [
+        "",
+        f"| time added to the vanilla head | {' | '.join(heads[1:])} |",
+        "| --- |" + " --- |" * len(heads[1:]),
+    ]
+    for row in parts["parts"]:
         lines.append(
             f"| {row['way']} | " + " | ".join(f"{row['more_percent'][name]:+.0f}%" for name in heads[1:]) + " |"
         )
     lines += [
         "",
-        "| a step of training, 8 documents | attention dropout 0.1 | 0 | faster |",
+        "| one training step, 8 documents | attention dropout 0.1 | 0 | faster |",
         "| --- | --- | --- | --- |",
     ]
-    for row in of["dropout"]:
+    for row in parts["dropout"]:
         cells = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
         lines.append(f"| MiniLM-L6, {row['kind']} | {' | '.join(cells)} | {row['ratio']:.2f}x |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH`"])
 
 
 def spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
     return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def seke_quality() -> str:
+    """Scores, ranking and calibration on Inspec."""
     record = load("seke_quality")
     systems: dict[str, list[dict]] = {}
     for row in record["results"]:
@@ -137,7 +145,7 @@ def seke_quality() -> str:
     order = [*(name for name in NAMES if name in systems), *(name for name in systems if name not in NAMES)]
     names = list(systems[order[0]][0]["test"]["by score"])
     lines = [
-        "Inspec's test documents, in per cent, means and standard deviations over seeds (`lexperts` and `seke` are rules for gold):",
+        "Inspec's test documents, in percent, means and standard deviations over seeds (`lexperts` and `seke` are conventions for gold keyphrases):",
         "",
         f"| | seeds | {' | '.join(names)} |",
         "| --- | --- |" + " --- |" * len(names),
@@ -146,13 +154,13 @@ def seke_quality() -> str:
         rows = systems[system]
         cells = (spread([row["test"]["by score"][name] for row in rows]) for name in names)
         lines.append(f"| {NAMES.get(system, system)} | {len(rows)} | {' | '.join(cells)} |")
-    own = [name for name in order if name in NAMES]
+    trained = [name for name in order if name in NAMES]
     lines += [
         "",
         "| F1@5, `lexperts` | validation, by score | in text order | test, by score | in text order |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for system in own:
+    for system in trained:
         cells = (
             spread([row[split][way]["F1@5, lexperts"] for row in systems[system]])
             for split in ("validation", "test")
@@ -160,9 +168,9 @@ def seke_quality() -> str:
         )
         lines.append(f"| {NAMES[system]} | {' | '.join(cells)} |")
     lines += ["", "| calibration error, test | before | after | temperature |", "| --- | --- | --- | --- |"]
-    for system in own:
-        found = [row["calibration"] for row in systems[system]]
-        cells = [spread([100 * one[when] for one in found]) for when in ("before", "after")]
-        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {mean(one['temperature'] for one in found):.2f} |")
+    for system in trained:
+        rows = [row["calibration"] for row in systems[system]]
+        cells = [spread([100 * row[when] for row in rows]) for when in ("before", "after")]
+        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {mean(row['temperature'] for row in rows):.2f} |")
     command = "`python benchmarks/seke_quality.py --data PATH --work FOLDER`"
     return "\n".join([*lines, "", f"{provenance(record)} {command}"])
