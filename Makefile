@@ -51,7 +51,7 @@ clean:  ## remove the virtual environment and what training left
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check '$(TORCH)'
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,offline,evaluate,cli,merge,cluster,summaries,definitions,analysis,test]'
+	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,offline,evaluate,merge,cluster,summaries,definitions,analysis,test]'
 	touch $(READY)
 
 $(QUANTIZE): $(READY)
