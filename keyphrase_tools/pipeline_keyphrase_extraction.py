@@ -17,6 +17,7 @@ from transformers import Pipeline
 
 from .decoding import B, I, O, rank_phrases
 from .input_documents import is_words, read_document, split_into_blocks
+from .ranking import PhraseRanker
 from .titles import MASKS, MAX_TITLE_LENGTH, pad_masks
 from .windows import NO_LIMIT, Window, WordProbabilities, check_window, encode_windows
 
@@ -57,9 +58,11 @@ class KeyphraseExtractionPipeline(Pipeline):
             read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
-        min_score (`float`, default 0): leave out keyphrases with a lower score.
+        min_score (`float`, default `config.keyphrase_min_score` or 0): leave out keyphrases with a lower score.
+        style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags".
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
-            reaches the threshold. Without a threshold the model's `decode` chooses the labels (such as the best path of a
+            reaches the threshold. A model with `config.keyphrase_ranker` ranks by all evidence of the document instead (see
+            `ranking`), unless a threshold is given. Without a threshold the model's `decode` chooses the labels (such as the best path of a
             CRF), or if it has none, the most likely labels are used.
         batch_size (`int`, default 8): windows per batch. Documents are sorted by length first. A batch of shorter windows
             has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
@@ -78,8 +81,9 @@ class KeyphraseExtractionPipeline(Pipeline):
         (`{"start", "end", "score"}`) are all occurrences with equal stems; `keyphrase`, `start` and `end` are those of the
         first. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
-        what cleaning removes. A score is the mean probability of the words' labels, at the temperature
-        `config.keyphrase_temperature` if the model has one (see `calibration.calibrate`). The result is one such list for a
+        what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
+        it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
+        (see `calibration.calibrate`). The result is one such list for a
         document, a list of them for a list, and an iterator otherwise.
 
     Raises:
@@ -106,6 +110,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode = getattr(model, "decode", None)
+        weights = getattr(self.model.config, "keyphrase_ranker", None)
+        self._ranker = None if weights is None else PhraseRanker(weights)
 
     @property
     def reads_titles(self) -> bool:
@@ -127,6 +133,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         self,
         top_k="unset",
         min_score=None,
+        style=None,
         threshold=None,
         on_long=None,
         overlap=None,
@@ -138,10 +145,12 @@ class KeyphraseExtractionPipeline(Pipeline):
         if unknown:
             raise TypeError(
                 f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. Valid arguments: top_k, "
-                "min_score, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words."
+                "min_score, style, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words."
             )
         preprocess_params = {"on_long": on_long, "overlap": overlap, "max_length": max_length}
         preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
+        if style is not None:
+            preprocess_params["style_id"] = self._style_id(style)
         postprocess_params = {} if min_score is None else {"min_score": min_score}
         if threshold is not None:
             if not 0 < threshold < 1:
@@ -153,6 +162,15 @@ class KeyphraseExtractionPipeline(Pipeline):
             postprocess_params["top_k"] = top_k
         preprocess_params = {name: value for name, value in preprocess_params.items() if value is not None}
         return preprocess_params, {}, postprocess_params
+
+    def _style_id(self, style: str) -> int:
+        """The row of the model's style embedding."""
+        styles = getattr(self.model.config, "styles", None)
+        if not styles:
+            raise ValueError(f"style={style!r} cannot be used: this model was trained without styles. Leave it out.")
+        if style not in styles:
+            raise ValueError(f"style={style!r} is not known. Use one of {', '.join(map(repr, styles))}, or none.")
+        return styles.index(style) + 1
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
@@ -237,7 +255,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         for batch in self._batches(windows, batch_size):
             needed = [window for window in batch if window.document in pending and window.key not in cached]
             if needed:
-                values = dict(zip([window.key for window in batch], self._read(batch, decode), strict=True))
+                read = self._read(batch, decode, block["style_id"])
+                values = dict(zip([window.key for window in batch], read, strict=True))
                 yield collect(needed, values)
 
     def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
@@ -260,6 +279,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         overlap=None,
         max_length=None,
         max_title_length=MAX_TITLE_LENGTH,
+        style_id=0,
     ):
         """Cleans and tokenizes documents: their texts, words and windows, and placeholders for the words' probabilities."""
         input_documents = [
@@ -285,12 +305,29 @@ class KeyphraseExtractionPipeline(Pipeline):
             "texts": texts,
             "words": words,
             "windows": windows,
+            "style_id": style_id,
             "word_probabilities": WordProbabilities([len(of_document) for of_document in words]),
         }
 
-    def _read(self, windows: list[Window], decode: bool = False) -> list[Values]:
+    def read_words(self, documents: Sequence, *, batch_size: int = 8, **options) -> list[tuple[list, np.ndarray]]:
+        """For each document its words, as `words.split_words` returns them, and their probabilities `(W, 3)` of O, B and I.
+
+        Args:
+            documents, options: as in a call of the pipeline.
+        """
+        self.model.eval()
+        block = self.preprocess(documents, **self._merge_parameters(**options)[0])
+        windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
+        for batch in self._batches(windows, batch_size):
+            for window, values in zip(batch, self._read(batch, style_id=block["style_id"]), strict=True):
+                block["word_probabilities"].add(window, *values)
+        return [(words, block["word_probabilities"].document(number)) for number, words in enumerate(block["words"])]
+
+    def _read(self, windows: list[Window], decode: bool = False, style_id: int = 0) -> list[Values]:
         """Runs the model on a batch of windows."""
         batch = self._batch(windows)
+        if style_id:
+            batch["style_ids"] = torch.full((len(windows),), style_id)
         outputs = self.forward(batch, decode=decode)  # (n, S, 3) and, with `decode`, (n, S)
         probabilities, tags = outputs["probabilities"], outputs.get("tags")
         return [
@@ -330,14 +367,19 @@ class KeyphraseExtractionPipeline(Pipeline):
         return [self._phrases(block, number, **postprocess_params) for number in range(len(block["documents"]))]
 
     def _phrases(
-        self, block: dict, number: int, *, top_k: int | None = 10, min_score: float = 0.0, threshold=None
+        self, block: dict, number: int, *, top_k: int | None = 10, min_score: float | None = None, threshold=None
     ) -> list[dict]:
         """The keyphrases of one document."""
         document, word_probabilities = block["documents"][number], block["word_probabilities"]
-        temperature = getattr(self.model.config, "keyphrase_temperature", None)
-        # tags are only computed without a threshold
-        p, tags = word_probabilities.document(number), word_probabilities.tags(number)
-        phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
+        p, config = word_probabilities.document(number), self.model.config
+        if min_score is None:
+            min_score = getattr(config, "keyphrase_min_score", None) or 0.0
+        if self._ranker is not None and threshold is None:
+            phrases = self._ranker.rank(document.text, document.words, p)
+        else:
+            # tags are only computed without a threshold
+            tags, temperature = word_probabilities.tags(number), getattr(config, "keyphrase_temperature", None)
+            phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
         return [document.phrase_to_source(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
 
 

@@ -45,6 +45,10 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         router_aux_loss_coef, router_z_loss_coef (`float`, default 0):
             Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
             z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they counteract router collapse.
+        styles (`list[str]`, default none):
+            Names of annotation styles ("phrases", "tags", ...). Each has an embedding that is added to the backbone's states,
+            so that router, experts and recurrent encoder know which style is asked for. Rows without a style have an
+            embedding of their own.
         label_smoothing (`float`, default 0):
             Share of the target that is spread over all labels, in [0, 1).
         keyphrase_threshold (`float`, default `None`):
@@ -53,6 +57,11 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         keyphrase_temperature (`float`, default `None`):
             Temperature of the keyphrase pipeline's scores. Chosen on validation documents by
             `keyphrase_tools.calibration.calibrate`. With `None` scores are not changed.
+        keyphrase_ranker (`dict[str, float]`, default `None`):
+            Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score
+            the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranking.fit_ranker`.
+        keyphrase_min_score (`float`, default `None`):
+            Smallest score that the keyphrase pipeline returns by default.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
@@ -87,8 +96,11 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     router_aux_loss_coef: float | int = 0.0
     router_z_loss_coef: float | int = 0.0
     label_smoothing: float | int = 0.0
+    styles: list[str] | None = None
     keyphrase_threshold: float | None = None
     keyphrase_temperature: float | int | None = None
+    keyphrase_ranker: dict[str, float] | None = None
+    keyphrase_min_score: float | int | None = None
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
@@ -139,6 +151,10 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."
             )
+        if self.styles is not None and len(set(self.styles)) < len(self.styles):
+            raise ValueError(f"styles={self.styles} has a name twice. Give each style one name.")
+        if self.keyphrase_min_score is not None and not 0 <= self.keyphrase_min_score <= 1:
+            raise ValueError(f"keyphrase_min_score={self.keyphrase_min_score} must be a probability between 0 and 1.")
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
             raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
 

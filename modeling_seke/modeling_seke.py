@@ -187,7 +187,9 @@ class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMode
             from peft import LoraConfig
         except ImportError as error:
             raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
-        head = [name for name in ("moe", "rnn", "classifier") if getattr(self, name, None) is not None]
+        head = [
+            name for name in ("style_embedding", "moe", "rnn", "classifier") if getattr(self, name, None) is not None
+        ]
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": head}
         if self.lora_task:
             options["task_type"] = self.lora_task
@@ -226,6 +228,8 @@ class SekeModel(SekePreTrainedModel):
         self.backbone = build_encoder(config.text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
         self.dropout = nn.Dropout(config.classifier_dropout)
+        # row 0: no style
+        self.style_embedding = nn.Embedding(len(config.styles) + 1, config.hidden_size) if config.styles else None
         self.moe = SekeMoe(config) if config.use_moe else None
         self.rnn = SekeRnn(config) if config.use_rnn else None
 
@@ -236,6 +240,7 @@ class SekeModel(SekePreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        style_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> PackedStates:
         """The states of the real tokens. Arguments as in `forward`."""
@@ -254,6 +259,9 @@ class SekeModel(SekePreTrainedModel):
         states = outputs.last_hidden_state  # (B, S, d)
         mask = attention_mask if attention_mask is not None else states.new_ones(states.shape[:2])
         tokens = PackedTokens(mask)
+        if self.style_embedding is not None:
+            rows = states.new_zeros(len(states), dtype=torch.long) if style_ids is None else style_ids
+            states = states + self.style_embedding(rows)[:, None]
         y = tokens.gather(self.dropout(states))  # (T, d)
         router_logits = expert_index = None
         if self.moe is not None:
@@ -270,18 +278,22 @@ class SekeModel(SekePreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        style_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> SekeModelOutput:
         """
         Args:
             input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`):
                 as for the backbone; `token_type_ids` are ignored if the backbone has none.
+            style_ids (`(B,)`): for a model with `config.styles`, the style of each row: its index in them plus 1, 0 for none.
             kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
 
         Raises:
             ValueError: for an `attention_mask` that is not `(B, S)`.
         """
-        states = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        states = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, style_ids, **kwargs
+        )
         return SekeModelOutput(last_hidden_state=states.tokens.scatter(states.y), **states.shared_fields())
 
 
@@ -324,6 +336,7 @@ class SekeForTokenClassification(SekeModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        style_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
@@ -332,6 +345,7 @@ class SekeForTokenClassification(SekeModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`):
                 as for the backbone; `token_type_ids` are ignored if the backbone has none.
+            style_ids (`(B,)`): for a model with `config.styles`, the style of each row: its index in them plus 1, 0 for none.
             labels (`(B, S)`): label ids; -100 for tokens without a label (all but a word's first sub-token).
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it;
                 the loss is then the sum divided by it, so gradient accumulation changes nothing.
@@ -340,7 +354,9 @@ class SekeForTokenClassification(SekeModel):
         Raises:
             ValueError: for an `attention_mask` that is not `(B, S)`.
         """
-        states = self.encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        states = self.encode(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, style_ids, **kwargs
+        )
         logits = states.tokens.scatter(self.classifier(states.y))  # (B, S, C)
         loss = None
         if labels is not None:

@@ -30,14 +30,25 @@ class ModelArguments:
     expert_init: str | None = option(
         None, "initialisation of the experts: identity (the default if they are wide enough) or uniform"
     )
+    expert_intermediate_size: int | None = option(
+        None, "size of an expert's first hidden layer, by default four times the backbone's hidden size"
+    )
     router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss")
     lora: bool = option(True, "train LoRA adapters on queries and values; otherwise all weights")
+    frozen_layers: int | None = option(
+        None, "without LoRA: do not train the backbone's embeddings and its first N layers (0: the embeddings alone)"
+    )
+    head_learning_rate: float | None = option(None, "learning rate of the head, if it differs from the backbone's")
 
     def __post_init__(self):
         if self.ablation is not None:
             if self.ablation not in ABLATIONS:
                 raise ValueError(f"--ablation {self.ablation!r} is not known. Use one of {', '.join(ABLATIONS)}.")
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
+        if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
+            raise ValueError(
+                f"--frozen_layers {self.frozen_layers} needs --lora false and a number of 0 or more. LoRA freezes the backbone."
+            )
 
 
 @dataclass
@@ -45,14 +56,25 @@ class DataArguments:
     """The documents, how they are labelled, and how the model is selected and evaluated."""
 
     dataset_name: str | None = option(None, "data set on the Hub, such as midas/inspec")
-    train_files: list[str] | None = option(None, "training files, JSON Lines with title, text and keyphrases")
+    train_files: list[str] | None = option(
+        None,
+        "training files, JSON Lines with title, text and keyphrases; STYLE=FILE names a file's style of annotation",
+    )
     validation_files: list[str] | None = option(
         None, "validation files, same format; by default a share of the training documents"
     )
-    test_files: list[str] | None = option(None, "test files, same format; scored after training")
+    test_files: list[str] | None = option(
+        None, "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one"
+    )
     validation_share: float = option(
         0.2, "share of the training documents used for validation, without validation files"
     )
+    validation_limit: int | None = option(None, "use at most the first N documents of each validation file")
+    mixing_temperature: float | None = option(
+        None, "T: draw training rows so that a file of n documents has a share in proportion to n^(1/T)"
+    )
+    rows_per_epoch: int | None = option(None, "number of training rows drawn per epoch, with --mixing_temperature")
+    style_dropout: float = option(0.3, "share of training rows whose style is hidden, so that none can be asked for")
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles, which are joined to the texts")
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
@@ -64,7 +86,21 @@ class DataArguments:
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
     test_every_epoch: bool = option(False, "also score the test documents after every epoch")
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
+    fit_ranker: bool = option(
+        False, "fit a ranker of phrases on the validation documents, in place of the threshold and the temperature"
+    )
     show: int = option(3, "number of test documents whose keyphrases are printed after training")
+
+    def __post_init__(self):
+        if (self.mixing_temperature is None) != (self.rows_per_epoch is None):
+            raise ValueError(
+                f"--mixing_temperature {self.mixing_temperature} and --rows_per_epoch {self.rows_per_epoch} need each other. "
+                "Pass both, or neither."
+            )
+        if self.mixing_temperature is not None and self.mixing_temperature <= 0:
+            raise ValueError(
+                f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 to keep proportions."
+            )
 
 
 @dataclass
@@ -80,4 +116,4 @@ class RunArguments:
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train": ("deberta_paper", "minilm_cpu")}
+CONFIGS = {"train": ("deberta_paper", "default", "minilm_cpu")}

@@ -2,23 +2,55 @@
 
 from pathlib import Path
 
-from keyphrase_tools.jsonl import NAME_COLUMNS
+from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
 from keyphrase_tools.labels import tokenize_documents
 
-from ..common.splits import hold_out_validation, load_splits
+from ..common.fingerprints import parse_named_path
+from ..common.splits import SPLITS, hold_out_validation, load_splits
 from .arguments import DataArguments
+
+FILE, STYLE = "__file__", "__style__"  # added to each row: the index of its file, and the file's name
 
 
 def load_documents(args: DataArguments) -> dict[str, list[dict]]:
     """The rows of each split. Without validation documents a share of the training documents is split off.
 
+    Rows from files also have FILE and STYLE: "phrases" for a row of `phrases=inspec.jsonl`, "" for one of `inspec.jsonl`.
+
     Raises:
         FileNotFoundError: if a file does not exist.
         ValueError: if training data or a column is missing.
     """
-    documents = load_splits(args, (args.text_column, args.keyphrases_column), "midas/inspec", hint=NAME_COLUMNS)
+    required = (args.text_column, args.keyphrases_column)
+    if args.dataset_name or not args.train_files:
+        documents = load_splits(args, required, "midas/inspec", hint=NAME_COLUMNS)
+        documents = {split: [row | {FILE: 0, STYLE: ""} for row in rows] for split, rows in documents.items()}
+    else:
+        files = {split: getattr(args, f"{split}_files") for split in SPLITS}
+        documents = {split: read_files(paths, required) for split, paths in files.items() if paths}
+    if args.validation_limit and "validation" in documents:
+        documents["validation"] = first_of_each_file(documents["validation"], args.validation_limit)
     hold_out_validation(documents, args.validation_share)
     return documents
+
+
+def read_files(paths: list[str], required: tuple[str, ...]) -> list[dict]:
+    """The rows of FILE or NAME=FILE."""
+    rows = []
+    for index, (style, path) in enumerate(map(parse_named_path, paths)):
+        rows += [row | {FILE: index, STYLE: style} for row in read_jsonl(path, required, hint=NAME_COLUMNS)]
+    return rows
+
+
+def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
+    """At most `limit` rows of each file."""
+    taken: dict[int, int] = {}
+    kept = []
+    for row in rows:
+        taken[row[FILE]] = taken.get(row[FILE], 0) + 1
+        if taken[row[FILE]] <= limit:
+            kept.append(row)
+    return kept
 
 
 def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer) -> dict[str, dict]:
@@ -34,9 +66,15 @@ def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, 
         files = getattr(args, f"{split}_files") or ["train"]
         rows = labelled.get(split) or tokenize_documents({"text": texts[split], "keyphrases": gold[split]}, tokenizer)
         summary[split] = {
-            "source": args.dataset_name or ", ".join(Path(file).name for file in files),
+            "source": args.dataset_name or ", ".join(map(source_name, files)),
             "documents": len(texts[split]),
             "keyphrases": sum(rows["num_keyphrases"]),
             "present": sum(rows["num_present"]),
         }
     return summary
+
+
+def source_name(argument: str) -> str:
+    """ "tags=data/questions/train.jsonl" -> "tags=questions/train.jsonl"; without a style, the file's name."""
+    style, path = parse_named_path(argument)
+    return f"{style}={Path(path).parent.name}/{Path(path).name}" if style else Path(path).name

@@ -7,19 +7,16 @@ from pathlib import Path
 from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import get_peft_model
-from torch.utils.data import SequentialSampler
 from transformers import (
     AutoTokenizer,
     DataCollatorForTokenClassification,
     EarlyStoppingCallback,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
     pipeline,
     set_seed,
 )
 
-from keyphrase_tools.calibration import calibrate, calibration_error
 from keyphrase_tools.cards import write_card
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.jsonl import describe_coverage, full_text
@@ -32,21 +29,19 @@ from ..common.fingerprints import RECORD
 from ..common.run_folder import RunFolder, replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
-from .data import describe_data, load_documents
+from .data import FILE, STYLE, describe_data, load_documents
+from .mixture import HideStyles, MixtureSampler, SekeTrainer, freeze_layers
+from .scoring import add_ranker, best_threshold, measure_calibration, score_test_files, score_test_set
 
-HEAD = ("use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_init", "router_aux_loss_coef")
+HEAD = (
+    "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
+    "router_aux_loss_coef",
+)  # fmt: skip
 RECORDED = (
     "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type",
     "warmup_steps", "bf16", "seed",
 )  # fmt: skip
 NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "seed-*", "*.pt", "*.bin", RECORD]
-
-
-class OrderedEvalTrainer(Trainer):
-    """Keeps the order of the validation rows, which the stock Trainer sorts by length if it does so in training."""
-
-    def _get_eval_sampler(self, eval_dataset):
-        return SequentialSampler(eval_dataset)
 
 
 class ScoreTestSet(TrainerCallback):
@@ -65,7 +60,7 @@ class ScoreTestSet(TrainerCallback):
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 
 
-def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int):
+def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int, styles: list[str] | None = None):
     """Builds the model. With LoRA the base model is saved first, so that the adapter of every checkpoint can be opened."""
     set_seed(seed)
 
@@ -73,10 +68,12 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
         if args.start_from:
             return SekeForTokenClassification.from_pretrained(args.start_from)
         options = {name: getattr(args, name) for name in HEAD} | {"attention_dropout": args.attention_dropout}
-        return SekeForTokenClassification.from_backbone(backbone, **options)
+        return SekeForTokenClassification.from_backbone(backbone, styles=styles, **options)
 
     if not args.lora:
-        return new()
+        model = new()
+        freeze_layers(model, args.frozen_layers)
+        return model
     if not base.exists():  # if it does, it is of this run, since the settings of the folder were compared
         part = base.with_name("base.part")
         new().save_pretrained(part)
@@ -91,7 +88,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     """Everything before training, so that errors that the user can fix occur early.
 
     Returns:
-        The trainer; the texts and the gold keyphrases of each split; the record for results.json.
+        The trainer; for each split the texts, the gold keyphrases and the index of each document's file; the record for
+        results.json.
     """
     output = Path(training_args.output_dir)
     documents = load_documents(data_args)
@@ -106,8 +104,10 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     train = tokenize_documents({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {describe_coverage(train)}")
+    styles = list(dict.fromkeys(row.get(STYLE) for row in documents["train"] if row.get(STYLE)))
     with training_args.main_process_first(desc="base model"):
-        model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed)
+        model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed, styles or None)
+    train |= row_styles(train["document"], documents["train"], model.config.styles or [])
     metrics = ExtractionMetrics(
         texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
     )
@@ -115,9 +115,12 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
     keep_best(training_args, "f1@10")
     rows = {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(metrics.rows)}
-    collator = DataCollatorForTokenClassification(tokenizer)
+    collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout)
     options = trainer_options(model, training_args, rows, collator, tokenizer)
-    trainer = OrderedEvalTrainer(**options, compute_metrics=metrics)
+    trainer = SekeTrainer(**options, compute_metrics=metrics)
+    trainer.head_learning_rate = model_args.head_learning_rate
+    if data_args.mixing_temperature is not None:
+        trainer.train_sampler = make_sampler(train, documents["train"], data_args, training_args)
     if data_args.early_stopping_patience:
         patience, gain = data_args.early_stopping_patience, data_args.early_stopping_gain
         trainer.add_callback(EarlyStoppingCallback(patience, gain))
@@ -128,7 +131,36 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         "data": describe_data(data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer),
         "training": collect_settings(model_args, data_args, training_args),
     }
-    return trainer, texts, gold, record
+    files = {split: [row[FILE] for row in rows] for split, rows in documents.items()}
+    return trainer, texts, gold, files, record
+
+
+def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
+    """The column `style_ids` of the training rows, for a model with styles.
+
+    Raises:
+        ValueError: for a style that the model does not have.
+    """
+    given = [row.get(STYLE, "") for row in documents]
+    if unknown := set(given) - {"", *styles}:
+        raise ValueError(
+            f"--train_files has the style {sorted(unknown)[0]!r}, which the model of --start_from does not have: {styles or 'it has none'}."
+        )
+    return {"style_ids": [styles.index(given[i]) + 1 if given[i] else 0 for i in document_of_row]} if styles else {}
+
+
+def make_sampler(train: dict, documents: list[dict], data_args, training_args) -> MixtureSampler:
+    """The sampler of `--mixing_temperature`."""
+    file_of_document = [row[FILE] for row in documents]
+    return MixtureSampler(
+        [file_of_document[document] for document in train["document"]],
+        [file_of_document.count(file) for file in range(max(file_of_document) + 1)],
+        [len(ids) for ids in train["input_ids"]],
+        temperature=data_args.mixing_temperature,
+        num_rows=data_args.rows_per_epoch,
+        batch_size=training_args.train_batch_size * training_args.gradient_accumulation_steps,
+        seed=training_args.seed,
+    )
 
 
 def describe_model(model, args: ModelArguments) -> dict:
@@ -151,41 +183,6 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
     return settings | {"torch": version("torch"), "transformers": version("transformers")}
 
 
-def best_threshold(state) -> float:
-    """The threshold with which the best model got its validation score."""
-    evaluations = [entry for entry in state.log_history if "eval_threshold" in entry]
-    return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
-
-
-def score_test_set(extract, texts: list[str], gold: list) -> dict:
-    """Precision, recall and F1 of a pipeline on the test documents, with gold keyphrases by both sets of rules."""
-    scores_by_rules = {}
-    for rules in ("lexperts", "seke"):
-        scores = scores_by_rules[rules] = evaluate_pipeline(extract, texts, gold, rules=rules)
-        f1 = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
-        print(f"test, {len(texts):,} documents, gold by the rules {rules!r}: {f1}")
-    return scores_by_rules
-
-
-def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
-    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any.
-
-    If no temperature fits, the model has none, and `error` is the reason.
-    """
-    try:
-        calibrate(extract, texts["validation"], gold["validation"], rules=rules)
-    except ValueError as error:
-        print(f"scores are not calibrated: {error}")
-        return {"documents": "validation", "error": str(error)}
-    split = "test" if "test" in texts else "validation"
-    errors = calibration_error(extract, texts[split], gold[split], rules=rules)
-    print(
-        f"calibration error on {split} documents: {100 * errors['before']:.1f}%, with temperature "
-        f"{errors['temperature']:.2f}: {100 * errors['after']:.1f}%"
-    )
-    return {"documents": split, **errors}
-
-
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
     """Trains, selects, scores and saves a model.
 
@@ -196,19 +193,25 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     Returns:
         The record that is written to results.json.
     """
-    trainer, texts, gold, record = prepared or prepare(model_args, data_args, training_args)
+    trainer, texts, gold, files, record = prepared or prepare(model_args, data_args, training_args)
     train_or_resume(trainer, folder.start)
     ran = training_summary(training_args, trainer.state)
     record["training"] |= ran
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    model.requires_grad_(True)
     record["model"]["parameters"] = model.num_parameters()
     model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
-    if data_args.calibrate:
+    if data_args.fit_ranker:
+        extract, record["ranker"] = add_ranker(
+            extract, texts["validation"], gold["validation"], files["validation"], data_args.rules
+        )
+    elif data_args.calibrate:
         record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)
     if "test" in texts:
         record["test"] = score_test_set(extract, texts["test"], gold["test"])
+        record["test_files"] = score_test_files(extract, texts["test"], gold["test"], files["test"], data_args)
         for text in texts["test"][: data_args.show]:
             print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in extract(text)))
     record["epochs"] = trainer.state.log_history

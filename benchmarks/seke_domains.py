@@ -1,0 +1,124 @@
+"""Keyphrases of sets and domains that the model was not trained for: leave one set out in turn, then train on all.
+
+    python benchmarks/seke_domains.py --data PATH --work FOLDER             # PATH/keyphrases/...; pip install yake keybert
+
+Each of five training sets is left out in turn: `lexperts train seke default` trains on the other four, fits its ranker on their
+validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
+all seven test sets, of which two (krapivin, nus) have no training documents. YAKE and KeyBERT have their own defaults (KeyBERT with
+the same MiniLM, phrases of one to three words, and the first documents of each set only). No test document is used for any choice.
+Rows in results/seke_domains.json and runs in the work folder are reused if their settings, data and versions are the same.
+"""
+
+import argparse
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common import Record, add_record_arguments, run_once
+from seke_quality import BASELINES
+
+from keyphrase_tools.evaluation import score_phrases
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.labels import present
+from keyphrase_tools.words import split_words
+
+STYLES = {
+    "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
+}  # fmt: skip
+TEST_SETS = (*STYLES, "krapivin", "nus")
+HEADS = {"moe_rnn": (True, True), "rnn": (False, True)}
+
+
+def data_file(options, name: str, split: str) -> Path:
+    """A file of a set."""
+    return Path(options.data).resolve() / "keyphrases" / name / f"{split}.jsonl"
+
+
+def train(options, left_out: str | None, head: str, seed: int) -> dict:
+    """Trains on all sets but one, unless the folder holds the finished run, and returns its results.json."""
+    names = [name for name in STYLES if name != left_out]
+    tests = [left_out] if left_out else TEST_SETS
+    files = {
+        "train_files": [data_file(options, name, "train") for name in names],
+        "validation_files": [data_file(options, name, "validation") for name in names],
+        "test_files": [data_file(options, name, "test") for name in tests],
+    }
+    settings = {
+        "train_files": [f"{STYLES[name]}={path}" for name, path in zip(names, files["train_files"], strict=True)],
+        "validation_files": files["validation_files"],
+        "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
+        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
+    }  # fmt: skip
+    settings |= dict(zip(("use_moe", "use_rnn"), HEADS[head], strict=True))
+    folder = Path(options.work).resolve() / f"{head}-without-{left_out or 'none'}-{seed}"
+    run = {"output": folder, "done": "results.json", "options": settings, "overwrite": options.overwrite}
+    run_once("train", "seke", "default", **run, **files, styles=[STYLES[name] for name in names])
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def score_baselines(options, record: Record) -> None:
+    """YAKE and KeyBERT on each test set."""
+    for system, extract in BASELINES.items():
+        for name in TEST_SETS:
+            if record.find(system=system, set=name):
+                continue
+            rows = read_jsonl(data_file(options, name, "test"))[
+                : options.keybert_documents if system == "KeyBERT" else None
+            ]
+            texts = [full_text(row) for row in rows]
+            gold = [
+                present(split_words(text), row["keyphrases"], rules="seke")
+                for text, row in zip(texts, rows, strict=True)
+            ]
+            scores = score_phrases(extract(texts), gold)
+            record.add({"system": system, "set": name, "documents": len(texts), "seke": scores})
+            print(f"{system}, {name}: F1@5 {100 * scores['f1@5']:.1f}   F1@10 {100 * scores['f1@10']:.1f}", flush=True)
+
+
+def measure(options, record: Record, left_out: str | None, head: str, seed: int) -> None:
+    """Adds the rows of one training."""
+    result = train(options, left_out, head, seed)
+    for name, scores in result["test_files"].items():
+        record.add({"system": head, "left_out": left_out, "set": name, "seed": seed, **scores})
+        f1 = "   ".join(f"F1@{k} {100 * scores['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
+        print(f"{head} without {left_out}, seed {seed}, on {name}: {f1}", flush=True)
+
+
+def main():
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
+    parser.add_argument("--work", required=True, help="folder for runs")
+    parser.add_argument("--left_out", nargs="+", choices=("none", *STYLES), default=["none", *STYLES])
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=["moe_rnn"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--epochs", type=float, default=3, help="of the model that is trained on all sets")
+    parser.add_argument(
+        "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
+    )
+    parser.add_argument("--keybert_documents", type=int, default=200, help="documents of each set that KeyBERT reads")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each")
+    parser.add_argument("--baselines_only", action="store_true", help="score YAKE and KeyBERT, and train nothing")
+    parser.add_argument("--systems_only", action="store_true", help="train, and do not score YAKE and KeyBERT")
+    add_record_arguments(parser, "seke_domains")
+    options = parser.parse_args()
+    data = {name: data_file(options, name, "test").parent for name in TEST_SETS}
+    settings = {
+        "epochs": options.epochs,
+        "left_out_epochs": options.left_out_epochs,
+        "keybert_documents": options.keybert_documents,
+    }
+    record = Record(options.name, overwrite=options.overwrite, **settings, data=data)
+    if not options.systems_only:
+        score_baselines(options, record)
+    if options.baselines_only:
+        return
+    runs = [(None if name == "none" else name, head, seed)
+            for seed in options.seeds for head in options.heads for name in options.left_out]  # fmt: skip
+    pending = [run for run in runs if not record.find(system=run[1], left_out=run[0], seed=run[2])]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda run: measure(options, record, *run), pending))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The model of `pipeline("keyphrase-extraction")` without a model argument: the package lexperts-seke-minilm."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGE = "lexperts_seke_minilm"
+
+
+def find_default_model() -> str:
+    """The folder of the installed default model.
+
+    Raises:
+        ImportError: if the package is not installed.
+    """
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(
+            "No model was given, and the default model is not installed. Install it with `pip install lexperts-seke-minilm` "
+            "(in a clone: `make model`), or pass model=..., a folder or Hub id."
+        )
+    return str(Path(spec.submodule_search_locations[0]))
+
+
+class DefaultModel(Mapping):
+    """What transformers' registry expects as the `default` of a task, `{"model": (name, revision)}`, found on first use."""
+
+    def __getitem__(self, key: str) -> tuple[str, None]:
+        if key != "model":
+            raise KeyError(key)
+        return find_default_model(), None
+
+    def __contains__(self, key: object) -> bool:
+        return key == "model"
+
+    def __iter__(self):
+        return iter(("model",))
+
+    def __len__(self) -> int:
+        return 1

@@ -1,0 +1,124 @@
+"""Training on several data sets at once: how often each is drawn, and when the model is told the style of a row."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer
+
+from ..common.training import separate_rate
+
+SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
+
+
+class MixtureSampler(Sampler[int]):
+    """Draws rows with replacement so that data set f has the share n_f^(1/T) / sum n^(1/T)   (Devlin et al. 2019, multilingual).
+
+    Rows of similar length come together, in batches of random order. Each epoch draws anew; the draws of an epoch depend only on
+    its number and the seed.
+
+    Args:
+        files: for each of the N rows, the index of its data set.
+        documents: the number of documents n_f of each data set.
+        lengths: for each row, its number of sub-tokens.
+        temperature: T; 1 keeps the proportions, larger values make the shares more equal.
+        num_rows: rows per epoch.
+        batch_size: rows per batch.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[int],
+        documents: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        temperature: float,
+        num_rows: int,
+        batch_size: int,
+        seed: int,
+    ):
+        self.lengths, self.num_rows, self.batch_size, self.seed, self.epoch = lengths, num_rows, batch_size, seed, 0
+        shares = np.array(documents, dtype=float) ** (1 / temperature)
+        files = np.asarray(files)
+        rows_of_file = np.bincount(files, minlength=len(shares))
+        self.probabilities = (shares / shares.sum() / rows_of_file)[files]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called before each epoch by the Trainer's data loader."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self.seed, self.epoch))
+        drawn = random.choice(len(self.probabilities), self.num_rows, p=self.probabilities / self.probabilities.sum())
+        size = self.batch_size * SORTED_BATCHES
+        for start in range(0, self.num_rows, size):
+            part = sorted(drawn[start : start + size].tolist(), key=self.lengths.__getitem__)
+            batches = [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+            short = [batches.pop()] if len(batches[-1]) < self.batch_size else []
+            for batch in [*(batches[i] for i in random.permutation(len(batches))), *short]:
+                yield from batch
+
+
+class HideStyles:
+    """A collator that sets the style of a share of the rows to 0, none."""
+
+    def __init__(self, collator, share: float):
+        self.collator, self.share = collator, share
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        """The batch of the rows."""
+        batch = self.collator(rows)
+        if "style_ids" in batch and self.share:
+            hidden = torch.rand(len(batch["style_ids"])) < self.share
+            batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
+        return batch
+
+
+class SekeTrainer(Trainer):
+    """Keeps the order of the validation rows, which the stock Trainer sorts by length if it does so in training; optionally with
+    a sampler of its own, and with a learning rate of its own for the head."""
+
+    train_sampler: Sampler | None = None
+    head_learning_rate: float | None = None
+
+    def _get_train_sampler(self, train_dataset=None):
+        return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def _get_eval_sampler(self, eval_dataset):
+        return SequentialSampler(eval_dataset)
+
+    def create_optimizer(self, *args, **kwargs):
+        """As in the Trainer; the head's parameters have their own rate."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.head_learning_rate is not None:
+            head = [p for name, p in self.model.named_parameters() if p.requires_grad and "backbone." not in name]
+            separate_rate(optimizer, head, self.head_learning_rate)
+        return optimizer
+
+
+def freeze_layers(model, number: int | None) -> None:
+    """Stops training of the embeddings and of the first layers of the backbone.
+
+    Raises:
+        ValueError: if the backbone has fewer layers, or its layers are not found.
+    """
+    if number is None:
+        return
+    stacks = [
+        m
+        for name, m in model.backbone.named_modules()
+        if isinstance(m, torch.nn.ModuleList) and "." not in name.removeprefix("encoder.")
+    ]
+    layers = stacks[0] if stacks else []
+    if number > len(layers):
+        raise ValueError(f"--frozen_layers {number} exceeds the {len(layers)} layers of the backbone.")
+    model.backbone.get_input_embeddings().requires_grad_(False)
+    if (embeddings := getattr(model.backbone, "embeddings", None)) is not None:
+        embeddings.requires_grad_(False)
+    for layer in layers[:number]:
+        layer.requires_grad_(False)

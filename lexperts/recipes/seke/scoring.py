@@ -1,0 +1,117 @@
+"""After training: the ranker or the temperature, fitted on validation documents, and scores of test documents."""
+
+import numpy as np
+from transformers import pipeline
+
+from keyphrase_tools.calibration import calibrate, calibration_error, expected_calibration_error, match_to_gold
+from keyphrase_tools.evaluation import evaluate_pipeline, score_phrases
+from keyphrase_tools.labels import present
+from keyphrase_tools.ranking import fit_ranker
+from keyphrase_tools.words import split_words
+
+from ..common.fingerprints import parse_named_path
+from .arguments import DataArguments
+
+MIN_SCORES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+CONFIDENT = 0.8  # scores above it are counted
+
+
+def best_threshold(state) -> float:
+    """The threshold with which the best model got its validation score."""
+    evaluations = [entry for entry in state.log_history if "eval_threshold" in entry]
+    return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
+
+
+def score_test_set(extract, texts: list[str], gold: list) -> dict:
+    """Precision, recall and F1 of a pipeline on the test documents, with gold keyphrases by both sets of rules."""
+    scores_by_rules = {}
+    for rules in ("lexperts", "seke"):
+        scores = scores_by_rules[rules] = evaluate_pipeline(extract, texts, gold, rules=rules)
+        f1 = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
+        print(f"test, {len(texts):,} documents, gold by the rules {rules!r}: {f1}")
+    return scores_by_rules
+
+
+def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
+    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any.
+
+    If no temperature fits, the model has none, and `error` is the reason.
+    """
+    try:
+        calibrate(extract, texts["validation"], gold["validation"], rules=rules)
+    except ValueError as error:
+        print(f"scores are not calibrated: {error}")
+        return {"documents": "validation", "error": str(error)}
+    split = "test" if "test" in texts else "validation"
+    errors = calibration_error(extract, texts[split], gold[split], rules=rules)
+    print(
+        f"calibration error on {split} documents: {100 * errors['before']:.1f}%, with temperature "
+        f"{errors['temperature']:.2f}: {100 * errors['after']:.1f}%"
+    )
+    return {"documents": split, **errors}
+
+
+def gold_phrases(texts: list[str], gold: list, rules: str) -> list[list[str]]:
+    """For each document the gold keyphrases that occur in it."""
+    return [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, gold, strict=True)]
+
+
+def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str):
+    """Fits a ranker on validation documents and saves it in the configuration, with the smallest score that is worth returning.
+
+    Args:
+        files: for each document the index of its file; all files count the same.
+
+    Returns:
+        A pipeline that ranks by it; `candidates`, `min_score`, and F1@10 on the validation documents, mean over the files.
+    """
+    config, gold = extract.model.config, gold_phrases(texts, gold, rules)
+    config.keyphrase_threshold = config.keyphrase_temperature = None
+    config.keyphrase_ranker = fit_ranker(extract.read_words(texts), gold, files)
+    extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
+    phrases, scores = extract(texts, top_k=None, min_score=0.0), {}
+    for min_score in MIN_SCORES:
+        kept = [[phrase for phrase in of_text if phrase["score"] >= min_score] for of_text in phrases]
+        scores[min_score] = mean_f1(kept, gold, files)
+    config.keyphrase_min_score = max(scores, key=scores.get)
+    print(f"ranker: min_score {config.keyphrase_min_score}, validation F1@10 {100 * max(scores.values()):.1f}")
+    return extract, {"min_score": config.keyphrase_min_score, "validation_f1@10": max(scores.values())}
+
+
+def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
+    """F1@10, averaged over files."""
+    scores = []
+    for file in sorted(set(files)):
+        chosen = [i for i, f in enumerate(files) if f == file]
+        scores.append(score_phrases([phrases[i] for i in chosen], [gold[i] for i in chosen])["f1@10"])
+    return float(np.mean(scores))
+
+
+def score_test_files(extract, texts: list[str], gold: list, files: list[int], args: DataArguments) -> dict[str, dict]:
+    """Scores of each test file that was given as NAME=FILE.
+
+    Returns:
+        For each name, by both sets of rules, precision, recall and F1; the calibration error, the number of scores above 0.8,
+        and the share of these that are right.
+    """
+    results = {}
+    for index, (name, _) in enumerate(map(parse_named_path, args.test_files or [])):
+        chosen = [i for i, file in enumerate(files) if file == index]
+        if name and chosen:
+            some, some_gold = [texts[i] for i in chosen], [gold[i] for i in chosen]
+            results[name] = row = score_file(extract, some, some_gold)
+            f1 = "   ".join(f"F1@{k} {100 * row['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
+            print(f"{name}, {len(some):,} documents: {f1}   calibration error {100 * row['calibration_error']:.1f}%")
+    return results
+
+
+def score_file(extract, texts: list[str], gold: list) -> dict:
+    """One entry of `score_test_files`."""
+    phrases = extract(texts, batch_size=16)
+    of_rules = {rules: gold_phrases(texts, gold, rules) for rules in ("lexperts", "seke")}
+    scores, right = (np.array(values) for values in match_to_gold(phrases, of_rules["lexperts"]))
+    confident = scores > CONFIDENT
+    row = {rules: score_phrases(phrases, some_gold) for rules, some_gold in of_rules.items()}
+    row |= {"documents": len(texts), "phrases": len(scores), "confident": int(confident.sum())}
+    row["calibration_error"] = expected_calibration_error(scores, right) if len(scores) else 0.0
+    return row | {"confident_right": float(right[confident].mean()) if confident.any() else None}

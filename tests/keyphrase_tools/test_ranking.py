@@ -1,0 +1,154 @@
+"""Ranking by evidence: candidates, features by hand, the fit, and the pipeline of a model that has a ranker."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import pipeline
+
+from keyphrase_tools.ranking import (
+    FLOOR,
+    INTERACTIONS,
+    MAX_WORDS,
+    NAMES,
+    PhraseRanker,
+    find_candidates,
+    fit_ranker,
+    log_odds,
+)
+from keyphrase_tools.stemming import stem
+from keyphrase_tools.words import split_words
+
+TEXT = "Graph cuts, and a graph cut of networks"
+WEIGHTS = {"bias": 0.0, **dict.fromkeys(NAMES, 0.0)}
+
+
+def probabilities(*rows) -> np.ndarray:
+    """(p(B), p(I)) of each word -> (W, 3)."""
+    return np.array([[1 - b - i, b, i] for b, i in rows])
+
+
+@pytest.fixture
+def document():
+    #      Graph       cuts        ,       and     a       graph       cut         of      networks
+    p = [(0.8, 0.1), (0.1, 0.6), (0, 0), (0, 0), (0, 0), (0.5, 0.2), (0.1, 0.5), (0, 0), (0.3, 0.0)]
+    return split_words(TEXT), probabilities(*p)
+
+
+def features_of(candidates, words, phrase: str) -> dict[str, float]:
+    for spans, features in candidates:
+        start, end = spans[0]
+        if " ".join(word.lower() for word, _, _ in words[start:end]) == phrase:
+            return dict(zip(NAMES, features, strict=True)) | {"spans": spans}
+    raise AssertionError(f"{phrase} is not a candidate")
+
+
+def test_features_of_a_phrase_with_two_mentions_by_hand(document):
+    words, p = document
+    found = features_of(find_candidates(words, p), words, "graph cuts")
+    span = np.array([0.8 * 0.6, 0.5 * 0.5])  # p(B) p(I); the words after them cannot continue the phrase
+    assert found["spans"] == [(0, 2), (5, 7)]
+    assert found["span"] == pytest.approx(log_odds(span.max()))
+    assert found["labels"] == pytest.approx(log_odds((0.8 + 0.6) / 2))
+    assert found["inside"] == pytest.approx(
+        log_odds(0.7)
+    )  # the less certain word of "Graph cuts": 1 - p(O) = 0.1 + 0.6
+    assert found["expected_mentions"] == pytest.approx(np.log1p(span.sum()))
+    assert found["mentions"] == pytest.approx(np.log(2))
+    assert found["first"] == found["relative_first"] == 0
+    assert [found[name] for name in ("one_word", "two_words", "three_words", "more_words")] == [0, 1, 0, 0]
+    assert found["labelled"] == 1
+    inside = np.array([0.9, 0.7, 0, 0, 0.7, 0.6, 0, 0.3])  # without the comma
+    assert found["density"] == pytest.approx(np.log(inside.mean() + 1e-3))
+    assert found["begins"] == pytest.approx(np.log1p(0.8 + 0.1 + 0.5 + 0.1 + 0.3))
+    assert found["document"] == pytest.approx(np.log(9))
+    for a, b in INTERACTIONS:
+        assert found[f"{a} x {b}"] == pytest.approx(found[a] * found[b])
+
+
+def test_a_word_that_may_be_continued_is_less_likely_a_phrase_by_itself(document):
+    words, p = document
+    found = features_of(find_candidates(words, p), words, "graph")
+    assert found["span"] == pytest.approx(log_odds(0.8 * (1 - 0.6)))
+    assert found["spans"] == [(0, 1), (5, 6)] and found["labelled"] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
+    texts = st.lists(st.sampled_from(["graph", "cuts", "Graphs", ",", "a", "(", "net"]), min_size=1, max_size=20)
+    words = split_words(" ".join(data.draw(texts)))
+    rows = data.draw(
+        st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=len(words), max_size=len(words))
+    )
+    p, keys = probabilities(*rows), []
+    for spans, features in find_candidates(words, p):
+        stems = {tuple(stem(word) for word, _, _ in words[start:end]) for start, end in spans}
+        assert len(stems) == 1 and len(next(iter(stems))) <= MAX_WORDS and np.isfinite(features).all()
+        assert not any(word in ",(" for start, end in spans for word, _, _ in words[start:end])
+        assert features[NAMES.index("span")] >= log_odds(FLOOR) - 1e-9
+        keys += stems
+    assert len(keys) == len(set(keys))
+
+
+def test_a_document_without_words_has_no_candidates():
+    assert find_candidates([], np.zeros((0, 3))) == []
+    assert find_candidates(split_words("..."), probabilities((0.5, 0.1), (0.5, 0.1), (0.5, 0.1))) == []
+    assert PhraseRanker(WEIGHTS).rank("...", split_words("..."), probabilities(*[(0.5, 0.1)] * 3)) == []
+
+
+def test_scores_are_probabilities_and_every_mention_is_reported(document):
+    words, p = document
+    phrases = PhraseRanker(WEIGHTS | {"bias": -1.0, "mentions": 2.0}).rank(TEXT, words, p)
+    best = phrases[0]
+    assert (best["keyphrase"], best["start"], best["end"]) == ("Graph", 0, 5) and len(best["mentions"]) == 2
+    assert best["score"] == pytest.approx(1 / (1 + np.exp(1 - 2 * np.log(2))), abs=1e-6)
+    assert [TEXT[m["start"] : m["end"]] for m in phrases[1]["mentions"]] == ["Graph cuts", "graph cut"]
+    assert [phrase["score"] for phrase in phrases] == sorted((phrase["score"] for phrase in phrases), reverse=True)
+
+
+@pytest.mark.parametrize("weights", [{"bias": 0.0}, WEIGHTS | {"colour": 1.0}])
+def test_weights_of_other_features_are_refused(weights):
+    with pytest.raises(ValueError, match="colour" if "colour" in weights else "span"):
+        PhraseRanker(weights)
+
+
+def test_the_fit_finds_what_tells_keyphrases_apart(document):
+    words, p = document
+    random = np.random.default_rng(0)
+    documents, gold = [], []
+    for _ in range(60):
+        noisy = np.clip(p + random.normal(0, 0.05, p.shape), 0.001, 1)
+        documents.append((words, noisy / noisy.sum(1, keepdims=True)))
+        gold.append(["graph cut"])
+    weights = fit_ranker(documents, gold, groups=[i % 2 for i in range(60)])
+    json.dumps(weights)
+    ranker = PhraseRanker(weights)
+    for words, p in documents[:10]:
+        phrases = ranker.rank(TEXT, words, p)
+        assert phrases[0]["keyphrase"] == "Graph cuts" and phrases[0]["score"] > 0.8
+        assert all(phrase["score"] < 0.5 for phrase in phrases[1:])
+
+
+def test_a_fit_needs_right_and_wrong_candidates(document):
+    with pytest.raises(ValueError, match="0 of"):
+        fit_ranker([document], [["nothing of it"]])
+
+
+def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(sharp_seke, tiny_tokenizer, tmp_path):
+    model, text = sharp_seke(), "the graph cut of networks and the graph cuts for learning"
+    plain = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    expected = plain(text, threshold=0.2)
+    model.config.keyphrase_ranker, model.config.keyphrase_min_score = WEIGHTS | {"mentions": 1.0}, 0.6
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    assert extract(text, threshold=0.2, min_score=0.0) == expected
+    ((words, p),) = extract.read_words([text])
+    ranked = PhraseRanker(model.config.keyphrase_ranker).rank(text, words, p)
+    assert extract(text, min_score=0.0, top_k=None) == ranked
+    assert extract(text) == [phrase for phrase in ranked if phrase["score"] >= 0.6] != ranked
+    extract.save_pretrained(tmp_path)
+    assert pipeline("keyphrase-extraction", model=str(tmp_path))(text) == extract(text)
+    batch = [text, "graph", "", "learning networks " * 90]
+    assert extract(batch, min_score=0.0) == [extract(one, min_score=0.0) for one in batch]

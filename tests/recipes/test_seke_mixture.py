@@ -1,0 +1,141 @@
+"""Training on several data sets: the shares of the sampler, styles, frozen layers, the ranker, scores per file."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, pipeline
+
+from lexperts.recipes.seke.mixture import HideStyles, MixtureSampler, freeze_layers
+from modeling_seke import SekeForTokenClassification
+from tests.recipes.test_seke import CORPUS, backbone, train  # noqa: F401
+
+LENGTHS = [(7 * i) % 50 for i in range(1000)]
+FILES = [0] * 900 + [1] * 100
+
+
+def sampler(temperature, **options):
+    settings = {"num_rows": 20_000, "batch_size": 8, "seed": 1} | options
+    return MixtureSampler(FILES, [900, 100], LENGTHS, temperature=temperature, **settings)
+
+
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1e6, 0.5)])
+def test_shares_follow_the_temperature(temperature, share):
+    drawn = Counter(FILES[row] for row in sampler(temperature))
+    assert drawn[0] / 20_000 == pytest.approx(share, abs=0.015)
+
+
+def test_epochs_differ_and_repeat_by_their_number():
+    draws = sampler(1.0, num_rows=500)
+    assert len(draws) == len(first := list(draws)) == 500
+    draws.set_epoch(1)
+    assert list(draws) != first
+    draws.set_epoch(0)
+    assert list(draws) == first != list(sampler(1.0, num_rows=500, seed=2))
+
+
+def test_batches_hold_rows_of_similar_length_in_random_order():
+    rows = list(sampler(1.0, num_rows=8 * 32))
+    batches = [[LENGTHS[row] for row in rows[i : i + 8]] for i in range(0, len(rows), 8)]
+    assert sum(max(batch) - min(batch) for batch in batches) / len(batches) < 4
+    assert batches != sorted(batches)
+
+
+def test_a_short_last_batch_is_last():
+    rows = list(sampler(1.0, num_rows=20))
+    assert len(rows) == 20 and max(LENGTHS[row] for row in rows[-4:]) == max(LENGTHS[row] for row in rows)
+
+
+def test_styles_are_hidden_from_a_share_of_the_rows():
+    torch.manual_seed(0)
+    collator = HideStyles(lambda rows: {"style_ids": torch.tensor([row["style_ids"] for row in rows])}, 0.3)
+    hidden = (collator([{"style_ids": 2}] * 4000)["style_ids"] == 0).float().mean()
+    assert hidden == pytest.approx(0.3, abs=0.03)
+
+
+def test_frozen_layers_are_the_embeddings_and_the_first_ones(tiny_seke):
+    model = tiny_seke()
+    freeze_layers(model, 1)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not any(name.startswith(("backbone.embeddings", "backbone.encoder.layer.0.")) for name in trained)
+    assert any(name.startswith("backbone.encoder.layer.1.") for name in trained) and "classifier.weight" in trained
+    with pytest.raises(ValueError, match="3.*2"):
+        freeze_layers(model, 3)
+
+
+@pytest.fixture(scope="module")
+def mixed(backbone, tmp_path_factory):  # noqa: F811
+    """A model of two styles, with a ranker; trained to an end and scored on two files."""
+    output = tmp_path_factory.mktemp("runs") / "mixed"
+    options = [
+        "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
+        "--validation_files", CORPUS / "test.jsonl", "--test_files", f"a={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
+        "--mixing_temperature", 2, "--rows_per_epoch", 64, "--num_train_epochs", 2, "--lora", "false", "--frozen_layers", 1,
+        "--head_learning_rate", 0.02, "--learning_rate", 0.001, "--fit_ranker", "true", "--validation_limit", 30,
+        "--early_stopping_patience", 0,
+    ]  # fmt: skip
+    done = train(backbone, output, *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output, options
+
+
+def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):  # noqa: F811
+    output, _ = mixed
+    record = json.loads((output / "results.json").read_text())
+    assert list(record["test_files"]) == ["a"] and record["test_files"]["a"]["documents"] == 50
+    assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(record["test_files"]["a"])
+    assert record["data"]["validation"]["documents"] == 30 and record["training"]["trained_steps"] == 2 * 8
+    model = SekeForTokenClassification.from_pretrained(output)
+    assert (
+        model.config.styles == ["phrases", "tags"] and model.config.keyphrase_min_score == record["ranker"]["min_score"]
+    )
+    before = AutoModelForTokenClassification.from_pretrained(output).state_dict()
+    start = SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict()
+    for name, value in start.items():
+        frozen = name.startswith(("embeddings", "encoder.layer.0."))
+        assert torch.equal(value, before[f"backbone.{name}"]) == frozen or "key.bias" in name, name
+
+
+def test_a_style_changes_the_answer_and_an_unknown_one_is_named(mixed):
+    extract = pipeline("keyphrase-extraction", model=str(mixed[0]))
+    text = json.loads((CORPUS / "test.jsonl").read_text().splitlines()[0])["text"]
+    answers = [
+        extract(text, min_score=0.0, top_k=None, **style) for style in ({}, {"style": "tags"}, {"style": "phrases"})
+    ]
+    assert answers[0] != answers[1] != answers[2]
+    assert extract([text, "graph"], style="tags", min_score=0.0, top_k=None)[0] == answers[1]
+    with pytest.raises(ValueError, match="'news'.*'phrases', 'tags'"):
+        extract(text, style="news")
+
+
+def test_a_model_without_styles_refuses_one(sharp, tiny_tokenizer):
+    extract = pipeline("keyphrase-extraction", model=sharp, tokenizer=tiny_tokenizer)
+    with pytest.raises(ValueError, match="'tags'"):
+        extract("graph cuts", style="tags")
+
+
+@pytest.fixture
+def sharp(tiny_seke):
+    return tiny_seke()
+
+
+def test_another_style_is_another_run(mixed, backbone):  # noqa: F811
+    output, options = mixed
+    changed = [f"words={CORPUS / 'test.jsonl'}" if str(o).startswith("tags=") else o for o in options]
+    done = train(backbone, output, *changed)
+    assert done.returncode == 2 and "tags=" in done.stderr and "words=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--mixing_temperature", 2], "--rows_per_epoch"),
+        (["--mixing_temperature", 0, "--rows_per_epoch", 8], "--mixing_temperature 0"),
+        (["--frozen_layers", 1], "--lora false"),
+        (["--frozen_layers", 9, "--lora", "false"], "9"),
+    ],
+)
+def test_invalid_options_are_named(backbone, tmp_path, options, named):  # noqa: F811
+    done = train(backbone, tmp_path / "run", *options)
+    assert done.returncode == 2 and named in done.stderr
