@@ -6,7 +6,8 @@ Each of five training sets is left out in turn: `lexperts train seke default` tr
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
 all seven test sets, of which two (krapivin, nus) have no training documents. YAKE and KeyBERT have their own defaults (KeyBERT with
 the same MiniLM, phrases of one to three words, and the first documents of each set only). No test document is used for any choice.
-Rows in results/seke_domains.json and runs in the work folder are reused if their settings, data and versions are the same.
+Rows in results/seke_domains.json, those of YAKE and KeyBERT in results/seke_domains_peers.json, and runs in the work folder are
+reused if their settings, data and versions are the same.
 """
 
 import argparse
@@ -103,16 +104,13 @@ def main():
     add_record_arguments(parser, "seke_domains")
     options = parser.parse_args()
     data = {name: data_file(options, name, "test").parent for name in TEST_SETS}
-    settings = {
-        "epochs": options.epochs,
-        "left_out_epochs": options.left_out_epochs,
-        "keybert_documents": options.keybert_documents,
-    }
-    record = Record(options.name, overwrite=options.overwrite, **settings, data=data)
     if not options.systems_only:
-        score_baselines(options, record)
+        settings = {"keybert_documents": options.keybert_documents, "data": data}
+        score_baselines(options, Record(f"{options.name}_peers", overwrite=options.overwrite, **settings))
     if options.baselines_only:
         return
+    settings = {"epochs": options.epochs, "left_out_epochs": options.left_out_epochs, "data": data}
+    record = Record(options.name, overwrite=options.overwrite, **settings)
     runs = [(None if name == "none" else name, head, seed)
             for seed in options.seeds for head in options.heads for name in options.left_out]  # fmt: skip
     pending = [run for run in runs if not record.find(system=run[1], left_out=run[0], seed=run[2])]
