@@ -3,6 +3,7 @@
 Other submodules are imported on first use: `keyphrase_tools.metrics.keyphrase_f1(...)`.
 """
 
+import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pkgutil import iter_modules
@@ -13,14 +14,16 @@ from transformers.pipelines import PIPELINE_REGISTRY
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
 
+from .default_model import DefaultModel, NoDefaultWarning
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
+TASK = "keyphrase-extraction"
 PIPELINE_REGISTRY.register_pipeline(
-    "keyphrase-extraction",
-    pipeline_class=KeyphraseExtractionPipeline,
-    pt_model=AutoModelForTokenClassification,
-    type="text",
+    TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification, type="text"
 )
+# not register_pipeline(default=...): saved models would record the default, a path of this machine
+PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
+logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
 
 try:
     __version__ = version("lexperts")

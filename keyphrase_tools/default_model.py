@@ -1,5 +1,6 @@
 """The model of `pipeline("keyphrase-extraction")` without a model argument: the package lexperts-seke-minilm."""
 
+import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,3 +39,13 @@ class DefaultModel(Mapping):
 
     def __len__(self) -> int:
         return 1
+
+
+class NoDefaultWarning(logging.Filter):
+    """Drops transformers' warning that a default model was taken: this one is a package with a version."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for that warning."""
+        return not (
+            record.levelno == logging.WARNING and PACKAGE in str(record.msg) and "defaulted to" in str(record.msg)
+        )

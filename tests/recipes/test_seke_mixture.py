@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForTokenClassification, pipeline
 
 from lexperts.recipes.seke.mixture import HideStyles, MixtureSampler, freeze_layers
+from lexperts.recipes.seke.scoring import join_neighbours
 from modeling_seke import SekeForTokenClassification
 from tests.recipes.test_seke import CORPUS, backbone, train  # noqa: F401
 
@@ -54,6 +55,15 @@ def test_styles_are_hidden_from_a_share_of_the_rows():
     assert hidden == pytest.approx(0.3, abs=0.03)
 
 
+def test_neighbours_of_a_file_are_joined():
+    texts, gold, files = ["a", "b", "c", "d", "e"], [["x"], ["y"], ["x"], ["x"], ["z"]], [0, 0, 0, 1, 1]
+    assert join_neighbours(texts, gold, files, 2) == (
+        ["a\n\nb", "d\n\ne"],
+        [["x", "y"], ["x", "z"]],
+        ["0 x 2", "1 x 2"],
+    )
+
+
 def test_frozen_layers_are_the_embeddings_and_the_first_ones(tiny_seke):
     model = tiny_seke()
     freeze_layers(model, 1)
@@ -72,7 +82,7 @@ def mixed(backbone, tmp_path_factory):  # noqa: F811
         "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
         "--validation_files", CORPUS / "test.jsonl", "--test_files", f"a={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
         "--mixing_temperature", 2, "--rows_per_epoch", 64, "--num_train_epochs", 2, "--lora", "false", "--frozen_layers", 1,
-        "--head_learning_rate", 0.02, "--learning_rate", 0.001, "--fit_ranker", "true", "--validation_limit", 30,
+        "--head_learning_rate", 0.02, "--learning_rate", 0.001, "--fit_ranker", "true", "--ranker_joined", 10, "--validation_limit", 30,
         "--early_stopping_patience", 0,
     ]  # fmt: skip
     done = train(backbone, output, *options)

@@ -89,6 +89,10 @@ class DataArguments:
     fit_ranker: bool = option(
         False, "fit a ranker of phrases on the validation documents, in place of the threshold and the temperature"
     )
+    ranker_joined: list[int] = option(
+        [],
+        "with --fit_ranker: also fit on validation documents joined so many at a time, as examples of long documents",
+    )
     show: int = option(3, "number of test documents whose keyphrases are printed after training")
 
     def __post_init__(self):

@@ -205,7 +205,12 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:
         extract, record["ranker"] = add_ranker(
-            extract, texts["validation"], gold["validation"], files["validation"], data_args.rules
+            extract,
+            texts["validation"],
+            gold["validation"],
+            files["validation"],
+            data_args.rules,
+            data_args.ranker_joined,
         )
     elif data_args.calibrate:
         record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)

@@ -6,7 +6,7 @@ from transformers import pipeline
 from keyphrase_tools.calibration import calibrate, calibration_error, expected_calibration_error, match_to_gold
 from keyphrase_tools.evaluation import evaluate_pipeline, score_phrases
 from keyphrase_tools.labels import present
-from keyphrase_tools.ranking import fit_ranker
+from keyphrase_tools.ranking import PhraseRanker, fit_ranker
 from keyphrase_tools.words import split_words
 
 from ..common.fingerprints import parse_named_path
@@ -56,26 +56,50 @@ def gold_phrases(texts: list[str], gold: list, rules: str) -> list[list[str]]:
     return [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, gold, strict=True)]
 
 
-def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str):
+def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str, joined: list[int]):
     """Fits a ranker on validation documents and saves it in the configuration, with the smallest score that is worth returning.
 
     Args:
         files: for each document the index of its file; all files count the same.
+        joined: also fit on documents that are put together from so many neighbours, as examples of long documents.
 
     Returns:
-        A pipeline that ranks by it; `candidates`, `min_score`, and F1@10 on the validation documents, mean over the files.
+        A pipeline that ranks by it; its settings, and F1@10 on the validation documents, mean over the files.
     """
     config, gold = extract.model.config, gold_phrases(texts, gold, rules)
     config.keyphrase_threshold = config.keyphrase_temperature = None
-    config.keyphrase_ranker = fit_ranker(extract.read_words(texts), gold, files)
-    extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
-    phrases, scores = extract(texts, top_k=None, min_score=0.0), {}
+    fitted = [texts, gold, [str(file) for file in files]]
+    for number in joined:
+        for column, more in zip(fitted, join_neighbours(texts, gold, files, number), strict=True):
+            column[len(column) :] = more
+    read = extract.read_words(fitted[0], batch_size=16)
+    config.keyphrase_ranker = fit_ranker(read, fitted[1], fitted[2])
+    ranker = PhraseRanker(config.keyphrase_ranker)
+    ranked = [ranker.rank(text, *document) for text, document in zip(texts, read, strict=False)]
+    scores = {}
     for min_score in MIN_SCORES:
-        kept = [[phrase for phrase in of_text if phrase["score"] >= min_score] for of_text in phrases]
+        kept = [[phrase for phrase in phrases if phrase["score"] >= min_score] for phrases in ranked]
         scores[min_score] = mean_f1(kept, gold, files)
     config.keyphrase_min_score = max(scores, key=scores.get)
     print(f"ranker: min_score {config.keyphrase_min_score}, validation F1@10 {100 * max(scores.values()):.1f}")
-    return extract, {"min_score": config.keyphrase_min_score, "validation_f1@10": max(scores.values())}
+    return pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer), {
+        "min_score": config.keyphrase_min_score,
+        "documents": len(fitted[0]),
+        "validation_f1@10": max(scores.values()),
+    }
+
+
+def join_neighbours(texts: list[str], gold: list, files: list[int], number: int) -> tuple[list[str], list, list[str]]:
+    """Documents put together from `number` neighbours of a file: their texts, gold keyphrases, and groups such as "0 x 4"."""
+    columns: tuple[list, list, list] = [], [], []
+    for file in sorted(set(files)):
+        rows = [i for i, f in enumerate(files) if f == file]
+        for start in range(0, len(rows) - number + 1, number):
+            part = rows[start : start + number]
+            columns[0].append("\n\n".join(texts[i] for i in part))
+            columns[1].append(list(dict.fromkeys(phrase for i in part for phrase in gold[i])))
+            columns[2].append(f"{file} x {number}")
+    return columns
 
 
 def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
