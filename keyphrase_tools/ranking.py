@@ -123,25 +123,38 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and each of NAMES.
+        weights: for "bias" and each of NAMES; and "gold", the number of gold keyphrases per expected one, which is above 1 since
+            some are not among the candidates.
 
     Raises:
         ValueError: if a weight is missing or unknown.
     """
 
     def __init__(self, weights: Mapping[str, float]):
-        if set(weights) != {"bias", *NAMES}:
-            wrong = sorted(set(weights) ^ {"bias", *NAMES})
+        if set(weights) != {"bias", "gold", *NAMES}:
+            wrong = sorted(set(weights) ^ {"bias", "gold", *NAMES})
             raise ValueError(
                 f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. Fit it again with "
                 "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
             )
         self._bias, self._weights = weights["bias"], np.array([weights[name] for name in NAMES])
+        self._gold = weights["gold"]
 
     def probabilities(self, candidates: Sequence[Candidate]) -> np.ndarray:
         """P(keyphrase) of each candidate."""
         features = np.array([candidate.features for candidate in candidates]).reshape(-1, len(NAMES))
         return 1 / (1 + np.exp(-(self._bias + features @ self._weights)))
+
+    def best_number(self, scores: Sequence[float]) -> int:
+        """The number n of phrases, best first, with the highest expected F1: 2 sum_{i <= n} P_i / (n + expected gold).
+
+        >>> PhraseRanker({"bias": 0, "gold": 1, **dict.fromkeys(NAMES, 0)}).best_number([0.9, 0.8, 0.1, 0.1])
+        2
+        """
+        if not len(scores):
+            return 0
+        p, n = np.asarray(scores), np.arange(1, len(scores) + 1)
+        return int((2 * p.cumsum() / (n + self._gold * p.sum())).argmax()) + 1
 
     def rank(self, text: str, words: Sequence[tuple[str, int, int]], p: np.ndarray) -> list[dict]:
         """The candidates of a document in the form of `decoding.rank_phrases`, best first.
@@ -184,8 +197,10 @@ def fit_ranker(
     except ImportError as error:
         raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install lexperts[train]") from error
     rows, right, group_of_row = [], [], []
+    num_gold: dict = defaultdict(int)
     for number, ((words, p), phrases) in enumerate(zip(documents, gold, strict=True)):
         keys = {tuple(stem(word) for word in phrase.split()) for phrase in phrases}
+        num_gold[0 if groups is None else groups[number]] += len(keys)
         for candidate in find_candidates(words, p):
             start, end = candidate.spans[0]
             rows.append(candidate.features)
@@ -196,13 +211,19 @@ def fit_ranker(
             f"{sum(right)} of {len(right)} candidates are gold keyphrases: a ranker cannot be fitted. Train the model longer, or "
             "use more documents."
         )
-    sizes = {group: group_of_row.count(group) for group in set(group_of_row)}
+    sizes = {group: group_of_row.count(group) for group in num_gold}
     scaler = StandardScaler().fit(np.array(rows))
     regression = LogisticRegression(C=0.3, max_iter=2000)
     weight = np.array([len(rows) / len(sizes) / sizes[group] for group in group_of_row])
     regression.fit(scaler.transform(np.array(rows)), right, sample_weight=weight)
     weights = regression.coef_[0] / scaler.scale_
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
-    return {"bias": round(float(bias), 6)} | {
-        name: round(float(weight), 6) for name, weight in zip(NAMES, weights, strict=True)
-    }
+    # with an intercept, the expected number of keyphrases is the number of right candidates
+    gold = (
+        sum(num_gold[group] / max(sizes[group], 1) for group in num_gold)
+        / (weight @ np.array(right))
+        * len(rows)
+        / len(sizes)
+    )
+    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(NAMES, weights, strict=True))}
+    return {name: round(float(value), 6) for name, value in values.items()}

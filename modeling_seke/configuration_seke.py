@@ -60,8 +60,6 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         keyphrase_ranker (`dict[str, float]`, default `None`):
             Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score
             the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranking.fit_ranker`.
-        keyphrase_min_score (`float`, default `None`):
-            Smallest score that the keyphrase pipeline returns by default.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
@@ -100,7 +98,6 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     keyphrase_threshold: float | None = None
     keyphrase_temperature: float | int | None = None
     keyphrase_ranker: dict[str, float] | None = None
-    keyphrase_min_score: float | int | None = None
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
@@ -153,8 +150,6 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             )
         if self.styles is not None and len(set(self.styles)) < len(self.styles):
             raise ValueError(f"styles={self.styles} has a name twice. Give each style one name.")
-        if self.keyphrase_min_score is not None and not 0 <= self.keyphrase_min_score <= 1:
-            raise ValueError(f"keyphrase_min_score={self.keyphrase_min_score} must be a probability between 0 and 1.")
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
             raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
 

@@ -22,7 +22,7 @@ from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
 
 TEXT = "Graph cuts, and a graph cut of networks"
-WEIGHTS = {"bias": 0.0, **dict.fromkeys(NAMES, 0.0)}
+WEIGHTS = {"bias": 0.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0)}
 
 
 def probabilities(*rows) -> np.ndarray:
@@ -109,6 +109,16 @@ def test_scores_are_probabilities_and_every_mention_is_reported(document):
     assert [phrase["score"] for phrase in phrases] == sorted((phrase["score"] for phrase in phrases), reverse=True)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=12), st.floats(1, 3))
+def test_the_number_of_phrases_has_the_highest_expected_f1(scores, gold):
+    scores = sorted(scores, reverse=True)
+    expected = [2 * sum(scores[:n]) / (n + gold * sum(scores)) for n in range(1, len(scores) + 1)]
+    number = PhraseRanker(WEIGHTS | {"gold": gold}).best_number(scores)
+    assert expected[number - 1] == pytest.approx(max(expected))
+    assert PhraseRanker(WEIGHTS).best_number([]) == 0
+
+
 @pytest.mark.parametrize("weights", [{"bias": 0.0}, WEIGHTS | {"colour": 1.0}])
 def test_weights_of_other_features_are_refused(weights):
     with pytest.raises(ValueError, match="colour" if "colour" in weights else "span"):
@@ -125,6 +135,9 @@ def test_the_fit_finds_what_tells_keyphrases_apart(document):
         gold.append(["graph cut"])
     weights = fit_ranker(documents, gold, groups=[i % 2 for i in range(60)])
     json.dumps(weights)
+    assert weights["gold"] == 1.0  # the gold phrase is always a candidate
+    lost = fit_ranker(documents, [["graph cut", "hash table"]] * 60)
+    assert lost["gold"] == pytest.approx(2.0, rel=0.01)
     ranker = PhraseRanker(weights)
     for words, p in documents[:10]:
         phrases = ranker.rank(TEXT, words, p)
@@ -141,13 +154,15 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     model, text = sharp_seke(), "the graph cut of networks and the graph cuts for learning"
     plain = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     expected = plain(text, threshold=0.2)
-    model.config.keyphrase_ranker, model.config.keyphrase_min_score = WEIGHTS | {"mentions": 1.0}, 0.6
+    model.config.keyphrase_ranker = WEIGHTS | {"bias": -4.0, "mentions": 8.0}
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     assert extract(text, threshold=0.2, min_score=0.0) == expected
     ((words, p),) = extract.read_words([text])
     ranked = PhraseRanker(model.config.keyphrase_ranker).rank(text, words, p)
     assert extract(text, min_score=0.0, top_k=None) == ranked
-    assert extract(text) == [phrase for phrase in ranked if phrase["score"] >= 0.6] != ranked
+    number = PhraseRanker(model.config.keyphrase_ranker).best_number([phrase["score"] for phrase in ranked])
+    assert extract(text) == ranked[:number] and 0 < number < len(ranked)
+    assert extract(text, min_score=0.6) == [phrase for phrase in ranked if phrase["score"] >= 0.6] != ranked
     extract.save_pretrained(tmp_path)
     assert pipeline("keyphrase-extraction", model=str(tmp_path))(text) == extract(text)
     batch = [text, "graph", "", "learning networks " * 90]

@@ -97,9 +97,7 @@ def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):  # noq
     assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(record["test_files"]["a"])
     assert record["data"]["validation"]["documents"] == 30 and record["training"]["trained_steps"] == 2 * 8
     model = SekeForTokenClassification.from_pretrained(output)
-    assert (
-        model.config.styles == ["phrases", "tags"] and model.config.keyphrase_min_score == record["ranker"]["min_score"]
-    )
+    assert model.config.styles == ["phrases", "tags"] and model.config.keyphrase_ranker == record["ranker"]["weights"]
     before = AutoModelForTokenClassification.from_pretrained(output).state_dict()
     start = SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict()
     for name, value in start.items():

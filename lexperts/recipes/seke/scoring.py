@@ -6,13 +6,12 @@ from transformers import pipeline
 from keyphrase_tools.calibration import calibrate, calibration_error, expected_calibration_error, match_to_gold
 from keyphrase_tools.evaluation import evaluate_pipeline, score_phrases
 from keyphrase_tools.labels import present
-from keyphrase_tools.ranking import PhraseRanker, fit_ranker
+from keyphrase_tools.ranking import fit_ranker
 from keyphrase_tools.words import split_words
 
 from ..common.fingerprints import parse_named_path
 from .arguments import DataArguments
 
-MIN_SCORES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
 CONFIDENT = 0.8  # scores above it are counted
 
 
@@ -57,14 +56,14 @@ def gold_phrases(texts: list[str], gold: list, rules: str) -> list[list[str]]:
 
 
 def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str, joined: list[int]):
-    """Fits a ranker on validation documents and saves it in the configuration, with the smallest score that is worth returning.
+    """Fits a ranker on validation documents and saves it in the configuration.
 
     Args:
         files: for each document the index of its file; all files count the same.
         joined: also fit on documents that are put together from so many neighbours, as examples of long documents.
 
     Returns:
-        A pipeline that ranks by it; its settings, and F1@10 on the validation documents, mean over the files.
+        A pipeline that ranks by it; its weights, and F1@10 on the validation documents, mean over the files.
     """
     config, gold = extract.model.config, gold_phrases(texts, gold, rules)
     config.keyphrase_threshold = config.keyphrase_temperature = None
@@ -74,19 +73,10 @@ def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: s
             column[len(column) :] = more
     read = extract.read_words(fitted[0], batch_size=16)
     config.keyphrase_ranker = fit_ranker(read, fitted[1], fitted[2])
-    ranker = PhraseRanker(config.keyphrase_ranker)
-    ranked = [ranker.rank(text, *document) for text, document in zip(texts, read, strict=False)]
-    scores = {}
-    for min_score in MIN_SCORES:
-        kept = [[phrase for phrase in phrases if phrase["score"] >= min_score] for phrases in ranked]
-        scores[min_score] = mean_f1(kept, gold, files)
-    config.keyphrase_min_score = max(scores, key=scores.get)
-    print(f"ranker: min_score {config.keyphrase_min_score}, validation F1@10 {100 * max(scores.values()):.1f}")
-    return pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer), {
-        "min_score": config.keyphrase_min_score,
-        "documents": len(fitted[0]),
-        "validation_f1@10": max(scores.values()),
-    }
+    extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
+    f1 = mean_f1(extract(texts, batch_size=16), gold, files)
+    print(f"ranker: fitted on {len(fitted[0]):,} documents, validation F1@10 {100 * f1:.1f}")
+    return extract, {"documents": len(fitted[0]), "validation_f1@10": f1, "weights": config.keyphrase_ranker}
 
 
 def join_neighbours(texts: list[str], gold: list, files: list[int], number: int) -> tuple[list[str], list, list[str]]:

@@ -1,0 +1,103 @@
+"""The default model as it is installed: time to the first result, the README's first output, scores on all test sets.
+
+    python benchmarks/default_model.py --data PATH          # PATH/keyphrases/...; about 10 minutes on two cores
+
+Long documents are put together from neighbouring test documents, since no full texts are at hand: `joined` of them each. There the
+default ranking is compared with reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no
+ranker, and with YAKE (`pip install yake`).
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common import write
+from seke_domains import TEST_SETS, data_file
+from seke_quality import yake_phrases
+from transformers import pipeline
+
+import lexperts  # noqa: F401  (registers the pipeline)
+from keyphrase_tools.default_model import find_default_model
+from keyphrase_tools.evaluation import score_phrases
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from lexperts.recipes.common.fingerprints import fingerprint
+from lexperts.recipes.seke.scoring import gold_phrases, join_neighbours, score_file
+
+PARAGRAPH = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "paragraph.txt"
+FIRST = f"""
+import lexperts
+from transformers import pipeline
+extract = pipeline("keyphrase-extraction")
+extract(open({str(PARAGRAPH)!r}).read(), top_k=3)
+"""
+JOINED = {"nus": 15, "semeval2010": 15, "krapivin": 15, "kpcrowd500": 6}  # test documents per long document
+
+
+def seconds_to_first_result(rounds: int) -> list[float]:
+    """Wall time of a new process that prints the keyphrases of a paragraph."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", FIRST], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def long_documents(options, name: str) -> tuple[list[str], list[list[str]]]:
+    """Long documents of a test set, and their gold keyphrases by the rules of the paper."""
+    rows = read_jsonl(data_file(options, name, "test"))
+    texts = [full_text(row) for row in rows]
+    gold = gold_phrases(texts, [row["keyphrases"] for row in rows], "seke")
+    joined, phrases, _ = join_neighbours(texts, gold, [0] * len(texts), JOINED[name])
+    return joined, phrases
+
+
+def score_long(options, extract, name: str) -> dict:
+    """F1@5 and F1@10 of each way to read long documents, and the seconds per 1,000 words of the default."""
+    texts, gold = long_documents(options, name)
+    words = sum(len(text.split()) for text in texts)
+    start = time.perf_counter()
+    ranked = extract(texts, batch_size=16)
+    seconds = time.perf_counter() - start
+    found = {
+        "default": ranked,
+        "beginning": extract(texts, batch_size=16, on_long="truncate"),
+        "best mention": extract(texts, batch_size=16, threshold=0.2, min_score=0.0),
+        "YAKE": yake_phrases(texts),
+    }
+    scores = {way: score_phrases(phrases, gold) for way, phrases in found.items()}
+    print(
+        f"{name}, long: "
+        + "   ".join(f"{way} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for way, s in scores.items())
+    )
+    row = {"documents": len(texts), "words": words / len(texts), "seconds_per_1000_words": 1000 * seconds / words}
+    return row | {"joined": JOINED[name], "scores": scores}
+
+
+def main():
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
+    parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
+    options = parser.parse_args()
+    seconds = seconds_to_first_result(options.rounds)
+    print(f"first result after {statistics.median(seconds):.1f} s")
+    extract = pipeline("keyphrase-extraction")
+    results = {"first_result_seconds": seconds, "first_screen": extract(PARAGRAPH.read_text(encoding="utf-8"), top_k=3)}
+    results["sets"], results["long"] = {}, {}
+    for name in TEST_SETS:
+        rows = read_jsonl(data_file(options, name, "test"))
+        row = score_file(extract, [full_text(row) for row in rows], [row["keyphrases"] for row in rows])
+        results["sets"][name] = row
+        print(f"{name}: F1@5 {100 * row['seke']['f1@5']:.1f}   F1@10 {100 * row['seke']['f1@10']:.1f}", flush=True)
+    for name in JOINED:
+        results["long"][name] = score_long(options, extract, name)
+    weights = Path(find_default_model()) / "model.safetensors"
+    write("default_model", results, weights=fingerprint(weights), rounds=options.rounds)
+
+
+if __name__ == "__main__":
+    main()

