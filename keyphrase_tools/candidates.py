@@ -9,6 +9,8 @@ import json
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -170,7 +172,7 @@ class Candidates:
                     length = 0 if PIECE_BYTES * len(phrase) <= room else len(_tokenize(tokenizer, phrase))
                     if length > room:
                         raise ValueError(
-                            f"The candidate {phrase!r:.60} has {length} sub-tokens, but a window of max_length={max_length} has "
+                            f"The candidate {shorten(phrase, 60)!r} has {length} sub-tokens, but a window of max_length={max_length} has "
                             f"room for {room}. Pass a shorter phrase."
                         )
             self._checked.add((id(vocabulary), room))
@@ -188,6 +190,25 @@ class Candidates:
 def parse_candidates(candidates) -> Candidates | None:
     """The argument `candidates` as an object; `None` for no candidates."""
     return candidates if candidates is None or isinstance(candidates, Candidates) else Candidates(candidates)
+
+
+def read_candidates(path: str | Path) -> dict[str, list[str]]:
+    """Reads a file with one candidate per line and its synonyms, if any, after tabs; blank lines are skipped.
+
+    Raises:
+        ValueError: for a name with two lines, and for a file without candidates.
+    """
+    synonyms = {}
+    for line in Path(path).read_text(encoding="utf-8-sig").splitlines():
+        name, *others = [phrase.strip() for phrase in line.split("\t")]
+        if name in synonyms:
+            raise ValueError(f"{path} has two lines for {name!r}. Put its synonyms in one line, separated by tabs.")
+        if name or any(others):
+            synonyms[name] = [phrase for phrase in others if phrase]
+    if not synonyms:
+        raise ValueError(f"{path} has no candidates. Write one per line, with synonyms after tabs.")
+    Vocabulary(synonyms, str(path))
+    return synonyms
 
 
 def rank_candidates(

@@ -41,11 +41,24 @@ def extract(
     source: Source,
     output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
     model: Model,
-    top_k: Annotated[int, typer.Option(min=1, help="Maximum number of keyphrases per document.")] = 10,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Threshold for a word's probability; by default the model's.")
     ] = None,
     min_score: Annotated[float, typer.Option(help="Leave out keyphrases with a lower score.")] = 0.0,
+    candidates: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
+    ] = None,
+    diversity: Annotated[
+        float, typer.Option(min=0, max=1, help="Choose different keyphrases: 0 by score only, 1 by difference.")
+    ] = 0.0,
+    language: Annotated[
+        str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
+    ] = None,
     batch_size: BatchSize = 16,
     split: Split = "test",
     text_column: TextColumn = "text",
@@ -65,6 +78,7 @@ def extract(
     with user_errors(debug):
         from transformers import pipeline
 
+        from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
         from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
 
@@ -76,7 +90,11 @@ def extract(
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
         with describe_load_errors("--model", model):
             extractor = pipeline("keyphrase-extraction", model=model, dtype=dtype, device=device)
+        top_k = 10 if top_k is None and candidates is None else top_k
         options = {"top_k": top_k, "min_score": min_score} | ({} if threshold is None else {"threshold": threshold})
+        options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
+        options |= {} if language is None else {"language": None if language == "none" else language}
+        options |= {"diversity": diversity} if diversity else {}
         options |= {"batch_size": batch_size, "mentions": mentions, **processes}
         summary = extract_corpus(extractor, corpus, output, **options)
         if state is None or state.is_main_process:
