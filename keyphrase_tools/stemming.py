@@ -1,10 +1,12 @@
 """Cached stems: a corpus has few distinct words, and the stemmers are slow.
 
 English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer (Porter 1980, with NLTK's extensions),
-which also lower-cases. The other languages of `LANGUAGES` have NLTK's Snowball stemmers. NLTK is imported on the first call,
-since its import takes more than a second.
+which also lower-cases. The other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided
+article or pronoun is removed first ("d'estuaires", "dell'acqua"). NLTK is imported on the first call, since its import takes
+more than a second.
 """
 
+import re
 import unicodedata
 from functools import cache, lru_cache
 
@@ -12,6 +14,11 @@ LANGUAGES = (
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
     "portuguese", "romanian", "russian", "spanish", "swedish",
 )  # fmt: skip
+_ELIDED = {
+    "french": "[cdjlmnst]|(?:jus|lors|puis|quoi)?qu",
+    "italian": "[cdlmstv]|un|gl|(?:a|co|da|de|ne|pe|su)ll|(?:a|da|de|ne|su)gl",
+}
+_ELISIONS = {language: re.compile(rf"(?:{words})['\u2019](?=\w)", re.IGNORECASE) for language, words in _ELIDED.items()}
 
 
 def check_language(language: str | None) -> str | None:
@@ -51,6 +58,8 @@ def stem(word: str, language: str | None = "english") -> str:
     if language == "english":
         return _stemmer(language).stem(word)
     word = unicodedata.normalize("NFC", word)
+    if language in _ELISIONS:
+        word = _ELISIONS[language].sub("", word, count=1) if _ELISIONS[language].match(word) else word
     return word.casefold() if language is None else _stemmer(language).stem(word)
 
 
