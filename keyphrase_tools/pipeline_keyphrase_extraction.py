@@ -74,9 +74,9 @@ class KeyphraseExtractionPipeline(Pipeline):
             reaches the threshold. Without a threshold the model's `decode` chooses the labels (such as the best path of a
             CRF), or if it has none, the most likely labels are used.
         candidates: phrases to score, whether or not the model would extract them: a list for all documents, a mapping from
-            names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates`.
-        diversity (`float`, default 0): chooses the `top_k` by maximal marginal relevance, from 0 (by score only) to 1. See
-            `diversity`.
+            names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates.Candidates`.
+        diversity (`float`, default 0): chooses the `top_k` by maximal marginal relevance on the model's hidden states, from 0
+            (by score only) to 1. See `diversity.diversify`.
         language (default `config.keyphrase_language`, or "english"): the stemmer by which phrases are compared, one of
             `stemming.LANGUAGES`, or `None` for no stemming.
         batch_size (`int`, default 8): windows per batch. Documents are sorted by length first. A batch of shorter windows

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 from nltk.stem.snowball import SnowballStemmer
 from transformers import AutoConfig, pipeline
+from typer.testing import CliRunner
 
 from keyphrase_tools.corpus import Corpus, extract_corpus
 from keyphrase_tools.labels import find, present, tokenize_documents
 from keyphrase_tools.stemming import LANGUAGES, stem, stem_phrase
 from keyphrase_tools.words import split_words
+from lexperts.cli.keyphrases import app
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 CORPUS = Path(__file__).resolve().parents[2] / "examples" / "corpus"
@@ -193,3 +195,37 @@ def test_labels_are_those_of_the_language(tiny_tokenizer):
     assert (english["num_present"], german["num_present"]) == ([0], [1])
     assert sum(label == 1 for label in german["labels"][0]) == 1
     assert tokenize_documents(batch, tiny_tokenizer) == english
+
+
+@pytest.mark.parametrize("option, language", [("german", "german"), ("none", None)])
+def test_the_command_passes_language_and_diversity_on(sharp_seke, tiny_tokenizer, tmp_path, option, language):
+    for part in (sharp_seke(), tiny_tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    paths = [str(tmp_path / name) for name in ("texts.jsonl", "out.jsonl")]
+    options = [
+        "--model",
+        str(tmp_path / "model"),
+        "--language",
+        option,
+        "--diversity",
+        "0.9",
+        "--mentions",
+        "--top-k",
+        "4",
+    ]
+    done = CliRunner().invoke(app, ["extract", *paths, *options])
+    assert done.exit_code == 0, done.output
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"), top_k=4)
+    assert row["keyphrases"] == extract(TEXT, language=language, diversity=0.9) != extract(TEXT)
+
+
+def test_the_command_refuses_an_unknown_language(tmp_path, sharp_seke, tiny_tokenizer):
+    for part in (sharp_seke(), tiny_tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    paths = [str(tmp_path / name) for name in ("texts.jsonl", "out.jsonl")]
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", str(tmp_path / "model"), "--language", "klingon"])
+    assert done.exit_code == 2 and "language='klingon' has no stemmer. Use one of 'arabic'" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
