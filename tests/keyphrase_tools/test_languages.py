@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 from nltk.stem.snowball import SnowballStemmer
-from transformers import AutoConfig, pipeline
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoConfig,
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    pipeline,
+)
 from typer.testing import CliRunner
 
 from keyphrase_tools.corpus import Corpus, extract_corpus
@@ -17,6 +24,7 @@ from keyphrase_tools.labels import find, present, tokenize_documents
 from keyphrase_tools.stemming import LANGUAGES, stem, stem_phrase
 from keyphrase_tools.words import split_words
 from lexperts.cli.keyphrases import app
+from modeling_seke import SekeConfig, SekeForTokenClassification
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 CORPUS = Path(__file__).resolve().parents[2] / "examples" / "corpus"
@@ -229,3 +237,54 @@ def test_the_command_refuses_an_unknown_language(tmp_path, sharp_seke, tiny_toke
     done = CliRunner().invoke(app, ["extract", *paths, "--model", str(tmp_path / "model"), "--language", "klingon"])
     assert done.exit_code == 2 and "language='klingon' has no stemmer. Use one of 'arabic'" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+# ---- a multilingual backbone
+
+
+@pytest.fixture(scope="module")
+def multilingual_tokenizer():
+    """A SentencePiece-like tokenizer of the six texts: blanks are part of the pieces, and characters are kept."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([row["text"] for row in ROWS], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=510, **names)
+
+
+def test_a_model_with_a_multilingual_tokenizer_learns_the_keyphrases_of_every_language(multilingual_tokenizer):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    encoder = XLMRobertaConfig(
+        vocab_size=len(multilingual_tokenizer), max_position_embeddings=512, pad_token_id=1, **sizes
+    )
+    model = SekeForTokenClassification(SekeConfig(text_config=encoder))
+    rows = []
+    for row in ROWS:
+        batch = {"text": [row["text"]], "keyphrases": [row["keyphrases"]]}
+        columns = tokenize_documents(batch, multilingual_tokenizer, language=row["language"])
+        assert columns["num_present"] == [9] and len(columns["input_ids"]) == 1
+        rows.append({name: columns[name][0] for name in ("input_ids", "attention_mask", "labels")})
+    batch = DataCollatorForTokenClassification(multilingual_tokenizer)(rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(80):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=multilingual_tokenizer, top_k=None)
+    for row in ROWS:
+        language = row["language"]
+        found = {_stems(phrase["keyphrase"], language) for phrase in extract(row["text"], language=language)}
+        gold = {_stems(phrase, language) for phrase in row["keyphrases"]}
+        assert len(found & gold) >= 8 and len(found - gold) <= 1, language
+        absent = [c for c in extract(row["text"], language=language, candidates=row["keyphrases"]) if not c["mentions"]]
+        assert absent == []
+
+
+def _stems(phrase, language):
+    return tuple(stem(word, language) for word, _, _ in split_words(phrase))
