@@ -239,6 +239,8 @@ def extract_corpus(
             documents or other options; the message names what differs. For `candidates` with one list per document.
     """
     output, parts = Path(output), Path(f"{output}.parts")
+    if "candidates" in options:
+        options["candidates"] = parse_candidates(options["candidates"])  # once, not for each block
     if rank == 0:
         check_output(output)
         open_parts(parts, describe_run(extract, corpus, options | {"mentions": mentions}))

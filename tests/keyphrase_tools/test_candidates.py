@@ -320,3 +320,16 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
     assert row["keyphrases"] == extract(TEXT, candidates={"network": ["deep networks"], "quantum": []})
+
+
+def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
+    source, read, plain = tmp_path / "texts.jsonl", [], Vocabulary.__init__
+    source.write_text("".join(json.dumps({"text": f"bx {i}"}) + "\n" for i in range(100)))
+
+    def counted(self, *args):
+        read.append(args)
+        plain(self, *args)
+
+    monkeypatch.setattr(Vocabulary, "__init__", counted)
+    extract_corpus(lookup(), Corpus(source), tmp_path / "out.jsonl", batch_size=2, candidates=["bx"])
+    assert len(read) == 1
