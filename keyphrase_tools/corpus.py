@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from .candidates import parse_candidates
 from .clean_text import clean
 from .corpus_parts import PartWriter, Windows, merge_parts, open_parts, read_done, read_windows
 from .fingerprints import hash_config, hash_files, hash_lines, hash_tokenizer, hash_weights
@@ -226,7 +227,8 @@ def extract_corpus(
         rank, processes, wait: the index of this process, the number of processes, and a function that waits for all of
             them: `process_index`, `num_processes` and `wait_for_everyone` of `accelerate.PartialState()`.
         mentions: write all mentions of a keyphrase.
-        options: arguments of the pipeline, such as `top_k` and `threshold`.
+        options: arguments of the pipeline, such as `top_k` and `threshold`. With `diversity`, the windows of a document
+            that was unfinished when the run was interrupted are read again.
 
     Returns:
         The numbers of documents and of errors.
@@ -234,9 +236,11 @@ def extract_corpus(
     Raises:
         FileExistsError: if the output exists.
         ValueError: if the output has the suffix of another format, or if an unfinished run used another model, other
-            documents or other options; the message names what differs.
+            documents or other options; the message names what differs. For `candidates` with one list per document.
     """
     output, parts = Path(output), Path(f"{output}.parts")
+    if "candidates" in options:
+        options["candidates"] = parse_candidates(options["candidates"])  # once, not for each block
     if rank == 0:
         check_output(output)
         open_parts(parts, describe_run(extract, corpus, options | {"mentions": mentions}))
@@ -364,4 +368,11 @@ def describe_run(extract, corpus: Corpus, options: dict) -> dict:
     name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
     weights, tokenizer = hash_weights(extract.model), hash_tokenizer(extract.tokenizer)
     model = {"model": name, "weights": weights, "tokenizer": tokenizer, **hash_config(extract.model.config)}
-    return {**source, **model, **extract._preprocess_params, **extract._postprocess_params, **options}
+    settings = {**extract._preprocess_params, **extract._postprocess_params, **options}
+    if (candidates := parse_candidates(settings.get("candidates"))) is not None:
+        if candidates.per_document:
+            raise ValueError(
+                "candidates has one list per document. A corpus needs one list or mapping for all documents."
+            )
+        settings["candidates"] = candidates.fingerprint()
+    return {**source, **model, **settings}

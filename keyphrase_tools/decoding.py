@@ -128,6 +128,7 @@ def rank_phrases(
     threshold: float | None = None,
     tags: Sequence[int] | None = None,
     temperature: float | None = None,
+    language: str | None = "english",
 ) -> list[dict]:
     """Ranks the keyphrases of a document by its word probabilities.
 
@@ -139,6 +140,7 @@ def rank_phrases(
         tags (`(W,)`): labels of the words, if they were not chosen by `word_tags` but, for example, by a CRF. Then the
             probabilities only determine the scores, and the threshold is not used.
         temperature: of the scores, see `apply_temperature`; fitted by `calibration.fit_temperature`.
+        language: of the stems, see `stemming.stem`.
 
     Returns:
         A list, best first, of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions
@@ -153,7 +155,7 @@ def rank_phrases(
     if temperature is not None:
         scores = apply_temperature(scores, temperature)
     for (start, end), score in zip(spans, scores, strict=True):
-        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]))
+        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]), language)
         mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
         grouped.setdefault(stems, []).append(mention)
     phrases = [

@@ -30,6 +30,15 @@ class InputDocument:
         field, shift = next((field, shift) for field, begin, shift in self._fields if start >= begin)
         return {"field": field, "start": start + shift, "end": end + shift}
 
+    def in_one_field(self, start: int, end: int) -> bool:
+        """Whether the words from `start` to `end` are all in the title, or all in the text."""
+        fields = [self.to_source(*self.words[i][1:]).get("field") for i in (start, end - 1)]
+        return fields[0] == fields[1]
+
+    def no_place(self) -> dict[str, None]:
+        """What `to_source` returns, with `None` for each value."""
+        return dict.fromkeys(("start", "end") if self._fields is None else ("field", "start", "end"))
+
     def phrase_to_source(self, phrase: dict) -> dict:
         """Maps the offsets of a phrase of `decoding.rank_phrases` to the user's fields."""
         mentions = [self.to_source(m["start"], m["end"]) | {"score": m["score"]} for m in phrase["mentions"]]

@@ -21,34 +21,39 @@ TITLE_AS = ("text", "meta", "both")
 Words = Sequence[str] | Sequence[tuple[str, int, int]]
 
 
-def find(words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts") -> list[list[tuple[int, int]]]:
+def find(
+    words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
+) -> list[list[tuple[int, int]]]:
     """For each keyphrase, the spans of words `(start, end)` where it occurs, from left to right.
 
     Args:
         words: as `split_words` returns them, or only the strings.
         keyphrases: a list, or one string in which `;` separates them.
         rules: `"lexperts"` or `"seke"`.
+        language: of the stems, see `stemming.stem`.
     """
-    stems = [stem(w if isinstance(w, str) else w[0]) for w in words]
+    stems = [stem(w if isinstance(w, str) else w[0], language) for w in words]
     positions = defaultdict(list)
     for i, s in enumerate(stems):
         positions[s].append(i)
     last = len(stems) - 1 if _checked(rules) == "seke" else len(stems)  # the reference stops one word early
     spans = []
     for phrase in _phrases(keyphrases, rules):
-        phrase_stems, n = [stem(w) for w in phrase], len(phrase)
+        phrase_stems, n = [stem(w, language) for w in phrase], len(phrase)
         starts = positions[phrase_stems[0]] if phrase_stems else ()
         spans.append([(i, i + n) for i in starts if i + n <= last and stems[i : i + n] == phrase_stems])
     return spans
 
 
-def tag(words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts") -> list[int]:
+def tag(
+    words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
+) -> list[int]:
     """Labels each word of a document: 0 (O), 1 (B, begins a keyphrase) or 2 (I, continues it).
 
     >>> tag(["graph", "cuts", "work"], ["graph cut"])
     [1, 2, 0]
     """
-    return label_spans(find(words, keyphrases, rules=rules), len(words), rules=rules)
+    return label_spans(find(words, keyphrases, rules=rules, language=language), len(words), rules=rules)
 
 
 def label_spans(keyphrase_spans: list[list[tuple[int, int]]], length: int, *, rules: str = "lexperts") -> list[int]:
@@ -66,13 +71,15 @@ def label_spans(keyphrase_spans: list[list[tuple[int, int]]], length: int, *, ru
     return labels
 
 
-def present(words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts") -> list[str]:
+def present(
+    words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
+) -> list[str]:
     """The keyphrases that occur in the text (the gold of extraction), each once, as words joined by spaces.
 
     "seke" keeps the reference's empty keyphrase (`""`, from an empty field or a trailing `;`); "lexperts" drops it.
     """
     phrases = _phrases(keyphrases, rules)
-    spans = find(words, keyphrases, rules=rules)
+    spans = find(words, keyphrases, rules=rules, language=language)
     kept = [
         " ".join(p) for p, spans_of_p in zip(phrases, spans, strict=True) if spans_of_p or (not p and rules == "seke")
     ]
@@ -92,6 +99,7 @@ def tokenize_documents(
     rules: str = "lexperts",
     title_as: str = "text",
     max_title_length: int = MAX_TITLE_LENGTH,
+    language: str | None = "english",
 ) -> dict[str, list]:
     """Tokenizes and labels documents: `dataset.map(tokenize_documents, batched=True, fn_kwargs={"tokenizer": tokenizer}, ...)`.
 
@@ -107,6 +115,7 @@ def tokenize_documents(
         title_as: `"text"` joins titles to the texts (see `join_title`); `"meta"` passes them as meta-text, and only the texts
             are labelled; `"both"` does both, for models with `title_in_main`.
         max_title_length: sub-tokens of a title that is meta-text; longer titles are truncated, with a warning.
+        language: of the stems by which keyphrases are found, see `stemming.stem`.
 
     Returns:
         `input_ids`, `attention_mask` and the tokenizer's other outputs; `labels`, the label of each word on its first
@@ -145,7 +154,7 @@ def tokenize_documents(
         titles=None if title_as == "text" else titles,
         max_title_length=max_title_length,
     )
-    return label_windows(windows, words, batch[keyphrases_column], rules=rules)
+    return label_windows(windows, words, batch[keyphrases_column], rules=rules, language=language)
 
 
 def label_windows(
@@ -154,9 +163,10 @@ def label_windows(
     keyphrases: Sequence[Sequence[str] | str],
     *,
     rules: str = "lexperts",
+    language: str | None = "english",
 ) -> dict[str, list]:
     """Builds the rows of `tokenize_documents` from windows of documents, their words and their keyphrases."""
-    keyphrase_spans = [find(w, k, rules=rules) for w, k in zip(words, keyphrases, strict=True)]
+    keyphrase_spans = [find(w, k, rules=rules, language=language) for w, k in zip(words, keyphrases, strict=True)]
     tags = [label_spans(spans, len(w), rules=rules) for spans, w in zip(keyphrase_spans, words, strict=True)]
     rows = defaultdict(list)
     for window, before in zip(windows, [None, *windows], strict=False):

@@ -8,37 +8,32 @@ returns label ids and outputs, chooses the labels by it.
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import Pipeline
 
-from .decoding import B, I, O, rank_phrases
+from .batches import BatchRead, Values, pad_windows, split_windows
+from .candidates import parse_candidates, rank_candidates
+from .dataframes import read_documents, tabulate
+from .decoding import O, rank_phrases, word_tags
+from .diversity import WordStates, check_diversity, diversify, last_states, phrase_vectors
 from .input_documents import is_words, read_document, split_into_blocks
-from .ranking import PhraseRanker
-from .titles import MASKS, MAX_TITLE_LENGTH, pad_masks
-from .windows import NO_LIMIT, Window, WordProbabilities, check_window, encode_windows
+from .ranking import FLOOR, PhraseRanker
+from .stemming import check_language
+from .titles import MAX_TITLE_LENGTH
+from .token_classifiers import length_limit, read_labels, unwrap_model
+from .windows import Window, WordProbabilities, check_window, encode_windows
 
-MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 
-Values = tuple[np.ndarray, np.ndarray | None]  # for a window: probabilities (S, 3) of O, B and I; tags (S,)
-
-
-class BatchRead(NamedTuple):
-    """The results of one batch of `KeyphraseExtractionPipeline.read_block`; documents are numbered within the block.
-
-    Attributes:
-        finished: the keyphrases of each document that this batch completes.
-        shares: for each document in the batch, the share of its windows in it.
-        windows: the model's outputs for documents that are not finished, by (document, window).
-    """
-
-    finished: dict[int, list[dict]]
-    shares: dict[int, float]
-    windows: dict[tuple[int, int], Values]
+UNSET = "unset"  # where None is a value
+ARGUMENTS = (
+    "top_k, min_score, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words, "
+    "candidates, diversity, language, style"
+)
 
 
 class KeyphraseExtractionPipeline(Pipeline):
@@ -55,7 +50,8 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     Args:
         inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column), which is
-            read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
+            read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
+            document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
         min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
@@ -63,8 +59,14 @@ class KeyphraseExtractionPipeline(Pipeline):
         style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags".
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
             reaches the threshold. A model with `config.keyphrase_ranker` ranks by all evidence of the document instead (see
-            `ranking`), unless a threshold is given. Without a threshold the model's `decode` chooses the labels (such as the best path of a
-            CRF), or if it has none, the most likely labels are used.
+            `ranking`), unless a threshold is given. Without a threshold the model's `decode` chooses the labels (such as the
+            best path of a CRF), or if it has none, the most likely labels are used.
+        candidates: phrases to score, whether or not the model would extract them: a list for all documents, a mapping from
+            names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates.Candidates`.
+        diversity (`float`, default 0): chooses the `top_k` by maximal marginal relevance on the model's hidden states, from 0
+            (by score only) to 1. See `diversity.diversify`.
+        language (default `config.keyphrase_language`, or "english"): the stemmer by which phrases are compared, one of
+            `stemming.LANGUAGES`, or `None` for no stemming.
         batch_size (`int`, default 8): windows per batch. Documents are sorted by length first. A batch of shorter windows
             has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
         on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's label
@@ -84,11 +86,17 @@ class KeyphraseExtractionPipeline(Pipeline):
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
         what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
         it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
-        (see `calibration.calibrate`). The result is one such list for a
-        document, a list of them for a list, and an iterator otherwise.
+        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a Series or a
+        DataFrame, and an iterator otherwise.
+
+        With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
+        that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
+        come last; their `score`, `start` and `end` are `None`, and they are left out by a `min_score` above 0. Their scores
+        are always mean probabilities of labels.
 
     Raises:
         TypeError: for a document of another type or with other keys; the message gives its index.
+        ValueError: for an argument with an invalid value, such as a candidate without words or longer than a window.
 
     Example:
 
@@ -141,12 +149,15 @@ class KeyphraseExtractionPipeline(Pipeline):
         max_length=None,
         max_title_length=None,
         is_split_into_words=None,
+        candidates=UNSET,
+        diversity=None,
+        language=UNSET,
         **unknown,
     ):
         if unknown:
             raise TypeError(
-                f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. Valid arguments: top_k, "
-                "min_score, style, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words."
+                f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. "
+                f"Valid arguments: {ARGUMENTS}."
             )
         preprocess_params = {"on_long": on_long, "overlap": overlap, "max_length": max_length}
         preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
@@ -161,6 +172,14 @@ class KeyphraseExtractionPipeline(Pipeline):
             if top_k is not None and top_k < 1:
                 raise ValueError(f"top_k={top_k} must be at least 1, or None for all keyphrases.")
             postprocess_params["top_k"] = top_k
+        if candidates is not UNSET:
+            postprocess_params["candidates"] = parse_candidates(candidates)
+            if candidates is not None and threshold is not None:
+                raise ValueError(f"threshold={threshold} has no effect on candidates. Leave it out, or pass min_score.")
+        if diversity is not None:
+            postprocess_params["diversity"] = check_diversity(diversity)
+        if language is not UNSET:
+            postprocess_params["language"] = check_language(language)
         preprocess_params = {name: value for name, value in preprocess_params.items() if value is not None}
         return preprocess_params, {}, postprocess_params
 
@@ -177,7 +196,11 @@ class KeyphraseExtractionPipeline(Pipeline):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
         preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
         batch_size = batch_size or self._batch_size or 8
-        if isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs)):
+        is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
+        inputs = inputs if is_document else read_documents(inputs)
+        if (candidates := postprocess_params.get("candidates")) is not None:
+            candidates.check_inputs(None if is_document else inputs)
+        if is_document:
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
         if not isinstance(inputs, Iterable) or isinstance(inputs, bytes):
             raise TypeError(
@@ -186,10 +209,27 @@ class KeyphraseExtractionPipeline(Pipeline):
         results = self._stream(inputs, batch_size, preprocess_params, postprocess_params)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
+    def to_dataframe(self, inputs, batch_size: int | None = None, **kwargs):
+        """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
+
+        Args:
+            inputs, batch_size, kwargs: as in a call of the pipeline.
+
+        Raises:
+            ImportError: without pandas.
+        """
+        return tabulate(self, inputs, batch_size=batch_size, **kwargs)
+
     def _merge_parameters(self, **kwargs) -> tuple[dict, dict]:
         """The parameters of a call, with those of the pipeline as defaults."""
         preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs)
-        return {**self._preprocess_params, **preprocess_params}, {**self._postprocess_params, **postprocess_params}
+        postprocess_params = {**self._postprocess_params, **postprocess_params}
+        if "language" not in postprocess_params:
+            language = getattr(self.model.config, "keyphrase_language", "english")
+            postprocess_params["language"] = check_language(language)
+        if postprocess_params.get("candidates") is not None:
+            postprocess_params.setdefault("top_k", None)
+        return {**self._preprocess_params, **preprocess_params}, postprocess_params
 
     def _stream(
         self, documents: Iterable, batch_size: int, preprocess_params: dict, postprocess_params: dict
@@ -224,7 +264,10 @@ class KeyphraseExtractionPipeline(Pipeline):
             batch_size, options: as in a call of the pipeline.
             first: the index of the first document, for error messages.
             done: indices of documents that are skipped.
-            cached: outputs from `BatchRead.windows` of an earlier call.
+            cached: outputs from `BatchRead.windows` of an earlier call. With `diversity` these are empty.
+
+        Raises:
+            ValueError: for `cached` outputs with `diversity`, which needs hidden states too.
         """
         preprocess_params, postprocess_params = self._merge_parameters(**options)
         return self._read_block(documents, batch_size, preprocess_params, postprocess_params, first, done, cached or {})
@@ -233,8 +276,19 @@ class KeyphraseExtractionPipeline(Pipeline):
         self, documents, batch_size, preprocess_params, postprocess_params, first, done=(), cached=MappingProxyType({})
     ) -> Iterator[BatchRead]:
         self.model.eval()
-        decode = callable(self._model_decode) and self._threshold(postprocess_params.get("threshold")) is None
+        threshold = self._threshold(postprocess_params.get("threshold"))
+        decode = callable(self._model_decode) and threshold is None
         block = self.preprocess(documents, first=first, **preprocess_params)
+        if (candidates := postprocess_params.get("candidates")) is not None:
+            candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + len(documents)))
+            block["spans"] = candidates.find(block["words"], first, postprocess_params["language"])
+        read = partial(self._read, style_id=block["style_id"]) if block["style_id"] else self._read
+        if diverse := postprocess_params.get("diversity", 0) > 0:
+            if cached:
+                raise ValueError("cached windows hold no hidden states, which diversity needs. Leave cached out.")
+            block["word_states"] = WordStates(len(documents), block.get("spans"))
+            read = partial(read, with_states=True)
+        in_phrases = FLOOR if self._uses_ranker(postprocess_params.get("threshold")) else threshold
         windows, word_probabilities = block["windows"], block["word_probabilities"]
         counts = Counter(window.document for window in windows)
         pending = {number: count for number, count in counts.items() if number not in done}
@@ -243,32 +297,25 @@ class KeyphraseExtractionPipeline(Pipeline):
         def collect(candidates: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
             added = [window for window in candidates if window.document in pending and window.key in values]
             for window in added:
-                word_probabilities.add(window, *values[window.key])
+                p, tags, *states = values[window.key]
+                word_probabilities.add(window, p, tags)
+                if states:
+                    block["word_states"].add(window, *states, word_tags(p, in_phrases) if tags is None else tags)
             numbers = Counter(window.document for window in added)
             for number, n in numbers.items():
                 pending[number] -= n
             finished = {n: self._phrases(block, n, **postprocess_params) for n in numbers if not pending[n]}
-            kept = {window.key: values[window.key] for window in added if is_new and pending[window.document]}
+            is_kept = is_new and not diverse  # hidden states would take too much memory
+            kept = {window.key: values[window.key] for window in added if is_kept and pending[window.document]}
             return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
 
         if cached:
             yield collect(windows, cached, is_new=False)
-        for batch in self._batches(windows, batch_size):
+        for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
             needed = [window for window in batch if window.document in pending and window.key not in cached]
             if needed:
-                read = self._read(batch, decode, block["style_id"])
-                values = dict(zip([window.key for window in batch], read, strict=True))
+                values = dict(zip([window.key for window in batch], read(batch, decode), strict=True))
                 yield collect(needed, values)
-
-    def _batches(self, windows: list, batch_size: int) -> Iterator[list]:
-        """Splits windows, longest first, into batches that need no more memory, padded, than `batch_size` of the longest."""
-        # the weights that a title generates take the same memory for windows of any length
-        largest = batch_size if self.reads_titles else MAX_BATCH_GROWTH * batch_size
-        room, start = batch_size * len(windows[0].word_starts) if windows else 0, 0
-        while start < len(windows):
-            count = min(max(batch_size, room // max(1, len(windows[start].word_starts))), largest)
-            yield windows[start : start + count]
-            start += count
 
     def preprocess(
         self,
@@ -303,9 +350,11 @@ class KeyphraseExtractionPipeline(Pipeline):
         )
         return {
             "documents": input_documents,
+            "first": first,
             "texts": texts,
             "words": words,
             "windows": windows,
+            "max_length": limit,
             "style_id": style_id,
             "word_probabilities": WordProbabilities([len(of_document) for of_document in words]),
         }
@@ -319,105 +368,92 @@ class KeyphraseExtractionPipeline(Pipeline):
         self.model.eval()
         block = self.preprocess(documents, **self._merge_parameters(**options)[0])
         windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
-        for batch in self._batches(windows, batch_size):
+        for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
             for window, values in zip(batch, self._read(batch, style_id=block["style_id"]), strict=True):
                 block["word_probabilities"].add(window, *values)
         return [(words, block["word_probabilities"].document(number)) for number, words in enumerate(block["words"])]
 
-    def _read(self, windows: list[Window], decode: bool = False, style_id: int = 0) -> list[Values]:
-        """Runs the model on a batch of windows."""
-        batch = self._batch(windows)
+    def _read(
+        self, windows: list[Window], decode: bool = False, with_states: bool = False, style_id: int = 0
+    ) -> list[Values]:
+        """Runs the model on a batch of windows; `with_states` adds hidden states `(S, d)` to the values of each."""
+        batch = pad_windows(windows, self.tokenizer, self._forward_names)
         if style_id:
             batch["style_ids"] = torch.full((len(windows),), style_id)
-        outputs = self.forward(batch, decode=decode)  # (n, S, 3) and, with `decode`, (n, S)
+        # (n, S, 3), with `decode` (n, S), with `with_states` (n, S, d)
+        outputs = self.forward(batch, decode=decode, **({"with_states": True} if with_states else {}))
         probabilities, tags = outputs["probabilities"], outputs.get("tags")
         return [
-            (probabilities[row][mask].numpy(), None if tags is None else tags[row][mask].numpy())
+            (
+                probabilities[row][mask].numpy(),
+                None if tags is None else tags[row][mask].numpy(),
+                *([outputs["states"][row][mask].numpy()] if with_states else []),
+            )
             for row, mask in enumerate(batch["attention_mask"].bool())
         ]
 
-    def _batch(self, windows: list) -> dict[str, torch.Tensor]:
-        """Pads n windows to tensors `(n, S)`, with the masks that the model's forward accepts."""
-        inputs = [{name: row for name, row in window.inputs.items() if name not in MASKS} for window in windows]
-        batch = dict(self.tokenizer.pad(inputs, padding_side="right", return_tensors="pt"))
-        masks = {"word_start_mask": [window.word_starts >= 0 for window in windows]}
-        if self.reads_titles:
-            masks |= {name: [window.inputs[name] for window in windows] for name in MASKS}
-        length = batch["input_ids"].shape[1]
-        masks = {name: rows for name, rows in masks.items() if name in self._forward_names}
-        return batch | {name: torch.from_numpy(pad_masks(rows, length)) for name, rows in masks.items()}
-
-    def _forward(self, batch: dict, decode: bool = False) -> dict:
-        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`."""
+    def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
+        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
+        `with_states` the backbone's last hidden states `(n, S, d)`."""
         labels, outputs = None, None
+        batch = batch | ({"output_hidden_states": True} if with_states else {})
         if decode:
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
-        p = (outputs or self.model(**batch)).logits.float().softmax(-1)  # (n, S, C)
+        outputs = outputs or self.model(**batch)
+        p = outputs.logits.float().softmax(-1)  # (n, S, C)
         zeros, tag_of_label = p.new_zeros(*p.shape[:2], 3), torch.tensor(self._tag_of_label, device=p.device)
         results = {"probabilities": zeros.index_add(-1, tag_of_label, p)}
         if decode:
             results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
+        if with_states:
+            results["states"] = last_states(outputs, type(self.model).__name__)
         return results
 
     def _threshold(self, threshold: float | None) -> float | None:
         """The threshold of the call, or else of the model."""
         return getattr(self.model.config, "keyphrase_threshold", None) if threshold is None else threshold
 
+    def _uses_ranker(self, threshold: float | None) -> bool:
+        """Whether phrases are ranked by the model's ranker; a threshold of the call chooses labels instead."""
+        return self._ranker is not None and threshold is None
+
     def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
         """The keyphrases of each document, best first."""
         return [self._phrases(block, number, **postprocess_params) for number in range(len(block["documents"]))]
 
     def _phrases(
-        self, block: dict, number: int, *, top_k: int | None = 10, min_score: float | None = None, threshold=None
+        self,
+        block: dict,
+        number: int,
+        *,
+        top_k: int | None = 10,
+        min_score: float | None = None,
+        threshold=None,
+        candidates=None,
+        diversity: float = 0.0,
+        language: str | None = "english",
     ) -> list[dict]:
         """The keyphrases of one document."""
         document, word_probabilities = block["documents"][number], block["word_probabilities"]
-        p = word_probabilities.document(number)
-        if self._ranker is not None and threshold is None:
-            phrases = self._ranker.rank(document.text, document.words, p)
+        p, absent = word_probabilities.document(number), []
+        temperature = getattr(self.model.config, "keyphrase_temperature", None)
+        if candidates is not None:
+            is_read, spans = word_probabilities.is_read(number), block["spans"][number]
+            vocabulary = candidates.of(block["first"] + number)
+            phrases, absent = rank_candidates(vocabulary, spans, document, p, is_read, temperature)
+        elif self._uses_ranker(threshold):
+            phrases = self._ranker.rank(document.text, document.words, p, language)
             if min_score is None:
-                phrases = phrases[: self._ranker.best_number([phrase["score"] for phrase in phrases])]
+                number = self._ranker.best_number([phrase["score"] for phrase in phrases])
+                phrases = phrases[: 2 * number if diversity else number]
+                top_k = number if top_k is None else min(top_k, number)
         else:
             # tags are only computed without a threshold
-            tags = word_probabilities.tags(number)
-            temperature = getattr(self.model.config, "keyphrase_temperature", None)
-            phrases = rank_phrases(document.text, document.words, p, self._threshold(threshold), tags, temperature)
-        min_score = min_score or 0.0
-        return [document.phrase_to_source(phrase) for phrase in phrases if phrase["score"] >= min_score][:top_k]
-
-
-def unwrap_model(model):
-    """The model inside a peft wrapper, whose forward has no argument names of its own; else the model itself."""
-    get_base_model = getattr(model, "get_base_model", None)
-    return get_base_model() if callable(get_base_model) else model
-
-
-def read_labels(id2label: dict[int, str]) -> list[int]:
-    """The tag of each label id, 0 (O), 1 (B) or 2 (I), from the labels' names; types such as -KEY are ignored."""
-    tags = {"O": O, "OUTSIDE": O, "B": B, "I": I}
-    names = [id2label[i] for i in sorted(id2label)]
-    try:
-        tag_of_label = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
-    except KeyError:
-        tag_of_label = []
-    if set(tag_of_label) != {O, B, I}:
-        raise ValueError(
-            f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs labels that begin a phrase (B "
-            "or B-...), continue it (I or I-...), and O. If the model was trained with such labels, set their names: "
-            "model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}."
-        )
-    return tag_of_label
-
-
-def length_limit(tokenizer, model) -> int:
-    """The longest window that both the tokenizer and the model's position embeddings allow."""
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    limits = [limit] if isinstance(limit, int) and limit > 0 else []
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            padding = module.padding_idx  # RoBERTa and similar models start positions at padding_idx + 1
-            limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
-    if tokenizer.model_max_length < NO_LIMIT:
-        limits.append(tokenizer.model_max_length)
-    return min(limits, default=NO_LIMIT)
+            threshold, tags = self._threshold(threshold), word_probabilities.tags(number)
+            phrases = rank_phrases(document.text, document.words, p, threshold, tags, temperature, language)
+        phrases = [phrase for phrase in phrases if phrase["score"] >= (min_score or 0)]
+        if "word_states" in block:
+            vectors = phrase_vectors(phrases, document.words, block["word_states"].pop(number))
+            phrases = diversify(phrases, vectors, diversity, top_k)
+        phrases = [document.phrase_to_source(phrase) for phrase in phrases[:top_k]]
+        return phrases if min_score else (phrases + absent)[:top_k]

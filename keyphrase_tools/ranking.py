@@ -38,17 +38,20 @@ class Candidate(NamedTuple):
     features: np.ndarray  # (len(NAMES),)
 
 
-def find_candidates(words: Sequence[tuple[str, int, int]], p: np.ndarray) -> list[Candidate]:
+def find_candidates(
+    words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
+) -> list[Candidate]:
     """The candidates of a document, in the order of their first mentions.
 
     Args:
         words: the W words of the text, as `split_words` returns them.
         p (`(W, 3)`): probabilities of O, B and I for each word.
+        language: of the stems by which phrases are compared, see `stemming.stem`.
     """
     allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool)
     if not allowed.any():
         return []
-    stems = [stem(word) for word, _, _ in words]
+    stems = [stem(word, language) for word, _, _ in words]
     positions = defaultdict(list)
     for w in np.flatnonzero(allowed):
         positions[stems[w]].append(int(w))
@@ -156,12 +159,14 @@ class PhraseRanker:
         p, n = np.asarray(scores), np.arange(1, len(scores) + 1)
         return int((2 * p.cumsum() / (n + self._gold * p.sum())).argmax()) + 1
 
-    def rank(self, text: str, words: Sequence[tuple[str, int, int]], p: np.ndarray) -> list[dict]:
+    def rank(
+        self, text: str, words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
+    ) -> list[dict]:
         """The candidates of a document in the form of `decoding.rank_phrases`, best first.
 
         A phrase's score is P(keyphrase); a mention's is the mean probability of its labels.
         """
-        candidates = find_candidates(words, p)
+        candidates = find_candidates(words, p, language)
         phrases = []
         for (spans, _), probability in zip(candidates, self.probabilities(candidates), strict=True):
             scores = mention_scores(p, spans)

@@ -257,6 +257,12 @@ class WordProbabilities:
                 tags[w] = 2 if tags[w - 1] else 0
         return tags
 
+    def is_read(self, number: int) -> np.ndarray:
+        """Whether each word is in a window, `(W,)`; with truncation the words after the first window are not."""
+        read = self._distance[number] >= 0
+        read[sorted(self._joined[number])] = True
+        return read
+
     def _continuations(self, number: int) -> list[int]:
         """Words that begin at no sub-token in any window, but share one with the previous word."""
         return [w for w in sorted(self._joined[number]) if self._distance[number][w] < 0]

@@ -177,7 +177,7 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         return tags, HypernetTokenClassifierOutput(
             loss=None if labels is None else self._loss(scores, outputs.main_mask, labels, None),
             logits=self._log_marginals(scores, words),
-            meta_embedding=outputs.meta_embedding,
+            **shared_fields(outputs),
         )
 
     def _loss(self, scores, main_mask, labels, num_items_in_batch) -> torch.Tensor:

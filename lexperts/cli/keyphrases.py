@@ -15,7 +15,11 @@ from .common import AsJson, Debug, Device, new_app, print_result, user_errors
 app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
 
 Source = Annotated[str, typer.Argument(help="A folder of .txt files, a .jsonl file, or a data set on the Hub.")]
-Model = Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a token classifier, such as SEKE.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
+]
+Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
 Split = Annotated[str, typer.Option(help="The split of a data set on the Hub.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
@@ -40,12 +44,29 @@ def distributed_state():
 def extract(
     source: Source,
     output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
-    model: Model,
-    top_k: Annotated[int, typer.Option(min=1, help="Maximum number of keyphrases per document.")] = 10,
+    model: Model = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
+    ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Threshold for a word's probability; by default the model's.")
     ] = None,
-    min_score: Annotated[float, typer.Option(help="Leave out keyphrases with a lower score.")] = 0.0,
+    min_score: Annotated[
+        float | None,
+        typer.Option(help="Leave out keyphrases with a lower score; by default the model decides how many there are."),
+    ] = None,
+    style: Style = None,
+    candidates: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
+    ] = None,
+    diversity: Annotated[
+        float, typer.Option(min=0, max=1, help="Choose different keyphrases: 0 by score only, 1 by difference.")
+    ] = 0.0,
+    language: Annotated[
+        str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
+    ] = None,
     batch_size: BatchSize = 16,
     split: Split = "test",
     text_column: TextColumn = "text",
@@ -59,13 +80,15 @@ def extract(
 
     \b
     Examples:
-      lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
+      lexperts keyphrases extract documents.jsonl keyphrases.jsonl
       torchrun --nproc_per_node 2 -m lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
     """
     with user_errors(debug):
         from transformers import pipeline
 
+        from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
+        from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
 
         check_output(output)
@@ -74,9 +97,15 @@ def extract(
             processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
         device = state.device if state is not None and device is None else parse_device(device)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
+        model = model or find_default_model()
         with describe_load_errors("--model", model):
             extractor = pipeline("keyphrase-extraction", model=model, dtype=dtype, device=device)
-        options = {"top_k": top_k, "min_score": min_score} | ({} if threshold is None else {"threshold": threshold})
+        top_k = 10 if top_k is None and candidates is None else top_k
+        given = {"min_score": min_score, "threshold": threshold, "style": style}
+        options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
+        options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
+        options |= {} if language is None else {"language": None if language == "none" else language}
+        options |= {"diversity": diversity} if diversity else {}
         options |= {"batch_size": batch_size, "mentions": mentions, **processes}
         summary = extract_corpus(extractor, corpus, output, **options)
         if state is None or state.is_main_process:
@@ -85,6 +114,42 @@ def extract(
             print(f"{summary.documents:,} documents in {output}{by}{errors}")
         if state is not None:
             state.destroy_process_group()
+
+
+@app.command()
+def show(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page to write.")] = Path(
+        "keyphrases.html"
+    ),
+    model: Model = None,
+    top_k: Annotated[int, typer.Option(min=1, help="Maximum number of keyphrases per document.")] = 10,
+    style: Style = None,
+    device: Device = None,
+    debug: Debug = False,
+):
+    """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
+
+    \b
+    Example:
+      lexperts keyphrases show article.txt --output article.html
+    """
+    with user_errors(debug):
+        from transformers import pipeline
+
+        from keyphrase_tools.default_model import find_default_model
+        from keyphrase_tools.html_page import render_page
+        from keyphrase_tools.loading import describe_load_errors, parse_device
+
+        texts = [file.read_text(encoding="utf-8") for file in files]
+        model = model or find_default_model()
+        with describe_load_errors("--model", model):
+            extractor = pipeline("keyphrase-extraction", model=model, device=parse_device(device))
+        results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
+        for file, phrases in zip(files, results, strict=True):
+            print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))
+        output.write_text(render_page(texts, results, [str(file) for file in files]), encoding="utf-8")
+        print(f"wrote {output}")
 
 
 @app.command()
@@ -123,7 +188,7 @@ def explain(
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="The folder to write the tables, the heat map and the page to.")
     ],
-    model: Model,
+    model: Model = None,
     spacy: Annotated[str, typer.Option(help="An installed spaCy pipeline, or blank:LANGUAGE.")] = "blank:en",
     documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
     page: Annotated[int, typer.Option(min=0, help="Index of the document that is shown in colours.")] = 0,
@@ -146,6 +211,7 @@ def explain(
         from transformers import AutoModelForTokenClassification, AutoTokenizer
 
         from keyphrase_tools.corpus import Corpus, read_texts
+        from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
@@ -158,6 +224,7 @@ def explain(
             raise ValueError(f"--page {page} cannot be shown: {reason}.")
         for number, error in errors.items():
             print(f"document {number} is skipped: {error}", file=sys.stderr)
+        model = model or find_default_model()
         with describe_load_errors("--model", model):
             classifier = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype).to(device)
             tokenizer = AutoTokenizer.from_pretrained(model)

