@@ -8,7 +8,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from statistics import mean
 
 from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, seke
 
@@ -21,22 +20,6 @@ def quickstart() -> str:
     scores = record["results"]["scores"]
     table = "; ".join(f"{name} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for name, s in scores.items())
     return f"After {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 held-out texts, one seed: {table}."
-
-
-def comparison() -> str:
-    """One line of results against what people use today."""
-    rows = load("seke_quality")["results"]
-    names = {"moe_rnn": "**SEKE**", "vanilla": "linear head", "YAKE": "YAKE", "KeyBERT": "KeyBERT"}
-    cells = []
-    for name in names:
-        scores = [row["test"]["by score"] for row in rows if row["system"] == name]
-        means = (mean(score[f"F1@{k}, lexperts"] for score in scores) for k in (5, 10))
-        cells.append(" / ".join(f"{value:.1f}" for value in means))
-    return (
-        f"| F1@5 / F1@10 on Inspec, in per cent | {' | '.join(names.values())} |\n|{' --- |' * (len(names) + 1)}\n"
-        f"| 500 test documents, with MiniLM-L6 except for YAKE ([all results](#results)) | {' | '.join(cells)} |\n"
-        "| fine-tuned on Inspec's training documents | yes | yes | no | no |"
-    )
 
 
 MAKERS = {
@@ -63,8 +46,8 @@ MAKERS = {
     "table:all_sets": domains.all_sets,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
+    "result:peers": domains.comparison,
     "result:quickstart": quickstart,
-    "result:comparison": comparison,
 }
 PAGES = (
     "README.md",
@@ -74,6 +57,7 @@ PAGES = (
     "docs/exhird.md",
     "docs/keyphrases.md",
     "docs/definitions.md",
+    "models/seke-minilm/README.md",
 )
 
 
