@@ -257,7 +257,7 @@ def test_the_stock_trainer_lowers_the_loss_and_predicts(trainable, tmp_path):
     trainer = trainer_of(trainable.make(), trainable, tmp_path, max_steps=trainable.steps)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    assert sum(losses[-3:]) < trainable.falls_to * sum(losses[:3])
     predicted = trainer.predict(trainable.rows[:4])
     expected = trainable.read(trainer.model, trainable.batch())
     answers = trainable.output == "start_logits"

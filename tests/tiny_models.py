@@ -174,6 +174,7 @@ class Trainable:
         regularized: options of `make` with dropout.
         balanced: options of `make` with all additional losses.
         steps: training steps after which the loss is clearly lower.
+        falls_to: the share of the first losses that the last ones stay below.
         first_label: the first token whose label counts; `None` for a loss that is a mean over rows.
     """
 
@@ -185,6 +186,7 @@ class Trainable:
     regularized: dict = field(default_factory=dict)
     balanced: dict = field(default_factory=dict)
     steps: int = 25
+    falls_to: float = 0.7
     first_label: int | None = 0
 
     def batch(self, size: int = 4) -> dict[str, torch.Tensor]:
@@ -274,7 +276,8 @@ def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
         tokenizer,
         output="log_probs",
         regularized={"dropout": 0.1},
-        steps=50,
+        steps=80,
+        falls_to=0.4,
         first_label=None,
     )
 
@@ -294,7 +297,7 @@ def trainable_moesumm(backbone: str, fixture: Callable) -> Trainable:
         )
     make = partial(tiny_moesumm, main_expert=False) if backbone == "flat" else partial(tiny_moesumm, backbone)
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    return Trainable(make, rows, regularized={"changes": dropout})
+    return Trainable(make, rows, regularized={"changes": dropout}, falls_to=0.6)
 
 
 def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
@@ -322,6 +325,7 @@ def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
         rows,
         regularized={"attention_dropout": 0.1},
         balanced={"router_aux_loss_coef": 0.5},
+        falls_to=0.7 if policy == "classes" else 0.3,
         first_label=None if policy == "classes" else 1,
     )
 
