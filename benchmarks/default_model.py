@@ -90,7 +90,8 @@ def main():
     results["sets"], results["long"] = {}, {}
     for name in TEST_SETS:
         rows = read_jsonl(data_file(options, name, "test"))
-        row = score_file(extract, [full_text(row) for row in rows], [row["keyphrases"] for row in rows])
+        texts = [full_text(row) for row in rows]
+        row = score_file(extract(texts, batch_size=16), texts, [row["keyphrases"] for row in rows])
         results["sets"][name] = row
         print(f"{name}: F1@5 {100 * row['seke']['f1@5']:.1f}   F1@10 {100 * row['seke']['f1@10']:.1f}", flush=True)
     for name in JOINED:

@@ -205,22 +205,18 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:
         extract, record["ranker"] = add_ranker(
-            extract,
-            texts["validation"],
-            gold["validation"],
-            files["validation"],
-            data_args.rules,
-            data_args.ranker_joined,
-        )
+            extract, texts["validation"], gold["validation"], files["validation"], data_args.rules, data_args.ranker_joined,
+        )  # fmt: skip
     elif data_args.calibrate:
         record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)
-    if "test" in texts:
-        record["test"] = score_test_set(extract, texts["test"], gold["test"])
-        record["test_files"] = score_test_files(extract, texts["test"], gold["test"], files["test"], data_args)
-        for text in texts["test"][: data_args.show]:
-            print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in extract(text)))
-    record["epochs"] = trainer.state.log_history
     extract.save_pretrained(folder.path)
+    if "test" in texts:
+        phrases = extract(texts["test"], batch_size=16)
+        record["test"] = score_test_set(phrases, texts["test"], gold["test"])
+        record["test_files"] = score_test_files(phrases, texts["test"], gold["test"], files["test"], data_args)
+        for text, found in list(zip(texts["test"], phrases, strict=True))[: data_args.show]:
+            print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in found))
+    record["epochs"] = trainer.state.log_history
     conclude(record, folder.path, training_args)
     folder.mark_finished(ran=ran)
     return record

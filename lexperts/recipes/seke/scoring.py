@@ -4,7 +4,7 @@ import numpy as np
 from transformers import pipeline
 
 from keyphrase_tools.calibration import calibrate, calibration_error, expected_calibration_error, match_to_gold
-from keyphrase_tools.evaluation import evaluate_pipeline, score_phrases
+from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import present
 from keyphrase_tools.ranking import fit_ranker
 from keyphrase_tools.words import split_words
@@ -21,11 +21,11 @@ def best_threshold(state) -> float:
     return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
 
 
-def score_test_set(extract, texts: list[str], gold: list) -> dict:
-    """Precision, recall and F1 of a pipeline on the test documents, with gold keyphrases by both sets of rules."""
+def score_test_set(phrases: list[list[dict]], texts: list[str], gold: list) -> dict:
+    """Precision, recall and F1 of extracted phrases, with gold keyphrases by both sets of rules."""
     scores_by_rules = {}
     for rules in ("lexperts", "seke"):
-        scores = scores_by_rules[rules] = evaluate_pipeline(extract, texts, gold, rules=rules)
+        scores = scores_by_rules[rules] = score_phrases(phrases, gold_phrases(texts, gold, rules))
         f1 = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
         print(f"test, {len(texts):,} documents, gold by the rules {rules!r}: {f1}")
     return scores_by_rules
@@ -101,7 +101,9 @@ def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
     return float(np.mean(scores))
 
 
-def score_test_files(extract, texts: list[str], gold: list, files: list[int], args: DataArguments) -> dict[str, dict]:
+def score_test_files(
+    phrases: list[list[dict]], texts: list[str], gold: list, files: list[int], args: DataArguments
+) -> dict[str, dict]:
     """Scores of each test file that was given as NAME=FILE.
 
     Returns:
@@ -112,16 +114,15 @@ def score_test_files(extract, texts: list[str], gold: list, files: list[int], ar
     for index, (name, _) in enumerate(map(parse_named_path, args.test_files or [])):
         chosen = [i for i, file in enumerate(files) if file == index]
         if name and chosen:
-            some, some_gold = [texts[i] for i in chosen], [gold[i] for i in chosen]
-            results[name] = row = score_file(extract, some, some_gold)
+            some = [texts[i] for i in chosen]
+            results[name] = row = score_file([phrases[i] for i in chosen], some, [gold[i] for i in chosen])
             f1 = "   ".join(f"F1@{k} {100 * row['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
             print(f"{name}, {len(some):,} documents: {f1}   calibration error {100 * row['calibration_error']:.1f}%")
     return results
 
 
-def score_file(extract, texts: list[str], gold: list) -> dict:
+def score_file(phrases: list[list[dict]], texts: list[str], gold: list) -> dict:
     """One entry of `score_test_files`."""
-    phrases = extract(texts, batch_size=16)
     of_rules = {rules: gold_phrases(texts, gold, rules) for rules in ("lexperts", "seke")}
     scores, right = (np.array(values) for values in match_to_gold(phrases, of_rules["lexperts"]))
     confident = scores > CONFIDENT
