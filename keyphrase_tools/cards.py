@@ -84,6 +84,22 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def format_ranker(record: Mapping) -> list[str]:
+    """How keyphrases are ranked, and the scores of each named test file."""
+    validation, ranker = record["data"]["validation"]["documents"], record["ranker"]
+    parts = [
+        f"The epoch was selected by F1@10 on {validation:,} validation documents, and a ranker was fitted on them: F1@10 "
+        f"{percent(ranker['validation_f1@10'])}. A score is the probability that the phrase is a keyphrase."
+    ]
+    rows = [
+        (name, f"{row['documents']:,}", percent(row["lexperts"]["f1@5"]), percent(row["lexperts"]["f1@10"]),
+         percent(row["calibration_error"]))
+        for name, row in record.get("test_files", {}).items()
+    ]  # fmt: skip
+    head = ("test file, per cent", "documents", "F1@5", "F1@10", "calibration error")
+    return parts + ([table(head, rows)] if rows else [])
+
+
 def format_scores(record: Mapping) -> str:
     """Scores on test and validation documents, calibration, and the scores of each seed."""
     rows = []
@@ -91,8 +107,10 @@ def format_scores(record: Mapping) -> str:
         cells = [percent(scores[f"{name}@{k}"]) for k in (5, 10) for name in ("precision", "recall", "f1")]
         rows.append((f"{record['data']['test']['documents']:,} test documents, {RULES[rules]}", *cells))
     head = ("per cent", *(f"{name}@{k}" for k in (5, 10) for name in ("precision", "recall", "F1")))
-    validation = f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
     parts = [table(head, rows)] if rows else []
+    if "ranker" in record:
+        return "\n\n".join([*parts, *format_ranker(record)])
+    validation = f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
     parts.append(
         f"{validation}{record['data']['validation']['documents']:,} validation documents: "
         f"{percent(record['best_validation_f1@10'])}."

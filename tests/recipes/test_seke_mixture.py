@@ -102,6 +102,8 @@ def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):  # noq
     assert list(record["test_files"]) == ["a"] and record["test_files"]["a"]["documents"] == 50
     assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(record["test_files"]["a"])
     assert record["data"]["validation"]["documents"] == 30 and record["training"]["trained_steps"] == 2 * 8
+    card = (output / "README.md").read_text()
+    assert "| a | 50 |" in card and "ranker was fitted" in card and "threshold" not in card
     model = SekeForTokenClassification.from_pretrained(output)
     assert model.config.styles == ["phrases", "tags"] and model.config.keyphrase_ranker == record["ranker"]["weights"]
     before = AutoModelForTokenClassification.from_pretrained(output).state_dict()
