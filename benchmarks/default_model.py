@@ -52,7 +52,7 @@ def long_documents(options, name: str) -> tuple[list[str], list[list[str]]]:
     texts = [full_text(row) for row in rows]
     gold = gold_phrases(texts, [row["keyphrases"] for row in rows], "seke")
     joined, phrases, _ = join_neighbours(texts, gold, [0] * len(texts), JOINED[name])
-    return joined, phrases
+    return joined[: options.long_documents], phrases[: options.long_documents]
 
 
 def score_long(options, extract, name: str) -> dict:
@@ -81,6 +81,7 @@ def main():
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
+    parser.add_argument("--long_documents", type=int, default=10, help="long documents of each set")
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()
     seconds = seconds_to_first_result(options.rounds)

@@ -16,7 +16,7 @@ from keyphrase_tools.html_page import render_page
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = {
     "A paragraph (examples/corpus/paragraph.txt)": [ROOT / "examples" / "corpus" / "paragraph.txt"],
-    "A long document (the pages of docs/, joined)": sorted((ROOT / "docs").glob("*.md")),
+    "A long document (docs/summarization.md)": [ROOT / "docs" / "summarization.md"],
 }
 FOLDER = ROOT / "docs"
 
@@ -47,8 +47,8 @@ def main():
         show(f"{name}, {len(texts[name].split()):,} words", phrases, 8)
     if not options.files:
         pages = {file.name: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.md"))}
-        print("\nA folder (docs/)")
-        for name, phrases in zip(pages, extract(list(pages.values())), strict=True):
+        print("\nA folder (docs/, the beginning of each page)")
+        for name, phrases in zip(pages, extract(list(pages.values()), on_long="truncate"), strict=True):
             show(f"  {name}", phrases, 4)
     print(f"\nextracted in {time.perf_counter() - start:.1f} s")
     options.output.parent.mkdir(parents=True, exist_ok=True)
