@@ -42,7 +42,6 @@ MAKERS = {
     "table:hypernet_crf": hypernet.hypernet_crf,
     "table:exhird_quality": exhird.exhird_quality,
     "table:exhird_speed": exhird.exhird_speed,
-    "table:left_out": domains.left_out,
     "table:all_sets": domains.all_sets,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,

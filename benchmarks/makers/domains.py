@@ -1,4 +1,4 @@
-"""Tables of the default keyphrase model: sets that it was not trained for, all test sets, long documents."""
+"""Tables of the default keyphrase model: all test sets, long documents, and the README's first screen."""
 
 from statistics import median
 
@@ -16,34 +16,19 @@ def f1(scores: dict | None) -> str:
     return f"{100 * scores['f1@5']:.1f} / {100 * scores['f1@10']:.1f}" if scores else ""
 
 
+def peer_cells(others: dict, name: str) -> str:
+    """The cells of YAKE, and of KeyBERT if it was run, for a set."""
+    return " | ".join(f1(others[system, name]["seke"]) for system in systems(others))
+
+
+def systems(others: dict) -> list[str]:
+    """The systems that were run on all sets."""
+    return [system for system in ("YAKE", "KeyBERT") if all((system, name) in others for name in SETS)]
+
+
 def peers() -> dict[tuple[str, str], dict]:
     """(system, set) -> the row of YAKE or KeyBERT."""
     return {(row["system"], row["set"]): row for row in load("seke_domains_peers")["results"]}
-
-
-def left_out() -> str:
-    """Each training set left out in turn, beside YAKE and KeyBERT."""
-    record, others = load("seke_domains"), peers()
-    rows = [row for row in record["results"] if row["left_out"] and row["system"] == "moe_rnn"]
-    documents = {row["documents"] for (system, _), row in others.items() if system == "KeyBERT"}
-    lines = [
-        "F1@5 / F1@10 in per cent (rules `seke`) on the test documents of a set that the model has not seen: trained and ranked on "
-        "the other four training sets, one seed.",
-        "",
-        "| set left out | SEKE, trained on the others | YAKE | KeyBERT | calibration error | scores over 0.8: number, right |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in SETS:
-        for row in (row for row in rows if row["set"] == name):
-            sure = f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
-            lines.append(
-                f"| {SETS[name]} | {f1(row['seke'])} | {f1(others['YAKE', name]['seke'])} | {f1(others['KeyBERT', name]['seke'])} | "
-                f"{100 * row['calibration_error']:.1f}% | {sure} |"
-            )
-    note = f"KeyBERT read the first {max(documents)} documents of each set, the others all."
-    return "\n".join(
-        [*lines, "", f"{note} {provenance(record)} `python benchmarks/seke_domains.py --data PATH --work FOLDER`"]
-    )
 
 
 def all_sets() -> str:
@@ -53,15 +38,15 @@ def all_sets() -> str:
         "F1@5 / F1@10 in per cent (rules `seke`) of the default model on whole test splits. krapivin and nus have no training "
         "documents; of the other sets it was trained on the training split.",
         "",
-        "| test set | documents | default model | YAKE | KeyBERT | calibration error | scores over 0.8: number, right |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| test set | documents | default model | {' | '.join(systems(others))} | calibration error | scores over 0.8: number, right |",
+        "| --- | --- | --- | --- | --- |" + " --- |" * len(systems(others)),
     ]
     for name, label in SETS.items():
         row = record["results"]["sets"][name]
         sure = f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
         lines.append(
-            f"| {label} | {row['documents']:,} | {f1(row['seke'])} | {f1(others['YAKE', name]['seke'])} | "
-            f"{f1(others['KeyBERT', name]['seke'])} | {100 * row['calibration_error']:.1f}% | {sure} |"
+            f"| {label} | {row['documents']:,} | {f1(row['seke'])} | "
+            f"{peer_cells(others, name)} | {100 * row['calibration_error']:.1f}% | {sure} |"
         )
     seconds = median(record["results"]["first_result_seconds"])
     note = f"A new process prints its first keyphrases after {seconds:.1f} s (median of {len(record['results']['first_result_seconds'])})."
@@ -99,9 +84,7 @@ def comparison() -> str:
     names = list(SETS)
     rows = {
         "**default model**": [record["results"]["sets"][name]["seke"] for name in names],
-        "YAKE": [others["YAKE", name]["seke"] for name in names],
-        "KeyBERT": [others["KeyBERT", name]["seke"] for name in names],
-    }
+    } | {system: [others[system, name]["seke"] for name in names] for system in systems(others)}
     lines = [
         "| F1@5, in per cent | "
         + " | ".join(name.removesuffix("_sample").removesuffix("500") for name in names)
