@@ -1,4 +1,4 @@
-"""The default model as it is installed: time to the first result, the README's first output, scores on long documents.
+"""The installed default model: time to the first result, the README's first output, scores on long documents.
 
     python benchmarks/default_model.py --data PATH          # PATH/keyphrases/...; about 10 minutes on two cores
 

@@ -21,7 +21,7 @@ TASK = "keyphrase-extraction"
 PIPELINE_REGISTRY.register_pipeline(
     TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification, type="text"
 )
-# not register_pipeline(default=...): saved models would record the default, a path of this machine
+# not register_pipeline(default=...): saved models would record the default, a local path
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
 logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
 

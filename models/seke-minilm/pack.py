@@ -23,7 +23,7 @@ def split_weights(run: Path, backbone: Path) -> tuple[dict, list[str]]:
     trained, unchanged = {}, []
     with safe_open(run / "model.safetensors", "np") as model, safe_open(backbone, "np") as original:
         known = set(original.keys())
-        for name in model.keys():  # noqa: SIM118  (a safe_open is no mapping)
+        for name in model.keys():  # noqa: SIM118  (a safe_open is not a mapping)
             tensor, inner = model.get_tensor(name), name.removeprefix("backbone.")
             if inner != name and inner in known and (original.get_tensor(inner) == tensor).all():
                 unchanged.append(inner)

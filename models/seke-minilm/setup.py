@@ -35,7 +35,7 @@ def backbone_file(expected: str) -> Path:
 def join_weights(trained: Path, target: Path) -> None:
     """Writes a complete model.safetensors in float16."""
     with safe_open(trained, "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a safe_open is no mapping)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a safe_open is not a mapping)
         metadata = file.metadata()
     with safe_open(backbone_file(metadata["backbone_sha256"]), "np") as backbone:
         for name in metadata["from_backbone"].split():

@@ -29,8 +29,8 @@ def sampler(temperature, **options):
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1e6, 0.5)])
 def test_shares_follow_the_temperature(temperature, share):
-    drawn = Counter(FILES[row] for row in sampler(temperature))
-    assert drawn[0] / 20_000 == pytest.approx(share, abs=0.015)
+    sampled = Counter(FILES[row] for row in sampler(temperature))
+    assert sampled[0] / 20_000 == pytest.approx(share, abs=0.015)
 
 
 def test_epochs_differ_and_repeat_by_their_number():

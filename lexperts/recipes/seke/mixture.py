@@ -1,4 +1,4 @@
-"""Training on several data sets at once: how often each is drawn, and when the model is told the style of a row."""
+"""Training on several data sets at once: how often each is sampled, and when the model is told the style of a row."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,9 +13,9 @@ SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 
 
 class MixtureSampler(Sampler[int]):
-    """Draws rows with replacement so that data set f has the share n_f^(1/T) / sum n^(1/T)   (Devlin et al. 2019, multilingual).
+    """Draws rows with replacement so that data set f has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
 
-    Rows of similar length come together, in batches of random order. Each epoch draws anew; the draws of an epoch depend only on
+    Rows of similar length come together, in batches of random order. Each epoch draws again; the draws of an epoch depend only on
     its number and the seed.
 
     Args:
@@ -54,10 +54,10 @@ class MixtureSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         random = np.random.default_rng((self.seed, self.epoch))
-        drawn = random.choice(len(self.probabilities), self.num_rows, p=self.probabilities / self.probabilities.sum())
+        sampled = random.choice(len(self.probabilities), self.num_rows, p=self.probabilities / self.probabilities.sum())
         size = self.batch_size * SORTED_BATCHES
         for start in range(0, self.num_rows, size):
-            part = sorted(drawn[start : start + size].tolist(), key=self.lengths.__getitem__)
+            part = sorted(sampled[start : start + size].tolist(), key=self.lengths.__getitem__)
             batches = [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
             short = [batches.pop()] if len(batches[-1]) < self.batch_size else []
             for batch in [*(batches[i] for i in random.permutation(len(batches))), *short]:
