@@ -4,7 +4,7 @@
 
 Each of five training sets is left out in turn: `lexperts train seke default` trains on the other four, fits its ranker on their
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
-all seven test sets, of which two (krapivin, nus) have no training documents. YAKE and KeyBERT have their own defaults (KeyBERT with
+all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. YAKE and KeyBERT have their own defaults (KeyBERT with
 the same MiniLM, phrases of one to three words, and the first documents of each set only). No test document is used for any choice.
 Rows in results/seke_domains.json, those of YAKE and KeyBERT in results/seke_domains_peers.json, and runs in the work folder are
 reused if their settings, data and versions are the same.
@@ -26,7 +26,8 @@ from keyphrase_tools.words import split_words
 STYLES = {
     "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
 }  # fmt: skip
-TEST_SETS = (*STYLES, "krapivin", "nus")
+STYLES_OF_TESTS = STYLES | {"krapivin": "authors", "nus": "authors"}
+TEST_SETS = tuple(STYLES_OF_TESTS)
 HEADS = {"moe_rnn": (True, True), "rnn": (False, True)}
 
 
@@ -38,15 +39,22 @@ def data_file(options, name: str, split: str) -> Path:
 def train(options, left_out: str | None, head: str, seed: int) -> dict:
     """Trains on all sets but one, unless the folder holds the finished run, and returns its results.json."""
     names = [name for name in STYLES if name != left_out]
-    tests = [left_out] if left_out else TEST_SETS
+    tests = {left_out: left_out}  # name in the results -> set
+    if not left_out:
+        tests = {name: name for name in TEST_SETS} | {
+            f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()
+        }
     files = {
         "train_files": [data_file(options, name, "train") for name in names],
         "validation_files": [data_file(options, name, "validation") for name in names],
-        "test_files": [data_file(options, name, "test") for name in tests],
+        "test_files": [data_file(options, name, "test") for name in tests.values()],
     }
+    validation = files["validation_files"]
+    if not left_out:
+        validation = [f"{STYLES[name]}={path}" for name, path in zip(names, validation, strict=True)]
     settings = {
         "train_files": [f"{STYLES[name]}={path}" for name, path in zip(names, files["train_files"], strict=True)],
-        "validation_files": files["validation_files"],
+        "validation_files": validation,
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
     }  # fmt: skip
@@ -80,9 +88,10 @@ def measure(options, record: Record, left_out: str | None, head: str, seed: int)
     """Adds the rows of one training."""
     result = train(options, left_out, head, seed)
     for name, scores in result["test_files"].items():
-        record.add({"system": head, "left_out": left_out, "set": name, "seed": seed, **scores})
+        name, _, style = name.partition(":")
+        record.add({"system": head, "left_out": left_out, "set": name, "style": style or None, "seed": seed, **scores})
         f1 = "   ".join(f"F1@{k} {100 * scores['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
-        print(f"{head} without {left_out}, seed {seed}, on {name}: {f1}", flush=True)
+        print(f"{head} without {left_out}, seed {seed}, on {name}, style {style or 'none'}: {f1}", flush=True)
 
 
 def main():

@@ -56,7 +56,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
         min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
             many as give the highest expected F1, and other models all.
-        style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags".
+        style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags". Its
+            ranker in `config.style_rankers` is used, if there is one.
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
             reaches the threshold. A model with `config.keyphrase_ranker` ranks by all evidence of the document instead (see
             `ranking`), unless a threshold is given. Without a threshold the model's `decode` chooses the labels (such as the
@@ -119,8 +120,9 @@ class KeyphraseExtractionPipeline(Pipeline):
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode = getattr(model, "decode", None)
-        weights = getattr(self.model.config, "keyphrase_ranker", None)
-        self._ranker = None if weights is None else PhraseRanker(weights)
+        weights = {None: getattr(self.model.config, "keyphrase_ranker", None)}
+        weights |= getattr(self.model.config, "style_rankers", None) or {}
+        self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
 
     @property
     def reads_titles(self) -> bool:
@@ -163,7 +165,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
         if style is not None:
             preprocess_params["style_id"] = self._style_id(style)
-        postprocess_params = {} if min_score is None else {"min_score": min_score}
+        postprocess_params = {"style": style, "min_score": min_score}
+        postprocess_params = {name: value for name, value in postprocess_params.items() if value is not None}
         if threshold is not None:
             if not 0 < threshold < 1:
                 raise ValueError(f"threshold={threshold} must be a probability between 0 and 1.")
@@ -415,7 +418,7 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _uses_ranker(self, threshold: float | None) -> bool:
         """Whether phrases are ranked by the model's ranker; a threshold of the call chooses labels instead."""
-        return self._ranker is not None and threshold is None
+        return None in self._rankers and threshold is None
 
     def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
         """The keyphrases of each document, best first."""
@@ -432,6 +435,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         candidates=None,
         diversity: float = 0.0,
         language: str | None = "english",
+        style: str | None = None,
     ) -> list[dict]:
         """The keyphrases of one document."""
         document, word_probabilities = block["documents"][number], block["word_probabilities"]
@@ -442,9 +446,10 @@ class KeyphraseExtractionPipeline(Pipeline):
             vocabulary = candidates.of(block["first"] + number)
             phrases, absent = rank_candidates(vocabulary, spans, document, p, is_read, temperature)
         elif self._uses_ranker(threshold):
-            phrases = self._ranker.rank(document.text, document.words, p, language)
+            ranker = self._rankers.get(style, self._rankers[None])
+            phrases = ranker.rank(document.text, document.words, p, language)
             if min_score is None:
-                number = self._ranker.best_number([phrase["score"] for phrase in phrases])
+                number = ranker.best_number([phrase["score"] for phrase in phrases])
                 phrases = phrases[: 2 * number if diversity else number]
                 top_k = number if top_k is None else min(top_k, number)
         else:

@@ -22,13 +22,23 @@ FLOOR = 0.02  # probability of a candidate's best mention
 LABELLED = 0.15  # threshold of the labels that the feature "labelled" looks at
 FEATURES = (
     "span", "labels", "inside", "expected_mentions", "mentions", "first", "relative_first", "document", "one_word", "two_words",
-    "three_words", "more_words", "labelled", "density", "begins",
+    "three_words", "more_words", "labelled", "function_word", "density", "begins",
 )  # fmt: skip
 INTERACTIONS = (
     ("density", "span"), ("density", "labels"), ("density", "mentions"), ("density", "first"), ("density", "one_word"),
     ("document", "mentions"), ("document", "first"),
 )  # fmt: skip
 NAMES = (*FEATURES, *(f"{a} x {b}" for a, b in INTERACTIONS))
+_ENGLISH = """
+    a about above across after again against all along also although always am among an and another any are around as at away
+    be because been before being below between both but by can cannot could did do does doing down during each either enough
+    even ever every few for from further had has have having he her here hers him his how however i if in into is it its just
+    less many may me might more most much must my neither never no nor not of off often on once only onto or other our out over
+    own per rather same several shall she should since so some such than that the their them then there these they this those
+    though through thus to too toward towards under until up upon us very was we were what when where whether which while who
+    whom whose why will with within without would yet you your
+"""
+FUNCTION_WORDS = frozenset(_ENGLISH.split())
 
 
 class Candidate(NamedTuple):
@@ -57,14 +67,21 @@ def find_candidates(
         positions[stems[w]].append(int(w))
     labelled = set(tag_spans(word_tags(p, LABELLED)))
     about = document_features(p[allowed], len(words))
+    functional = [language == "english" and is_function_word(word) for word, _, _ in words]
     candidates = []
     for key in probable_phrases(stems, allowed, p):
         n = len(key)
         spans = [(w, w + n) for w in positions[key[0]] if tuple(stems[w : w + n]) == key]
         features = phrase_features(spans, p, len(words), any(span in labelled for span in spans)) | about
+        features["function_word"] = float(any(functional[a] or functional[b - 1] for a, b in spans))
         values = [features[name] for name in FEATURES] + [features[a] * features[b] for a, b in INTERACTIONS]
         candidates.append(Candidate(spans, np.array(values)))
     return sorted(candidates, key=lambda candidate: candidate.spans[0])
+
+
+def is_function_word(word: str) -> bool:
+    """Whether an English word is an article, a preposition, a pronoun or the like; "IT" and "US" are not."""
+    return word.lower() in FUNCTION_WORDS and not (word.isupper() and len(word) > 1)
 
 
 def probable_phrases(stems: Sequence[str], allowed: np.ndarray, p: np.ndarray) -> list[tuple[str, ...]]:
@@ -184,13 +201,15 @@ def fit_ranker(
     documents: Sequence[tuple[Sequence[tuple[str, int, int]], np.ndarray]],
     gold: Sequence[Sequence[str]],
     groups: Sequence | None = None,
+    shares: Mapping | None = None,
 ) -> dict[str, float]:
     """The weights of a `PhraseRanker`, by logistic regression on documents that the model was not trained on.
 
     Args:
         documents: for each document, its words and their probabilities `(W, 3)`.
         gold: for each document, the gold phrases, as `labels.present` returns them.
-        groups: for each document, the data set that it belongs to; each data set has the same total weight.
+        groups: for each document, the group (such as the data set) that it belongs to.
+        shares: for each group, the weight of all its candidates together; the same for each by default.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -217,18 +236,15 @@ def fit_ranker(
             "use more documents."
         )
     sizes = {group: group_of_row.count(group) for group in num_gold}
+    shares = {group: 1.0 if shares is None else shares[group] for group in num_gold}
+    per_row = {group: len(rows) * shares[group] / sum(shares.values()) / max(sizes[group], 1) for group in num_gold}
+    weight = np.array([per_row[group] for group in group_of_row])
     scaler = StandardScaler().fit(np.array(rows))
     regression = LogisticRegression(C=0.3, max_iter=2000)
-    weight = np.array([len(rows) / len(sizes) / sizes[group] for group in group_of_row])
     regression.fit(scaler.transform(np.array(rows)), right, sample_weight=weight)
     weights = regression.coef_[0] / scaler.scale_
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
     # with an intercept, the expected number of keyphrases is the number of right candidates
-    gold = (
-        sum(num_gold[group] / max(sizes[group], 1) for group in num_gold)
-        / (weight @ np.array(right))
-        * len(rows)
-        / len(sizes)
-    )
+    gold = sum(num_gold[group] * per_row[group] for group in num_gold) / (weight @ np.array(right))
     values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(NAMES, weights, strict=True))}
     return {name: round(float(value), 6) for name, value in values.items()}

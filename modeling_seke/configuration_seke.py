@@ -60,6 +60,8 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         keyphrase_ranker (`dict[str, float]`, default `None`):
             Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score
             the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranking.fit_ranker`.
+        style_rankers (`dict[str, dict[str, float]]`, default `None`):
+            For each of `styles`, the weights that are used instead if this style is asked for.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
@@ -98,6 +100,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     keyphrase_threshold: float | None = None
     keyphrase_temperature: float | int | None = None
     keyphrase_ranker: dict[str, float] | None = None
+    style_rankers: dict[str, dict[str, float]] | None = None
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:

@@ -145,6 +145,30 @@ def test_the_fit_finds_what_tells_keyphrases_apart(document):
         assert all(phrase["score"] < 0.5 for phrase in phrases[1:])
 
 
+def test_a_group_counts_by_its_share(document):
+    words, p = document
+    documents, gold = [(words, p)] * 40, [["graph cut"]] * 20 + [["hash table"]] * 20
+    groups = ["a"] * 20 + ["b"] * 20
+    for shares, first in (({"a": 1.0, "b": 0.01}, "Graph cuts"), ({"a": 0.5, "b": 0.5}, None), (None, None)):
+        ranker = PhraseRanker(fit_ranker(documents, gold, groups, shares))
+        best = ranker.rank(TEXT, words, p)[0]
+        assert (best["keyphrase"] == first and best["score"] > 0.9) if first else best["score"] < 0.9
+
+
+def test_edges_of_function_words_are_seen():
+    words = split_words("The politics of IT and US trade")
+    p = np.tile([0.2, 0.4, 0.4], (len(words), 1))
+    column = NAMES.index("function_word")
+    seen = {
+        " ".join(word for word, _, _ in words[a:b]): candidate.features[column]
+        for candidate in find_candidates(words, p)
+        for a, b in candidate.spans
+    }
+    assert seen["politics of"] == seen["The politics"] == seen["and US"] == 1
+    assert seen["IT"] == seen["US trade"] == seen["politics of IT"] == 0
+    assert not any(candidate.features[column] for candidate in find_candidates(words, p, "german"))
+
+
 def test_a_fit_needs_right_and_wrong_candidates(document):
     with pytest.raises(ValueError, match="0 of"):
         fit_ranker([document], [["nothing of it"]])

@@ -63,11 +63,7 @@ def test_styles_are_hidden_from_a_share_of_the_rows():
 
 def test_neighbours_of_a_file_are_joined():
     texts, gold, files = ["a", "b", "c", "d", "e"], [["x"], ["y"], ["x"], ["x"], ["z"]], [0, 0, 0, 1, 1]
-    assert join_neighbours(texts, gold, files, 2) == (
-        ["a\n\nb", "d\n\ne"],
-        [["x", "y"], ["x", "z"]],
-        ["0 x 2", "1 x 2"],
-    )
+    assert join_neighbours(texts, gold, files, 2) == [("a\n\nb", ["x", "y"], 0), ("d\n\ne", ["x", "z"], 1)]
 
 
 def test_frozen_layers_are_the_embeddings_and_the_first_ones(tiny_seke):
@@ -86,7 +82,8 @@ def mixed(backbone, tmp_path_factory):  # noqa: F811
     output = tmp_path_factory.mktemp("runs") / "mixed"
     options = [
         "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
-        "--validation_files", CORPUS / "test.jsonl", "--test_files", f"a={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
+        "--validation_files", f"tags={CORPUS / 'test.jsonl'}", CORPUS / "test.jsonl",
+        "--test_files", f"a={CORPUS / 'test.jsonl'}", f"b:tags={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
         "--mixing_temperature", 2, "--rows_per_epoch", 64, "--num_train_epochs", 2, "--lora", "false", "--frozen_layers", 1,
         "--head_learning_rate", 0.02, "--learning_rate", 0.001, "--fit_ranker", "true", "--ranker_joined", 10, "--validation_limit", 30,
         "--early_stopping_patience", 0,
@@ -99,13 +96,18 @@ def mixed(backbone, tmp_path_factory):  # noqa: F811
 def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):  # noqa: F811
     output, _ = mixed
     record = json.loads((output / "results.json").read_text())
-    assert list(record["test_files"]) == ["a"] and record["test_files"]["a"]["documents"] == 50
+    assert list(record["test_files"]) == ["a", "b:tags"] and record["test_files"]["a"]["documents"] == 50
+    assert record["test_files"]["a"]["phrases"] != record["test_files"]["b:tags"]["phrases"]
     assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(record["test_files"]["a"])
-    assert record["data"]["validation"]["documents"] == 30 and record["training"]["trained_steps"] == 2 * 8
+    assert record["data"]["validation"]["documents"] == 60 and record["training"]["trained_steps"] == 2 * 8
     card = (output / "README.md").read_text()
     assert "| a | 50 |" in card and "ranker was fitted" in card and "threshold" not in card
     model = SekeForTokenClassification.from_pretrained(output)
     assert model.config.styles == ["phrases", "tags"] and model.config.keyphrase_ranker == record["ranker"]["weights"]
+    assert (
+        list(model.config.style_rankers) == ["tags"] and model.config.style_rankers == record["ranker"]["style_weights"]
+    )
+    assert model.config.style_rankers["tags"] != model.config.keyphrase_ranker
     before = AutoModelForTokenClassification.from_pretrained(output).state_dict()
     start = SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict()
     for name, value in start.items():
@@ -150,6 +152,11 @@ def test_another_style_is_another_run(mixed, backbone):  # noqa: F811
         (["--mixing_temperature", 0, "--rows_per_epoch", 8], "--mixing_temperature 0"),
         (["--frozen_layers", 1], "--lora false"),
         (["--frozen_layers", 9, "--lora", "false"], "9"),
+        (["--test_files", f"a:news={CORPUS / 'test.jsonl'}"], "'news'"),
+        (
+            ["--train_files", f"tags={CORPUS / 'test.jsonl'}", "--validation_files", f"news={CORPUS / 'test.jsonl'}"],
+            "'news'",
+        ),
     ],
 )
 def test_invalid_options_are_named(backbone, tmp_path, options, named):  # noqa: F811

@@ -61,10 +61,14 @@ class DataArguments:
         "training files, JSON Lines with title, text and keyphrases; STYLE=FILE names a file's style of annotation",
     )
     validation_files: list[str] | None = option(
-        None, "validation files, same format; by default a share of the training documents"
+        None,
+        "validation files, same format; by default a share of the training documents; with --fit_ranker, STYLE=FILE also fits "
+        "a ranker for this style",
     )
     test_files: list[str] | None = option(
-        None, "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one"
+        None,
+        "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one, with "
+        "NAME:STYLE=FILE the style is asked for",
     )
     validation_share: float = option(
         0.2, "share of the training documents used for validation, without validation files"

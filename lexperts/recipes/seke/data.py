@@ -12,6 +12,12 @@ from .arguments import DataArguments
 FILE, STYLE = "__file__", "__style__"  # added to each row: the index of its file, and the file's name
 
 
+def parse_test_file(argument: str) -> tuple[str, str]:
+    """ "FILE", "NAME=FILE" or "NAME:STYLE=FILE" -> the name and the style, or "" each."""
+    name, _, style = parse_named_path(argument)[0].partition(":")
+    return name, style
+
+
 def load_documents(args: DataArguments) -> dict[str, list[dict]]:
     """The rows of each split. Without validation documents a share of the training documents is split off.
 

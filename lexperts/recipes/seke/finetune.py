@@ -29,9 +29,9 @@ from ..common.fingerprints import RECORD
 from ..common.run_folder import RunFolder, replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
-from .data import FILE, STYLE, describe_data, load_documents
+from .data import FILE, STYLE, describe_data, load_documents, parse_test_file
 from .mixture import HideStyles, MixtureSampler, SekeTrainer, freeze_layers
-from .scoring import add_ranker, best_threshold, measure_calibration, score_test_files, score_test_set
+from .scoring import add_rankers, best_threshold, extract_by_file, measure_calibration, score_test_files, score_test_set
 
 HEAD = (
     "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
@@ -88,8 +88,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     """Everything before training, so that errors that the user can fix occur early.
 
     Returns:
-        The trainer; for each split the texts, the gold keyphrases and the index of each document's file; the record for
-        results.json.
+        The trainer; for each split the texts, the gold keyphrases, and the index and the style of each document's file; the
+        record for results.json.
     """
     output = Path(training_args.output_dir)
     documents = load_documents(data_args)
@@ -107,6 +107,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     styles = list(dict.fromkeys(row.get(STYLE) for row in documents["train"] if row.get(STYLE)))
     with training_args.main_process_first(desc="base model"):
         model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed, styles or None)
+    check_styles(documents, data_args, model.config.styles or [])
     train |= row_styles(train["document"], documents["train"], model.config.styles or [])
     metrics = ExtractionMetrics(
         texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
@@ -131,21 +132,23 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         "data": describe_data(data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer),
         "training": collect_settings(model_args, data_args, training_args),
     }
-    files = {split: [row[FILE] for row in rows] for split, rows in documents.items()}
+    files = {split: [(row[FILE], row[STYLE]) for row in rows] for split, rows in documents.items()}
     return trainer, texts, gold, files, record
 
 
-def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
-    """The column `style_ids` of the training rows, for a model with styles.
+def check_styles(documents: dict[str, list[dict]], args: DataArguments, styles: list[str]) -> None:
+    """Raises a `ValueError` for a style in the name of a file that the model does not have."""
+    given = {split: {row.get(STYLE) for row in documents.get(split, [])} for split in ("train", "validation")}
+    given["test"] = {parse_test_file(file)[1] for file in args.test_files or []}
+    for split, names in given.items():
+        if unknown := sorted(names - {"", None, *styles}):
+            known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has none"
+            raise ValueError(f"--{split}_files has the style {unknown[0]!r}, which the model does not have: {known}.")
 
-    Raises:
-        ValueError: for a style that the model does not have.
-    """
+
+def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
+    """The column `style_ids` of the training rows, for a model with styles."""
     given = [row.get(STYLE, "") for row in documents]
-    if unknown := set(given) - {"", *styles}:
-        raise ValueError(
-            f"--train_files has the style {sorted(unknown)[0]!r}, which the model of --start_from does not have: {styles or 'it has none'}."
-        )
     return {"style_ids": [styles.index(given[i]) + 1 if given[i] else 0 for i in document_of_row]} if styles else {}
 
 
@@ -204,14 +207,14 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:
-        extract, record["ranker"] = add_ranker(
-            extract, texts["validation"], gold["validation"], files["validation"], data_args.rules, data_args.ranker_joined,
-        )  # fmt: skip
+        extract, record["ranker"] = add_rankers(
+            extract, texts["validation"], gold["validation"], files["validation"], data_args
+        )
     elif data_args.calibrate:
         record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)
     extract.save_pretrained(folder.path)
     if "test" in texts:
-        phrases = extract(texts["test"], batch_size=16)
+        phrases = extract_by_file(extract, texts["test"], files["test"], data_args)
         record["test"] = score_test_set(phrases, texts["test"], gold["test"])
         record["test_files"] = score_test_files(phrases, texts["test"], gold["test"], files["test"], data_args)
         for text, found in list(zip(texts["test"], phrases, strict=True))[: data_args.show]:

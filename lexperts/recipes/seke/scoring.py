@@ -11,8 +11,10 @@ from keyphrase_tools.words import split_words
 
 from ..common.fingerprints import parse_named_path
 from .arguments import DataArguments
+from .data import parse_test_file
 
 CONFIDENT = 0.8  # scores above it are counted
+OTHER_STYLES = 0.02  # share of a file of another style, where its own style has 1
 
 
 def best_threshold(state) -> float:
@@ -55,44 +57,77 @@ def gold_phrases(texts: list[str], gold: list, rules: str) -> list[list[str]]:
     return [present(split_words(text), phrases, rules=rules) for text, phrases in zip(texts, gold, strict=True)]
 
 
-def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str, joined: list[int]):
-    """Fits a ranker on validation documents and saves it in the configuration.
+def add_rankers(extract, texts: list[str], gold: list, files: list[tuple[int, str]], args: DataArguments):
+    """Fits a ranker on validation documents, and one more for each of their styles; saves them in the configuration.
+
+    A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style the documents of its
+    files are read with this style, and all other files have a small share (`OTHER_STYLES`), so that few documents suffice.
 
     Args:
-        files: for each document the index of its file; all files count the same.
-        joined: also fit on documents that are put together from so many neighbours, as examples of long documents.
+        files: for each document the index and the style of its file.
 
     Returns:
-        A pipeline that ranks by it; its weights, and F1@10 on the validation documents, mean over the files.
+        A pipeline that ranks by them; their weights, and F1@10 on the validation documents, mean over the files.
     """
-    config, gold = extract.model.config, gold_phrases(texts, gold, rules)
-    config.keyphrase_threshold = config.keyphrase_temperature = None
-    fitted = [texts, gold, [str(file) for file in files]]
-    for number in joined:
-        for column, more in zip(fitted, join_neighbours(texts, gold, files, number), strict=True):
-            column[len(column) :] = more
-    read = extract.read_words(fitted[0], batch_size=16)
-    config.keyphrase_ranker = fit_ranker(read, fitted[1], fitted[2])
+    config, gold = extract.model.config, gold_phrases(texts, gold, args.rules)
+    config.keyphrase_threshold = config.keyphrase_temperature = config.keyphrase_ranker = config.style_rankers = None
+    shares = {file: files.count(file) ** (1 / (args.mixing_temperature or 1)) for file in files}
+    documents = list(zip(texts, gold, files, strict=True))
+    for number in args.ranker_joined:
+        documents += join_neighbours(texts, gold, files, number)
+    groups = [file for _, _, file in documents]
+    all_gold = [phrases for _, phrases, _ in documents]
+    config.keyphrase_ranker = fit_ranker(read(extract, documents), all_gold, groups, shares)
+    if styles := sorted({style for _, style in files if style}):
+        words = read(extract, documents, with_styles=True)
+        config.style_rankers = {}
+        for style in styles:
+            own = {file: share * (1 if file[1] == style else OTHER_STYLES) for file, share in shares.items()}
+            config.style_rankers[style] = fit_ranker(words, all_gold, groups, own)
     extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
     f1 = mean_f1(extract(texts, batch_size=16), gold, files)
-    print(f"ranker: fitted on {len(fitted[0]):,} documents, validation F1@10 {100 * f1:.1f}")
-    return extract, {"documents": len(fitted[0]), "validation_f1@10": f1, "weights": config.keyphrase_ranker}
+    named = f", and for the styles {', '.join(styles)}" if styles else ""
+    print(f"ranker: fitted on {len(documents):,} documents{named}, validation F1@10 {100 * f1:.1f}")
+    fitted = {"weights": config.keyphrase_ranker, "style_weights": config.style_rankers}
+    return extract, {"documents": len(documents), "validation_f1@10": f1, **fitted}
 
 
-def join_neighbours(texts: list[str], gold: list, files: list[int], number: int) -> tuple[list[str], list, list[str]]:
-    """Documents put together from `number` neighbours of a file: their texts, gold keyphrases, and groups such as "0 x 4"."""
-    columns: tuple[list, list, list] = [], [], []
+def read(extract, documents: list[tuple], with_styles: bool = False) -> list[tuple]:
+    """The words of documents and their probabilities, as `read_words` returns them; optionally each with the style of its file."""
+    words = [None] * len(documents)
+    for wanted in {style if with_styles else "" for _, _, (_, style) in documents}:
+        chosen = [i for i, (_, _, (_, style)) in enumerate(documents) if not with_styles or style == wanted]
+        found = extract.read_words([documents[i][0] for i in chosen], batch_size=16, style=wanted or None)
+        for i, values in zip(chosen, found, strict=True):
+            words[i] = values
+    return words
+
+
+def join_neighbours(texts: list[str], gold: list, files: list, number: int) -> list[tuple[str, list, object]]:
+    """Documents put together from `number` neighbours of a file: their texts, gold keyphrases, and files."""
+    joined = []
     for file in sorted(set(files)):
         rows = [i for i, f in enumerate(files) if f == file]
         for start in range(0, len(rows) - number + 1, number):
             part = rows[start : start + number]
-            columns[0].append("\n\n".join(texts[i] for i in part))
-            columns[1].append(list(dict.fromkeys(phrase for i in part for phrase in gold[i])))
-            columns[2].append(f"{file} x {number}")
-    return columns
+            phrases = list(dict.fromkeys(phrase for i in part for phrase in gold[i]))
+            joined.append(("\n\n".join(texts[i] for i in part), phrases, file))
+    return joined
 
 
-def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
+def extract_by_file(extract, texts: list[str], files: list, args: DataArguments) -> list[list[dict]]:
+    """The keyphrases of test documents; those of a file that was given as NAME:STYLE=FILE are asked for in this style."""
+    styles = [parse_test_file(file)[1] for file in args.test_files or [""]]
+    phrases = [None] * len(texts)
+    for wanted in sorted(set(styles)):
+        chosen = [i for i, (file, _) in enumerate(files) if styles[file] == wanted]
+        found = extract([texts[i] for i in chosen], batch_size=16, style=wanted or None)
+        for i, values in zip(chosen, found, strict=True):
+            phrases[i] = values
+    return phrases
+
+
+def mean_f1(phrases: list, gold: list, files: list) -> float:
     """F1@10, averaged over files."""
     scores = []
     for file in sorted(set(files)):
@@ -102,17 +137,17 @@ def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
 
 
 def score_test_files(
-    phrases: list[list[dict]], texts: list[str], gold: list, files: list[int], args: DataArguments
+    phrases: list[list[dict]], texts: list[str], gold: list, files: list[tuple[int, str]], args: DataArguments
 ) -> dict[str, dict]:
-    """Scores of each test file that was given as NAME=FILE.
+    """Scores of each test file that was given as NAME=FILE or NAME:STYLE=FILE.
 
     Returns:
         For each name, by both sets of rules, precision, recall and F1; the calibration error, the number of scores above 0.8,
         and the share of these that are right.
     """
     results = {}
-    for index, (name, _) in enumerate(map(parse_named_path, args.test_files or [])):
-        chosen = [i for i, file in enumerate(files) if file == index]
+    for index, name in enumerate(parse_named_path(file)[0] for file in args.test_files or []):
+        chosen = [i for i, (file, _) in enumerate(files) if file == index]
         if name and chosen:
             some = [texts[i] for i in chosen]
             results[name] = row = score_file([phrases[i] for i in chosen], some, [gold[i] for i in chosen])
