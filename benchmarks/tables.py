@@ -43,6 +43,7 @@ MAKERS = {
     "table:exhird_quality": exhird.exhird_quality,
     "table:exhird_speed": exhird.exhird_speed,
     "table:all_sets": domains.all_sets,
+    "table:left_out": domains.left_out,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,

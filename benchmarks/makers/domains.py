@@ -23,6 +23,13 @@ def f1(scores: dict | None) -> str:
     return f"{100 * scores['f1@5']:.1f} / {100 * scores['f1@10']:.1f}" if scores else ""
 
 
+def with_style(trained: dict, name: str) -> tuple[str, dict]:
+    """The style of a test set, and its scores with this style."""
+    return next(
+        (key.partition(":")[2], row) for key, row in trained["test_files"].items() if key.startswith(f"{name}:")
+    )
+
+
 def peer_cells(others: dict, name: str) -> str:
     """The cells of YAKE, and of KeyBERT if it was run, for a set."""
     return " | ".join(f1(others[system, name]["seke"]) for system in systems(others))
@@ -38,27 +45,74 @@ def peers() -> dict[tuple[str, str], dict]:
     return {(row["system"], row["set"]): row for row in load("seke_domains_peers")["results"]}
 
 
+def confident(row: dict) -> str:
+    """The number of scores over 0.8, and the share that is right."""
+    return f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
+
+
 def all_sets() -> str:
-    """The default model on every test set, beside YAKE and KeyBERT."""
+    """The default model on every test set, without and with a style, beside YAKE and KeyBERT."""
     record, others, trained = load("default_model"), peers(), training_run()
+    others_names = systems(others)
     lines = [
         "F1@5 / F1@10 in per cent (rules `seke`) of the default model on whole test splits. krapivin and nus have no training "
         "documents; of the other sets it was trained on the training split. Scores are those that the training run recorded, with "
-        "weights in float32; the package has them in float16.",
+        "weights in float32; the package has them in float16." + keybert_note(others),
         "",
-        f"| test set | documents | default model | {' | '.join(systems(others))} | calibration error | scores over 0.8: number, right |",
-        "| --- | --- | --- | --- | --- |" + " --- |" * len(systems(others)),
+        f"| test set | documents | default model | `style=` | with the style | {' | '.join(others_names)} | calibration error, without and with | "
+        "scores over 0.8 with the style: number, right |",
+        "| --- |" + " --- |" * (6 + len(others_names)),
     ]
     for name, label in SETS.items():
         row = trained["test_files"][name]
-        sure = f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
+        style, styled = with_style(trained, name)
         lines.append(
-            f"| {label} | {row['documents']:,} | {f1(row['seke'])} | "
-            f"{peer_cells(others, name)} | {100 * row['calibration_error']:.1f}% | {sure} |"
+            f"| {label} | {row['documents']:,} | {f1(row['seke'])} | {style} | {f1(styled['seke'])} | "
+            f"{peer_cells(others, name)} | {100 * row['calibration_error']:.1f}%, {100 * styled['calibration_error']:.1f}% | "
+            f"{confident(styled)} |"
         )
     seconds = median(record["results"]["first_result_seconds"])
     note = f"A new process prints its first keyphrases after {seconds:.1f} s (median of {len(record['results']['first_result_seconds'])})."
     return "\n".join([*lines, "", f"{note} {provenance(record)} `python benchmarks/default_model.py --data PATH`"])
+
+
+def keybert_note(others: dict) -> str:
+    """How many documents KeyBERT has read."""
+    read = [row["documents"] for (system, _), row in others.items() if system == "KeyBERT"]
+    return f" KeyBERT, with the same MiniLM, has read the first {max(read)} documents of each set." if read else ""
+
+
+def left_out() -> str:
+    """Models that were trained without a set, on this set: the full head, the recurrent encoder alone, YAKE and KeyBERT."""
+    record, others = load("seke_domains"), peers()
+    rows: dict = {}
+    for row in record["results"]:
+        if row["left_out"]:
+            rows.setdefault((row["system"], row["set"]), []).append(row)
+    others_names = systems(others)
+    lines = [
+        "F1@5 / F1@10 in per cent (rules `seke`) on whole test splits of models that were trained on the other four sets, one epoch of "
+        f"4,000 documents{'' if max(map(len, rows.values())) > 1 else ', one seed'}. Scores over 0.8 and the calibration error are those of SEKE."
+        + keybert_note(others),
+        "",
+        f"| set left out | SEKE | BiLSTM without experts | {' | '.join(others_names)} | calibration error | scores over 0.8: number, right |",
+        "| --- |" + " --- |" * (4 + len(others_names)),
+    ]
+    for name, label in SETS.items():
+        if ("moe_rnn", name) in rows:
+            row = rows["moe_rnn", name][0]
+            cells = [mean_f1(rows.get((head, name))) for head in ("moe_rnn", "rnn")]
+            lines.append(
+                f"| {label} | {' | '.join(cells)} | {peer_cells(others, name)} | {100 * row['calibration_error']:.1f}% | {confident(row)} |"
+            )
+    return "\n".join(
+        [*lines, "", f"{provenance(record)} `python benchmarks/seke_domains.py --data PATH --work FOLDER`"]
+    )
+
+
+def mean_f1(rows: list[dict] | None) -> str:
+    """F1@5 / F1@10, mean over seeds."""
+    return f1({k: sum(row["seke"][k] for row in rows) / len(rows) for k in ("f1@5", "f1@10")}) if rows else "not run"
 
 
 def long_documents() -> str:
@@ -92,6 +146,7 @@ def comparison() -> str:
     names = list(SETS)
     rows = {
         "**default model**": [trained["test_files"][name]["seke"] for name in names],
+        "default model, `style=`": [with_style(trained, name)[1]["seke"] for name in names],
     } | {system: [others[system, name]["seke"] for name in names] for system in systems(others)}
     lines = [
         "| F1@5, in per cent | "

