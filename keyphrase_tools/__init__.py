@@ -15,12 +15,15 @@ import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
 
 from .default_model import DefaultModel, NoDefaultWarning
+from .exported_model import KeyphraseModel
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
 TASK = "keyphrase-extraction"
 PIPELINE_REGISTRY.register_pipeline(
     TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification, type="text"
 )
+# saved checkpoints record the class above, which transformers has
+PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"pt": (KeyphraseModel,)}
 # not register_pipeline(default=...): saved models would record the default, a local path
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
 logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())

@@ -20,6 +20,7 @@ from .candidates import parse_candidates, rank_candidates
 from .dataframes import read_documents, tabulate
 from .decoding import O, rank_phrases, word_tags
 from .diversity import WordStates, check_diversity, diversify, last_states, phrase_vectors
+from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
 from .ranking import FLOOR, PhraseRanker
 from .stemming import check_language
@@ -79,6 +80,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             warning.
         is_split_into_words (`bool`, default `False`): texts are lists of words, which are not cleaned; offsets refer to
             `" ".join(words)`.
+        backend (`"onnx"` or `"openvino"`): of a model that was exported to both; see `export.export_model`.
 
     Returns:
         For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`. The `mentions`
@@ -113,7 +115,13 @@ class KeyphraseExtractionPipeline(Pipeline):
     _load_image_processor = False
     _load_feature_extractor = False
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, backend: str | None = None, **kwargs):
+        model = kwargs.get("model") or args[0]
+        if backend is not None and not isinstance(model, ExportedModel):
+            model = ExportedModel(model.config._name_or_path)
+        if isinstance(model, ExportedModel):
+            model.open(backend, kwargs.get("tokenizer"))
+            args, kwargs = (), {"device": "cpu", **kwargs, "model": model}
         super().__init__(*args, **kwargs)
         self._tag_of_label = read_labels(self.model.config.id2label)
         self._limit = length_limit(self.tokenizer, self.model)

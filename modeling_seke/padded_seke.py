@@ -18,16 +18,18 @@ class PaddedSeke(nn.Module):
 
     Args:
         model: the model, in evaluation mode.
+        reads_lengths: whether the runtime's bidirectional recurrent layer stops at each row's length. OpenVINO's reads on into the
+            padding; for it, each direction is a layer of its own and rows are reversed up to their length.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, reads_lengths: bool = True):
         super().__init__()
         self.model = model
         self.inputs = ["input_ids", "attention_mask"]
         self.inputs += ["token_type_ids"] * model._takes_token_type_ids + ["style_ids"] * bool(model.config.styles)
         # copies in the layout of the graph: quantisers look for constant weights
         self.experts = None if model.moe is None else linear_experts(model.moe.experts)
-        self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent)
+        self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent, reads_lengths)
 
     def forward(self, input_ids, attention_mask, *others):
         """Runs the model.
@@ -85,10 +87,12 @@ class OnnxRecurrent(nn.Module):
 
     Args:
         recurrent: a bidirectional `nn.LSTM` or `nn.GRU`.
+        reads_lengths: as in `PaddedSeke`.
     """
 
-    def __init__(self, recurrent: nn.LSTM | nn.GRU):
+    def __init__(self, recurrent: nn.LSTM | nn.GRU, reads_lengths: bool = True):
         super().__init__()
+        self.reads_lengths = reads_lengths
         self.operator = "LSTM" if isinstance(recurrent, nn.LSTM) else "GRU"
         self.hidden_size, self.num_layers = recurrent.hidden_size, recurrent.num_layers
         for layer in range(self.num_layers):
@@ -98,16 +102,36 @@ class OnnxRecurrent(nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Reads the first `lengths` steps of each row: (B, S, d), (B,) -> (B, S, 2d)."""
-        x, lengths = x.transpose(0, 1), lengths.to(torch.int32)
-        attributes: dict = {"hidden_size": self.hidden_size, "direction": "bidirectional"}
+        time = torch.arange(x.shape[1], device=x.device)
+        back = torch.where(
+            time < lengths[:, None], lengths[:, None] - 1 - time, time
+        )  # (B, S), a row reversed up to its length
+        for layer in range(self.num_layers):
+            weights = [getattr(self, f"{name}{layer}") for name in "WRB"]
+            if self.reads_lengths:
+                x = self.run(x, weights, "bidirectional", lengths.to(torch.int32))
+            else:
+                index = back[..., None]
+                forward = self.run(x, [w[:1] for w in weights], "forward")
+                backward = self.run(x.gather(1, index.expand_as(x)), [w[1:] for w in weights], "forward")
+                x = torch.cat([forward, backward.gather(1, index.expand_as(backward))], dim=-1)
+        return x
+
+    def run(self, x: torch.Tensor, weights: list[torch.Tensor], direction: str, *lengths: torch.Tensor) -> torch.Tensor:
+        """One layer of one or two directions, D: (B, S, in) -> (B, S, D d)."""
+        attributes: dict = {"hidden_size": self.hidden_size, "direction": direction}
         if self.operator == "GRU":
             attributes["linear_before_reset"] = 1  # as PyTorch defines it
-        for layer in range(self.num_layers):
-            inputs = [x, *(getattr(self, f"{name}{layer}") for name in "WRB"), lengths]
-            shape = [x.shape[0], 2, x.shape[1], self.hidden_size]
-            y = torch.onnx.ops.symbolic(self.operator, inputs, attributes, dtype=x.dtype, shape=shape, version=OPSET)
-            x = y.transpose(1, 2).flatten(2)  # (S, B, 2d)
-        return x.transpose(0, 1)
+        shape = [x.shape[1], len(weights[0]), x.shape[0], self.hidden_size]
+        y = torch.onnx.ops.symbolic(
+            self.operator,
+            [x.transpose(0, 1), *weights, *lengths],
+            attributes,
+            dtype=x.dtype,
+            shape=shape,
+            version=OPSET,
+        )
+        return y.permute(2, 0, 1, 3).flatten(2)  # from (S, D, B, d)
 
 
 def onnx_weights(w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor) -> tuple:

@@ -85,6 +85,9 @@ def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, mo
     pack, setup_call = script("pack"), []
     monkeypatch.setattr(pack, "FOLDER", tmp_path)
     pack.main(tmp_path / "run")
+    packed = (tmp_path / "trained.safetensors").read_bytes()
+    pack.main(tmp_path / "run")
+    assert (tmp_path / "trained.safetensors").read_bytes() == packed
     monkeypatch.setattr("setuptools.setup", lambda **options: setup_call.append(options))
     build = script("setup")
     assert setup_call[0]["cmdclass"]["build_py"] is build.BuildWithWeights

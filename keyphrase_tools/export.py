@@ -1,0 +1,287 @@
+"""Exports keyphrase models to ONNX and OpenVINO, in float32 or int8, and refuses files that lose quality.
+
+The folder that is written holds a graph for each format (`onnx/model.onnx`, `onnx/model_int8.onnx`, `openvino/openvino_model.xml`,
+...), the tokenizer, and the configuration with labels, ranker, threshold and temperature. `pipeline("keyphrase-extraction",
+model=folder)` opens it, with all options of the pipeline.
+"""
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import pipeline
+
+from modeling_seke import SekeForTokenClassification
+from modeling_seke.padded_seke import OPSET, PaddedSeke
+
+from .evaluation import score_phrases
+from .exported_model import BACKENDS, ExportedModel, graph_file
+from .fingerprints import hash_tokenizer, hash_weights
+from .labels import present
+from .token_classifiers import length_limit
+from .words import split_words
+
+PRECISIONS = ("fp32", "int8")
+MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
+SENSITIVE = ("router", "classifier")  # stay in float32: a small error chooses another expert or label
+WORDS = "keyphrases of a document that is longer than the others, and of one word"
+
+
+class PaddedClassifier(nn.Module):
+    """A token classifier of transformers, from tensors to tensors; see `PaddedSeke`."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        types = getattr(model.config, "type_vocab_size", 0)
+        self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if types > 1 else [])]
+
+    def forward(self, input_ids, attention_mask, *others):
+        """(B, S) each -> logits (B, S, C) and the last states (B, S, d)."""
+        options = dict(zip(self.inputs[2:], others, strict=True))
+        outputs = self.model(input_ids, attention_mask=attention_mask, output_hidden_states=True, **options)
+        return outputs.logits, outputs.hidden_states[-1]
+
+
+def export_model(
+    model: str,
+    output: str | Path,
+    *,
+    format: str = "onnx",
+    precision: str = "fp32",
+    calibration: Sequence[str] | None = None,
+    evaluation: Sequence[Mapping] | None = None,
+    max_loss: float | None = 0.5,
+    batch_size: int = 16,
+) -> dict:
+    """Writes a graph of a keyphrase model, complete with tokenizer and configuration.
+
+    Args:
+        model: folder or Hub id of a token classifier.
+        output: the folder to write; it may hold a graph of another format of the same model.
+        format: "onnx" or "openvino".
+        precision: "fp32" or "int8".
+        calibration: texts by which OpenVINO's quantiser chooses ranges; by default those of `evaluation`.
+        evaluation: rows with `text` and `keyphrases`, on which the graph must keep its quality. Needed for int8.
+        max_loss: F1@10 in points that the graph may lose on them; `None` to measure without a limit.
+        batch_size: windows per batch of the evaluation.
+
+    Returns:
+        `precision`, `opset`, `size` in bytes, `difference` (the largest of the logits of real tokens) and, with an evaluation,
+        `f1@10` of both and `agreement`, the mean share of keyphrases that both return.
+
+    Raises:
+        ImportError: if an exporter is missing; the message names the extra.
+        ValueError: for a model that cannot be exported, an unknown format or precision, an output of another model, int8 without
+            evaluation, or a graph that loses more than `max_loss`. Nothing is written then.
+    """
+    check_options(format, precision, evaluation)
+    check_installed(format, precision)
+    extract = pipeline("keyphrase-extraction", model=model, device="cpu")
+    weights, output = hash_weights(extract.model), Path(output)
+    wrapped = wrap(extract.model, format)
+    exported = check_output(output, weights, format)
+    limit = length_limit(extract.tokenizer, extract.model)
+    extract.tokenizer.model_max_length = min(
+        limit, extract.tokenizer.model_max_length
+    )  # positions are not seen in a graph
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
+        folder = Path(temporary)
+        graph = folder / graph_file(format, precision)
+        graph.parent.mkdir()
+        inputs = example_inputs(extract.tokenizer, wrapped.inputs)
+        plain = write_onnx(wrapped, inputs, folder / "plain.onnx")
+        texts = list(calibration or [row["text"] for row in evaluation or []])
+        quantise = {("onnx", "fp32"): copy_onnx, ("onnx", "int8"): quantise_onnx}.get(
+            (format, precision), write_openvino
+        )
+        quantise(plain, graph, precision, lambda: calibration_inputs(extract, texts, wrapped.inputs))
+        report = {"precision": precision, "opset": OPSET, "size": sum(f.stat().st_size for f in graph.parent.iterdir())}
+        entry = {**report, "weights": weights, "tokenizer": hash_tokenizer(extract.tokenizer)}
+        extract.model.config.exported = {format: entry}
+        save_folder(extract, folder)
+        reopened = pipeline("keyphrase-extraction", model=str(folder), backend=format)
+        report["difference"] = largest_difference(extract.model, reopened.model, inputs, wrapped.inputs)
+        if precision == "fp32" and report["difference"] > MAX_DIFFERENCE:
+            raise ValueError(f"The graph differs from the model by {report['difference']:.2g}. It is not written.")
+        if evaluation:
+            report |= compare(extract, reopened, evaluation, batch_size)
+            loss = 100 * (report["f1@10"]["model"] - report["f1@10"]["exported"])
+            if max_loss is not None and loss > max_loss:
+                raise ValueError(
+                    f"The {precision} graph loses {loss:.2f} points of F1@10, more than {max_loss:g}: it is not written. Use "
+                    "other calibration texts, fp32, or a higher max_loss."
+                )
+        extract.model.config.exported = {**exported, format: entry}
+        save_folder(extract, folder)
+        (folder / "plain.onnx").unlink()
+        shutil.copytree(folder, output, dirs_exist_ok=True)
+    return report
+
+
+def check_options(format: str, precision: str, evaluation) -> None:
+    """Raises a `ValueError` for an unknown option, or int8 without evaluation."""
+    for name, value, known in (("format", format, BACKENDS), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not known. Use {' or '.join(map(repr, known))}.")
+    if precision == "int8" and not evaluation:
+        raise ValueError(
+            "precision='int8' can lose quality and needs labelled texts to measure it: pass evaluation, rows with text and "
+            "keyphrases."
+        )
+
+
+def check_installed(format: str, precision: str) -> None:
+    """Raises an `ImportError` that names the extra if an exporter is missing."""
+    needed = ["onnx", "onnxscript", "onnxruntime"] + ["openvino"] * (format == "openvino")
+    needed += ["nncf"] * (format == "openvino" and precision == "int8")
+    for name in needed:
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise ImportError(f"export needs {name}. Install it with: pip install lexperts[{format}]") from error
+
+
+def wrap(model, format: str) -> nn.Module:
+    """The model as a module from tensors to tensors.
+
+    Raises:
+        ValueError: for a model whose labels are decoded together, or that reads titles: its forward pass is not enough.
+    """
+    model.eval().float()
+    if callable(getattr(model, "decode", None)) or "meta_mask" in model.forward.__code__.co_varnames:
+        raise ValueError(
+            f"{type(model).__name__} cannot be exported: its labels are decoded with weights that each document generates. "
+            "Export a SekeForTokenClassification, or a token classifier of transformers."
+        )
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")  # a smaller graph than that of fused attention
+    if isinstance(model, SekeForTokenClassification):
+        return PaddedSeke(model, reads_lengths=format == "onnx")
+    return PaddedClassifier(model)
+
+
+def check_output(output: Path, weights: str, format: str) -> dict:
+    """The graphs of other formats that the folder holds.
+
+    Raises:
+        ValueError: if it holds anything else, or graphs of another model.
+    """
+    if not output.exists() or not any(output.iterdir()):
+        return {}
+    if not (output / "config.json").exists():
+        raise ValueError(f"{output} is not empty and holds no exported model. Name another folder.")
+    exported = ExportedModel(str(output)).config.exported
+    if any(entry["weights"] != weights for entry in exported.values()):
+        raise ValueError(f"{output} holds graphs of another model. Name another folder, or delete it.")
+    return {name: entry for name, entry in exported.items() if name != format}
+
+
+def example_inputs(tokenizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """A batch of three rows of different lengths."""
+    batch = tokenizer([f"{WORDS} {WORDS}", WORDS, "one"], padding=True, return_tensors="pt")
+    rows = {**batch, "style_ids": torch.zeros(3, dtype=torch.long)}
+    return {name: rows.get(name, torch.zeros_like(batch["input_ids"])) for name in names}
+
+
+def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> Path:
+    """Writes the float32 graph, with any number of rows and any length."""
+    batch, length = torch.export.Dim("batch", min=1, max=1 << 16), torch.export.Dim("length", min=1, max=1 << 16)
+    shapes = [{0: batch} if name == "style_ids" else {0: batch, 1: length} for name in inputs]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                wrapped,
+                tuple(inputs.values()),
+                dynamo=True,
+                dynamic_shapes=(*shapes[:2], tuple(shapes[2:])),
+                input_names=list(inputs),
+                output_names=["logits", "last_hidden_state"],
+                opset_version=OPSET,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        encoder = type(getattr(wrapped.model, "backbone", wrapped.model)).__name__
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{encoder} cannot be exported to ONNX: {cause:.300}") from error
+    program.save(path)
+    return path
+
+
+def copy_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
+    """The float32 graph as it is."""
+    shutil.copyfile(plain, graph)
+
+
+def quantise_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
+    """int8 weights, one scale per column, and activations that are quantised as they come (onnxruntime's dynamic quantiser)."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = plain.with_name("prepared.onnx")
+    quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
+    nodes = onnx.load(prepared, load_external_data=False).graph.node
+    sensitive = [node.name for node in nodes if any(word in value for value in node.input for word in SENSITIVE)]
+    quantize_dynamic(prepared, graph, weight_type=QuantType.QInt8, per_channel=True, nodes_to_exclude=sensitive)
+    prepared.unlink()
+
+
+def write_openvino(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
+    """OpenVINO's graph; in int8 with ranges from calibration texts (nncf), the recurrent layers in float32."""
+    import openvino
+
+    model = openvino.Core().read_model(plain)
+    if precision == "int8":
+        import nncf
+
+        scope = nncf.IgnoredScope(
+            types=["LSTMSequence", "GRUSequence"], patterns=[f".*{word}.*" for word in SENSITIVE], validate=False
+        )
+        rows = inputs()
+        data = nncf.Dataset(rows)
+        model = nncf.quantize(
+            model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows), ignored_scope=scope
+        )
+    openvino.save_model(model, graph, compress_to_fp16=False)
+
+
+def calibration_inputs(extract, texts: Sequence[str], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+    """The inputs of at most 300 texts, one text each."""
+    rows = []
+    for text in texts[:300]:
+        batch = extract.tokenizer(text, truncation=True, return_tensors="np")
+        values = {**batch, "style_ids": np.zeros(1)}
+        rows.append({name: values.get(name, np.zeros_like(batch["input_ids"])).astype(np.int64) for name in names})
+    return rows
+
+
+def save_folder(extract, folder: Path) -> None:
+    """Writes tokenizer and configuration."""
+    extract.model.config.to_json_file(folder / "config.json")  # save_pretrained would add the code of the PyTorch model
+    extract.tokenizer.save_pretrained(folder)
+
+
+def largest_difference(model, exported: ExportedModel, inputs: dict, names: Sequence[str]) -> float:
+    """The largest difference between the logits of real tokens."""
+    with torch.no_grad():
+        expected, found = model(**inputs).logits, exported(**inputs).logits
+    return float((expected - found)[inputs["attention_mask"] != 0].abs().max())
+
+
+def compare(extract, reopened, rows: Sequence[Mapping], batch_size: int) -> dict:
+    """F1@10 of the model and of its graph on labelled rows, and how many keyphrases they share."""
+    texts = [row["text"] for row in rows]
+    gold = [present(split_words(text), row["keyphrases"]) for text, row in zip(texts, rows, strict=True)]
+    found = {"model": extract(texts, batch_size=batch_size), "exported": reopened(texts, batch_size=batch_size)}
+    sets = [[{phrase["keyphrase"] for phrase in document} for document in phrases] for phrases in found.values()]
+    shares = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in zip(*sets, strict=True)]
+    f1 = {name: score_phrases(phrases, gold)["f1@10"] for name, phrases in found.items()}
+    return {"documents": len(texts), "f1@10": f1, "agreement": float(np.mean(shares))}
