@@ -29,7 +29,7 @@ from .words import split_words
 PRECISIONS = ("fp32", "int8")
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
 SENSITIVE = ("router", "classifier")  # stay in float32: a small error chooses another expert or label
-WORDS = "keyphrases of a document that is longer than the others, and of one word"
+WORDS = "keyphrases of a document that is longer than the others, to which it is padded"
 
 
 class PaddedClassifier(nn.Module):
@@ -96,7 +96,7 @@ def export_model(
         graph = folder / graph_file(format, precision)
         graph.parent.mkdir()
         inputs = example_inputs(extract.tokenizer, wrapped.inputs)
-        plain = write_onnx(wrapped, inputs, folder / "plain.onnx")
+        plain = write_onnx(wrapped, inputs, min(limit, 1 << 16), folder / "plain.onnx")
         texts = list(calibration or [row["text"] for row in evaluation or []])
         quantise = {("onnx", "fp32"): copy_onnx, ("onnx", "int8"): quantise_onnx}.get(
             (format, precision), write_openvino
@@ -139,8 +139,8 @@ def check_options(format: str, precision: str, evaluation) -> None:
 
 def check_installed(format: str, precision: str) -> None:
     """Raises an `ImportError` that names the extra if an exporter is missing."""
-    needed = ["onnx", "onnxscript", "onnxruntime"] + ["openvino"] * (format == "openvino")
-    needed += ["nncf"] * (format == "openvino" and precision == "int8")
+    runtime = ["onnxruntime"] if format == "onnx" else ["openvino", "nncf"][: 2 if precision == "int8" else 1]
+    needed = ["onnx", "onnxscript", *runtime]
     for name in needed:
         try:
             __import__(name)
@@ -185,14 +185,15 @@ def check_output(output: Path, weights: str, format: str) -> dict:
 
 def example_inputs(tokenizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """A batch of three rows of different lengths."""
-    batch = tokenizer([f"{WORDS} {WORDS}", WORDS, "one"], padding=True, return_tensors="pt")
+    options = {"padding": True, "truncation": True, "max_length": min(24, tokenizer.model_max_length)}
+    batch = tokenizer([WORDS, "keyphrases of a text", "one"], **options, return_tensors="pt")
     rows = {**batch, "style_ids": torch.zeros(3, dtype=torch.long)}
     return {name: rows.get(name, torch.zeros_like(batch["input_ids"])) for name in names}
 
 
-def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], path: Path) -> Path:
-    """Writes the float32 graph, with any number of rows and any length."""
-    batch, length = torch.export.Dim("batch", min=1, max=1 << 16), torch.export.Dim("length", min=1, max=1 << 16)
+def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, path: Path) -> Path:
+    """Writes the float32 graph, with any number of rows and any length up to the limit."""
+    batch, length = torch.export.Dim("batch", min=1, max=1 << 16), torch.export.Dim("length", min=1, max=limit)
     shapes = [{0: batch} if name == "style_ids" else {0: batch, 1: length} for name in inputs]
     try:
         with warnings.catch_warnings(), torch.no_grad():

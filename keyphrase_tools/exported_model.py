@@ -6,7 +6,6 @@ needs; the code and the weights of the PyTorch model are not loaded.
 
 import hashlib
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -178,8 +177,3 @@ def open_openvino(path: Path):
         return outputs["logits"].copy(), outputs["last_hidden_state"].copy()
 
     return run, [value.any_name for value in compiled.inputs]
-
-
-def runtime_version(backend: str) -> str:
-    """The version of the library that runs the graphs."""
-    return version({"onnx": "onnxruntime", "openvino": "openvino"}[backend])

@@ -95,7 +95,7 @@ def extract(
         dtype, state, processes = parse_dtype(dtype), distributed_state(), {}
         if state is not None:
             processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
-        device = state.device if state is not None and device is None else parse_device(device)
+        device = state.device if state is not None and device is None else device and parse_device(device)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
         model = model or find_default_model()
         with describe_load_errors("--model", model):
@@ -144,7 +144,7 @@ def show(
         texts = [file.read_text(encoding="utf-8") for file in files]
         model = model or find_default_model()
         with describe_load_errors("--model", model):
-            extractor = pipeline("keyphrase-extraction", model=model, device=parse_device(device))
+            extractor = pipeline("keyphrase-extraction", model=model, device=device and parse_device(device))
         results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
         for file, phrases in zip(files, results, strict=True):
             print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))
@@ -231,6 +231,63 @@ def explain(
         progress = tqdm(texts.values(), unit="document")
         tokens = token_experts(classifier, tokenizer, progress, nlp, batch_size=batch_size)
         print(write_report(tokens, list(texts.values()), output, list(texts).index(page)))
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a token classifier, or default.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32 or int8.")] = "fp32",
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Labelled documents on which the graph must keep its F1@10; needed for int8."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Texts by which OpenVINO chooses int8 ranges; by default those of --evaluation."
+        ),
+    ] = None,
+    max_loss: Annotated[float, typer.Option(help="Points of F1@10 that the graph may lose.")] = 0.5,
+    limit: Annotated[int, typer.Option(min=1, help="Use only the first N documents of each file.")] = 500,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Export a model to ONNX or OpenVINO, for faster extraction on CPUs. Use the folder like any other model.
+
+    \b
+    Example:
+      lexperts keyphrases export default exported --precision int8 --evaluation labelled.jsonl
+      lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model exported
+    """
+    with user_errors(debug):
+        from keyphrase_tools.default_model import find_default_model
+        from keyphrase_tools.export import export_model
+        from keyphrase_tools.jsonl import full_text, read_jsonl
+        from keyphrase_tools.loading import describe_load_errors
+
+        labelled = None if evaluation is None else read_jsonl(evaluation, ("text", "keyphrases"))[:limit]
+        rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
+        texts = None if calibration is None else [full_text(row) for row in read_jsonl(calibration, ("text",))[:limit]]
+        name = find_default_model() if model == "default" else model
+        with describe_load_errors("MODEL", name):
+            from transformers import AutoConfig
+
+            AutoConfig.from_pretrained(name)
+        options = {"format": format, "precision": precision, "calibration": texts, "evaluation": rows}
+        report = export_model(name, output, **options, max_loss=max_loss)
+        lines = [f"{format} graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}"]
+        lines += [f"logits differ by at most {report['difference']:.2g}"]
+        if rows:
+            f1 = [100 * report["f1@10"][name] for name in ("model", "exported")]
+            lines += [
+                f"F1@10 on {report['documents']:,} documents: {f1[0]:.1f} -> {f1[1]:.1f}; {100 * report['agreement']:.0f}% of the "
+                "keyphrases are the same"
+            ]
+        print_result(report, as_json, lambda: "\n".join(lines))
 
 
 @app.command()
