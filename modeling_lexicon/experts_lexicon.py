@@ -11,6 +11,7 @@ rows. `sequence_soft` runs all experts on all tokens, in a loop whatever the set
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -31,37 +32,29 @@ class RowsByExpert:
 
     def __init__(self, index: torch.Tensor, experts: list[int] | None = None):
         self.index, self.experts = index, experts
-        self._groups = self._order = None
 
-    def _sort(self):
-        if self.experts is None:
-            self.experts = self.index.tolist()
+    @cached_property
+    def _by_expert(self) -> dict[int, list[int]]:
+        self.experts = self.experts or self.index.tolist()
         by_expert = {}
         for row, expert in enumerate(self.experts):
             by_expert.setdefault(expert, []).append(row)
-        grouped_rows = sum(by_expert.values(), [])
-        device = self.index.device
-        self._groups = []
-        for expert, rows in by_expert.items():
-            first, last = rows[0], rows[-1]
-            contiguous = last - first + 1 == len(rows)  # then a view is enough
-            self._groups.append((expert, slice(first, last + 1) if contiguous else torch.tensor(rows, device=device)))
-        if grouped_rows != sorted(grouped_rows):
-            self._order = torch.tensor(grouped_rows, device=device).argsort()
+        return by_expert
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[int, torch.Tensor | slice]]:
-        """(expert, its rows) for each expert that some row chose."""
-        if self._groups is None:
-            self._sort()
-        return self._groups
+        """(expert, its rows) for each expert that some row chose; a slice, and so a view, of neighbouring rows."""
+        return [
+            (e, slice(r[0], r[-1] + 1) if r[-1] - r[0] + 1 == len(r) else torch.tensor(r, device=self.index.device))
+            for e, r in self._by_expert.items()
+        ]
 
-    @property
+    @cached_property
     def order(self) -> torch.Tensor | None:
         """(B,): from the concatenated groups back to the order of the batch; `None` if they are in it already."""
-        if self._groups is None:
-            self._sort()
-        return self._order
+        grouped_rows = sum(self._by_expert.values(), [])
+        in_order = grouped_rows == sorted(grouped_rows)
+        return None if in_order else torch.tensor(grouped_rows, device=self.index.device).argsort()
 
 
 @dataclass(eq=False)
@@ -97,29 +90,20 @@ class RoutedExperts:
     """A mix-in for modules that hold experts. They are called with x and the choices of tokens or the decisions of rows.
 
     They are called as modules, and their weights are not read from outside: hooks on them (sharding, offloading) run.
+    Subclasses have these methods:
+
+    - `unbind_experts`: the weights of each expert, with one stacked gradient; indexing would add up E full ones.
+    - `select_expert`: the weights of the only active expert, whose gradient is copied into zeros, without stacking.
+    - `expert_forward`: x (..., d) -> (..., out) by the weights of one expert.
+    - `batched_rows`: x (B, T, d), index (B,) -> (B, T, out), each row by a copy of the weights of its expert.
     """
-
-    def unbind_experts(self) -> list[tuple[torch.Tensor, ...]]:
-        """The weights of each expert. Unbound at once, they have one stacked gradient; indexing would add up E full ones."""
-        raise NotImplementedError
-
-    def select_expert(self, e: int) -> tuple[torch.Tensor, ...]:
-        """The weights of the only active expert: its gradient is copied into zeros, without stacking."""
-        raise NotImplementedError
-
-    def expert_forward(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """x (..., d) -> (..., out) by the weights of one expert."""
-        raise NotImplementedError
 
     def forward_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
         """x (B, T, d) -> (B, T, out): each row by its own expert, or by a weighted sum of all."""
         weights = decision.weights
         if weights is not None and weights.dim() == 2:
-            y = sum(
-                self.expert_forward(x, expert) * weights[:, e, None, None]
-                for e, expert in enumerate(self.unbind_experts())
-            )
-            return y.to(x.dtype)
+            outputs = (self.expert_forward(x, expert) for expert in self.unbind_experts())
+            return sum(y * weights[:, e, None, None] for e, y in enumerate(outputs)).to(x.dtype)
         if torch.compiler.is_compiling():
             y = self.compiled_rows(x, decision.index.to(x.device))
         elif self.config._experts_implementation == "batched_mm":
@@ -138,12 +122,8 @@ class RoutedExperts:
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return y if order is None else y[order.to(x.device)]
 
-    def batched_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """x (B, T, d), index (B,) -> (B, T, out): each row by a copy of the weights of its expert."""
-        raise NotImplementedError
-
     def compiled_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """The same without reading the decision from the device, which would break a compiled graph."""
+        """`batched_rows` without reading the decision from the device, which would break a compiled graph."""
         return self.batched_rows(x, index)
 
 
@@ -261,14 +241,8 @@ class LinearExperts(RoutedExperts, nn.Module):
         return None if self.bias is None else self.bias[experts]
 
 
-def loop_over_experts(
-    experts: RoutedExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: `"eager"` for linear layers. Every faster formulation must have
-    the same values and gradients.
-
-    x (N, d), index (N, k), weights (N, k) -> (N, out).
-    """
+def loop_over_experts(experts: RoutedExperts, x, index, weights) -> torch.Tensor:
+    """y_n = sum_j w_nj E_{i_nj}(x_n), the reference for values and gradients: x (N, d), index (N, k), weights (N, k)."""
     y = 0
     for e, expert in enumerate(experts.unbind_experts()):
         share = ((index == e) * weights).sum(1, keepdim=True)  # (N, 1)
