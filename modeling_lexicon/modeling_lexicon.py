@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaModel,
     LlamaPreTrainedModel,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from .card import Use
 from .configuration_lexicon import LexiconConfig
@@ -29,7 +30,7 @@ from .saving_lexicon import CompleteCheckpointMixin
 
 
 @dataclass
-class LexiconModelOutput(ModelOutput):
+class LexiconModelOutput(MoeModelOutputWithPast):
     """Output of `LexiconModel`.
 
     Args:
@@ -44,16 +45,11 @@ class LexiconModelOutput(ModelOutput):
             first, for the token policy, else `(B,)`; for `sequence_soft` the one with the largest weight.
     """
 
-    last_hidden_state: torch.Tensor | None = None
-    past_key_values: object | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
-    router_logits: tuple[torch.Tensor, ...] | None = None
     expert_index: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
-class LexiconCausalLMOutput(ModelOutput):
+class LexiconCausalLMOutput(CausalLMOutputWithPast):
     """Output of `LexiconForCausalLM`.
 
     Args:
@@ -63,11 +59,6 @@ class LexiconCausalLMOutput(ModelOutput):
         past_key_values, hidden_states, attentions, router_logits, expert_index: as in `LexiconModelOutput`.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    past_key_values: object | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
     aux_loss: torch.Tensor | None = None
     router_logits: tuple[torch.Tensor, ...] | None = None
     expert_index: tuple[torch.Tensor, ...] | None = None
@@ -218,6 +209,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         "Writes definitions of terms in context", "text-generation", "modeling_lexicon", "definition-modeling",
         'run({"term": "barrage", "context": "A barrage holds the water back."})',
     )  # fmt: skip
+    lora_task_type = "CAUSAL_LM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     @classmethod
@@ -293,11 +285,9 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
         if labels is not None:
             targets = kwargs.get("shift_labels")
-            num_labels_per_row = ((labels[:, 1:] if targets is None else targets) != -100).sum(1)  # (B,)
-            total = num_labels_per_row.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-            total = total.clamp(min=1)
+            share, total = share_of_labels(labels[:, 1:] if targets is None else targets, num_items_in_batch)
             loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=total, **kwargs)
-            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, num_labels_per_row / total)
+            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
         return LexiconCausalLMOutput(loss=loss, logits=logits, **shared_fields(outputs, aux_loss, output_router_logits))
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
@@ -351,6 +341,7 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
     """Scores a text at its last real token: classes, or with one label a reward model (LM-Lexicon, Eq. 7)."""
 
     card_use = Use("Scores definitions", "text-classification", "modeling_lexicon")
+    lora_task_type = "SEQ_CLS"
     _keys_to_ignore_on_load_unexpected = [r"lm_head", r"domain_centroids"]
 
     def __init__(self, config: LexiconConfig):
@@ -401,14 +392,18 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         if output_router_logits or (labels is not None and config.router_aux_loss_coef):
             aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
         if labels is not None:
-            num_labels_per_row = (labels != -100).reshape(len(labels), -1).sum(1)  # (B,)
-            total = num_labels_per_row.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-            total = total.clamp(min=1)
-            share = num_labels_per_row / total
+            share, _ = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config) * share.sum()
             loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
         fields = shared_fields(outputs, aux_loss, output_router_logits)
         return LexiconSequenceClassifierOutput(loss=loss, logits=logits, **fields)
+
+
+def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """labels (B, n) -> each row's part of the step's labels (B,), and the number of these labels."""
+    count = (labels != -100).sum(1)
+    total = torch.as_tensor(count.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+    return count / total, total
 
 
 def shared_fields(outputs: LexiconModelOutput, aux_loss, output_router_logits: bool) -> dict:
