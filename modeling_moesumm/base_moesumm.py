@@ -194,18 +194,6 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         """The encoder, which accepts `dataset_ids` and the other routing arguments."""
         return MoeSummEncoder(self.config, self.backbone.get_encoder())
 
-    def get_decoder(self) -> nn.Module:
-        """The backbone's decoder."""
-        return self.backbone.get_decoder()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The backbone's token embeddings."""
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module):
-        """Replaces the backbone's token embeddings."""
-        self.backbone.set_input_embeddings(value)
-
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As in transformers."""
         embeddings = self.backbone.resize_token_embeddings(*args, **kwargs)
@@ -221,10 +209,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, **options
     ) -> tuple[int, RoutingContext]:
         """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
-        if encoder_outputs is None:
-            tokens = validate_source(self.config, input_ids, inputs_embeds)
-        else:
-            tokens = encoder_outputs[0]
+        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
         past, B = past_length(past_key_values), len(tokens)
         validate_target(self.config, decoder_tokens, past)
         options["validated"] = encoder_outputs is not None and past > 0

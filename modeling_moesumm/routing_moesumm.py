@@ -16,7 +16,7 @@ class RoutingContext:
     Args:
         active: `False` to use the main expert only.
         dataset_ids (`(B,)` or `None`): each row's dataset, -1 for none.
-        rows (`None`, a `slice` from 0, or `(b,)`): the rows that use deputies, if known; `None` for all.
+        rows (`(b,)` or `None`): the rows that use deputies, if known; `None` for all.
         deputy_id: the deputy that all tokens use.
         recording: whether to collect `recorded`.
         main_only_layer: index of the layer that computes its rows with and without deputies, if the margin compares with
@@ -50,12 +50,12 @@ class RoutingContext:
         recorded = [self.recorded.get(layer_idx, empty) for layer_idx in layers]
         return tuple(index[: shape[0]] for index, _ in recorded), tuple(weight[: shape[0]] for _, weight in recorded)
 
-    def with_main_only_rows(self, batch: int) -> "RoutingContext":
+    def with_main_only_rows(self, batch: int, device) -> "RoutingContext":
         """The routing of 2B rows: these B, then the same rows with the main expert only."""
         ids = self.dataset_ids
         if ids is not None:
             ids = torch.cat([ids, torch.full_like(ids, -1)])
-        rows = slice(0, batch) if self.rows is None else self.rows
+        rows = torch.arange(batch, device=device) if self.rows is None else self.rows
         doubled = RoutingContext(True, ids, rows, self.deputy_id, self.recording)
         doubled.recorded = self.recorded
         return doubled
@@ -115,15 +115,9 @@ def make_routing_context(
 
 
 def dataset_names_to_ids(datasets: list[str], dataset, batch: int) -> list[int]:
-    """The ids of dataset names; -1 for `None`.
+    """The ids of one name for all rows, or of one per row; -1 for `None`.
 
-    Args:
-        datasets: the model's datasets, in the order of their ids.
-        dataset: one name for all rows, or one per row.
-        batch: B.
-
-    Raises:
-        ValueError: for an unknown name, or if the number of names is not B.
+    Raises a `ValueError` for an unknown name, or if the number of names is not B (`batch`).
     """
     names = [dataset] * batch if dataset is None or isinstance(dataset, str) else list(dataset)
     if len(names) != batch:
@@ -165,12 +159,9 @@ def check_deputy_id(config, deputy_id: int, main_expert_only: bool | None):
 
 def rows_with_dataset(config, ids: list[int]) -> list[int]:
     """Indices of the rows that have a dataset; raises a `ValueError` for an id out of range."""
-    wrong = [i for i in ids if not -1 <= i < len(config.datasets)]
-    if wrong:
-        raise ValueError(
-            f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or "
-            f"{', '.join(f'{i} for {name!r}' for i, name in enumerate(config.datasets))}."
-        )
+    if wrong := [i for i in ids if not -1 <= i < len(config.datasets)]:
+        known = ", ".join(f"{i} for {name!r}" for i, name in enumerate(config.datasets))
+        raise ValueError(f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or {known}.")
     return [row for row, i in enumerate(ids) if i >= 0]
 
 
