@@ -185,9 +185,8 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         """The name of an implementation of `DeputyExperts`, by default `"auto"`."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
-            raise ValueError(
-                f"experts_implementation={requested!r} is not known. {did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)}"
-            )
+            hint = did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)
+            raise ValueError(f"experts_implementation={requested!r} is not known. {hint}")
         return requested
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
@@ -275,12 +274,8 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
             raise ValueError(f"init={init!r} is not known. {did_you_mean(init, ['mean', *datasets])}")
         check_datasets([*datasets, name])
         if self.config.dataset_aware:
-
-            def with_new(weight):
-                new = weight.mean(0) if init == "mean" else weight[datasets.index(init)]
-                return torch.cat([weight, new[None]])
-
-            self._change_selectors(with_new)
+            copied = slice(None) if init == "mean" else [datasets.index(init)]
+            self._change_selectors(lambda weight: torch.cat([weight, weight[copied].mean(0, keepdim=True)]))
         self.config.datasets = [*datasets, name]
         return len(datasets)
 
@@ -315,7 +310,6 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         Returns: the number of trainable parameters.
         """
         self.requires_grad_(False)
-        trainable = [p for deputies in self.deputies() for p in deputies.parameters()]
-        for p in trainable:
-            p.requires_grad_(True)
-        return sum(p.numel() for p in trainable)
+        for deputies in self.deputies():
+            deputies.requires_grad_(True)
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
