@@ -14,12 +14,13 @@ import numpy as np
 
 from .averaging import from_float, to_float32
 from .errors import MergeError, join_names, short_reason
-from .tensor_files import TORCH_NAMES, TensorEntry, read_blocks, read_header
+from .tensor_files import TORCH_NAMES, TensorEntry, equal_blocks, read_blocks, read_header
 
 MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."
 # Options of peft with which an adapter is not W + scaling * B A.
-UNSUPPORTED_OPTIONS = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens")
-UNSUPPORTED_OPTIONS += ("use_qalora",)
+UNSUPPORTED_OPTIONS = (
+    "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora",
+)  # fmt: skip
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -103,31 +104,23 @@ class Source:
 
     def blocks(self, name: str, elements: int):
         """Yields the raw elements of a tensor in blocks, with the adapter applied."""
-        entry = self.entry(name)
         if self.is_verbatim(name):
-            yield from read_blocks(entry, elements)
-            return
-        a, b, scaling = self.adapter.lora_pairs[name]
+            return read_blocks(self.entry(name), elements)
+        return equal_blocks(self._lora_rows(name, elements), elements)
+
+    def _lora_rows(self, name: str, elements: int):
+        entry, (a, b, scaling) = self.entry(name), self.adapter.lora_pairs[name]
         rows, columns = entry.shape
-        a = to_float32(*read_all(a)).reshape(a.shape)
-        b = to_float32(*read_all(b)).reshape(b.shape)
         step = max(elements // columns, 1)
-        rest = np.empty(0, f"<u{entry.nbytes // (rows * columns)}")
-        for top in range(0, rows, step):
-            base = next(read_blocks(entry, step * columns, top * columns, min(top + step, rows) * columns))
+        a, b = (to_float32(*read_all(half)).reshape(half.shape) for half in (a, b))
+        for top, base in zip(range(0, rows, step), read_blocks(entry, step * columns), strict=True):
             value = to_float32(base, entry.dtype).reshape(-1, columns) + (b[top : top + step] @ a) * scaling
-            rest = np.concatenate([rest, from_float(value.ravel(), entry.dtype)])
-            while len(rest) >= elements:  # equal block sizes, so several sources can be read in parallel
-                yield rest[:elements]
-                rest = rest[elements:]
-        if len(rest):
-            yield rest
+            yield from_float(value.ravel(), entry.dtype)
 
 
 def read_all(entry: TensorEntry) -> tuple[np.ndarray, str]:
     """All raw elements of a small tensor, and its dtype."""
-    count = entry.nbytes
-    return next(read_blocks(entry, max(count, 1)), np.empty(0, "<u2")), entry.dtype
+    return next(read_blocks(entry, entry.elements), np.empty(0, "<u2")), entry.dtype
 
 
 def open_source(name: str, origin: str, base: str | None = None) -> Source:

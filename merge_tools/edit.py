@@ -1,6 +1,5 @@
 """Edits a mixture: adds or removes an expert, extracts one as a dense model, exports to the other format."""
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -179,29 +178,25 @@ def write_with_experts(
 
 def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str, np.ndarray]) -> list[OutputTensor]:
     """The tensors of a mixture with other experts; all but the gates are copied."""
-    dense_of = {(part, suffix): dense for part in old.parts for dense, suffix in part.expert_tensors(old.shape)}
-    part_of = {part.expert(0, suffix): part for part in old.parts for _, suffix in part.expert_tensors(old.shape)}
-    gates = {part.gate: part for part in old.gated}
-    tensors, planned = [], set()
-    for name in old.tensor_names():
-        entry = old.source.entry(name)
-        if name in gates:
-            values = old.gate(gates[name])[[e for e in experts if isinstance(e, int)]]
-            if name in rows:
-                values = np.concatenate([values, from_float(rows[name], entry.dtype)[None]])
-            tensors.append(OutputTensor(name, entry.dtype, values.shape, values=np.ascontiguousarray(values)))
-        elif ".experts." not in name:
-            tensors.append(copy_tensor(name, name, entry.dtype, old.source))
-        elif name in part_of and part_of[name] not in planned:
-            part = part_of[name]
-            planned.add(part)
-            for index, expert in enumerate(experts):
-                for _, suffix in part.expert_tensors(old.shape):
-                    dtype = old.source.entry(part.expert(0, suffix)).dtype
-                    is_old = isinstance(expert, int)
-                    source = old.source if is_old else expert
-                    tensor = part.expert(expert, suffix) if is_old else dense_of[part, suffix]
-                    tensors.append(copy_tensor(part.expert(index, suffix), tensor, dtype, source))
+    tensors, gated = [], old.gated
+    for item in old.layout():
+        if isinstance(item, str):
+            tensors.append(copy_tensor(item, item, old.source.entry(item).dtype, old.source))
+            continue
+        if item in gated:
+            dtype, values = (
+                old.source.entry(item.gate).dtype,
+                old.gate(item)[[e for e in experts if isinstance(e, int)]],
+            )
+            if item.gate in rows:
+                values = np.concatenate([values, from_float(rows[item.gate], dtype)[None]])
+            tensors.append(OutputTensor(item.gate, dtype, values.shape, values=np.ascontiguousarray(values)))
+        for index, expert in enumerate(experts):
+            for dense, suffix in item.expert_tensors(old.shape):
+                dtype = old.source.entry(item.expert(0, suffix)).dtype
+                is_old = isinstance(expert, int)
+                source, tensor = (old.source, item.expert(expert, suffix)) if is_old else (expert, dense)
+                tensors.append(copy_tensor(item.expert(index, suffix), tensor, dtype, source))
     return tensors
 
 
@@ -279,7 +274,7 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     names = [name for name in old.shape.tensors() if name not in routed and name in source]
     for name in names:
         ours, theirs = old.source.entry(name), source.entry(name)
-        count, difference = min(math.prod(ours.shape), math.prod(theirs.shape)), 0.0
+        count, difference = min(ours.elements, theirs.elements), 0.0
         for a, b in zip(read_blocks(ours, CHUNK, 0, count), source.blocks(name, CHUNK), strict=False):
             gap = np.abs(to_float64(a, ours.dtype) - to_float64(b[: len(a)], theirs.dtype))
             difference = max(difference, float(gap.max(initial=0.0)))

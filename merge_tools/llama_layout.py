@@ -153,6 +153,12 @@ def routed_parts(layers: int, router_layers: list[str], index: list[int] | None)
     return [RoutedPart(layer, part) for layer in chosen for part in order]
 
 
+def mixture_layout(shape: LlamaShape, parts: list[RoutedPart]) -> list[str | RoutedPart]:
+    """The names of the tensors that are not routed, and the routed parts, in the order of a forward pass."""
+    part_of = {dense: part for part in parts for dense, _ in part.expert_tensors(shape)}
+    return list(dict.fromkeys(part_of.get(name, name) for name in shape.tensors()))
+
+
 def gated_parts(recipe: Recipe, layers: int) -> list[RoutedPart]:
     """The routers that have a gate: all; with the domain policy only the first, or none."""
     parts = routed_parts(layers, recipe.router_layers, recipe.router_layers_index)

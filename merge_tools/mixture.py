@@ -11,7 +11,7 @@ from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
 from .compatibility import find_config_errors
 from .errors import MergeError
-from .llama_layout import LlamaShape, RoutedPart, gated_parts, rope_parameters, routed_parts
+from .llama_layout import LlamaShape, RoutedPart, gated_parts, mixture_layout, rope_parameters, routed_parts
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
@@ -106,23 +106,19 @@ class Mixture:
         """The routers that have a gate."""
         return gated_parts(self.recipe, self.shape.layers)
 
+    def layout(self) -> list[str | RoutedPart]:
+        """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""
+        centroids = ["domain_centroids"] * ("domain_centroids" in self.source)
+        return mixture_layout(self.shape, self.parts) + centroids
+
     def tensor_names(self) -> list[str]:
-        """The names of all tensors in the order in which they are written."""
-        part_of = {dense: part for part in self.parts for dense, _ in part.expert_tensors(self.shape)}
-        names, listed_parts = [], set()
-        for name in self.shape.tensors():
-            part = part_of.get(name)
-            if part is None:
-                names.append(name)
-            elif part not in listed_parts:
-                listed_parts.add(part)
-                names += [part.gate] * (part in self.gated)
-                names += [
-                    part.expert(e, suffix)
-                    for e in range(len(self.names))
-                    for _, suffix in part.expert_tensors(self.shape)
-                ]
-        return names + ["domain_centroids"] * ("domain_centroids" in self.source)
+        """The names of all tensors."""
+        layout = self.layout()
+        names = [name for name in layout if isinstance(name, str)] + [part.gate for part in self.gated]
+        for part in self.parts:
+            suffixes = [suffix for _, suffix in part.expert_tensors(self.shape)]
+            names += [part.expert(e, suffix) for e in range(len(self.names)) for suffix in suffixes]
+        return names
 
     def index_of(self, name: str) -> int:
         """The index of an expert.
@@ -156,9 +152,8 @@ def inspect(folder: str | Path) -> dict[str, Any]:
     """
     mixture = Mixture.open(folder)
     entries = mixture.source.checkpoint.entries
-    elements = {name: int(np.prod(entry.shape, dtype=np.int64)) for name, entry in entries.items()}
-    total = sum(elements.values())
-    in_experts = sum(count for name, count in elements.items() if ".experts." in name)
+    total = sum(entry.elements for entry in entries.values())
+    in_experts = sum(entry.elements for name, entry in entries.items() if ".experts." in name)
     recipe, count = mixture.recipe, len(mixture.names)
     return {
         "folder": str(mixture.folder),

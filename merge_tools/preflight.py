@@ -24,7 +24,7 @@ from .output_config import output_format
 from .plan import plan_tensors
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
 from .shard_writer import partial_folder
-from .tensor_files import hash_and_scan, sample_nonfinite
+from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
 SLACK = 16 << 20  # bytes reserved for files other than tensors
@@ -175,15 +175,11 @@ def describe_nonfinite(names: list[str]) -> str:
 def sampled_digest(checkpoint: Checkpoint, modules: tuple[str, ...] = ()) -> str:
     """SHA-256 of some bytes from the middle of every tensor (of `modules` only, if given)."""
     digest = hashlib.sha256()
-    handles = {file: os.open(file, os.O_RDONLY) for file in checkpoint.files}
-    try:
-        for name, entry in sorted(checkpoint.entries.items()):
-            if not modules or any(module in name for module in modules):
-                count = min(entry.nbytes, 4096)
-                digest.update(os.pread(handles[entry.file], count, entry.start + (entry.nbytes - count) // 2))
-    finally:
-        for handle in handles.values():
-            os.close(handle)
+    for name, entry in sorted(checkpoint.entries.items()):
+        if not modules or any(module in name for module in modules):
+            count = min(entry.elements, 1024)
+            start = (entry.elements - count) // 2
+            digest.update(b"".join(read_blocks(entry, count, start, start + count)))
     return digest.hexdigest()
 
 

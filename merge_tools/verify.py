@@ -1,6 +1,5 @@
 """Verifies a mixture: hashes its sources again, computes its tensors again and compares them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from .llama_layout import LlamaShape
 from .mixture import Mixture
 from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors
 from .shard_writer import Progress
-from .tensor_files import hash_and_scan, read_blocks
+from .tensor_files import equal_blocks, hash_and_scan, read_blocks
 
 
 def verify(folder: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
         return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
     differing, first, position = 0, None, 0
-    for expected, stored in zip(rechunk(tensor), read_blocks(entry, CHUNK), strict=True):
+    for expected, stored in zip(equal_blocks(tensor.blocks(), CHUNK), read_blocks(entry, CHUNK), strict=True):
         if not np.array_equal(expected, stored):
             indices = np.flatnonzero(expected != stored)
             differing += len(indices)
@@ -123,18 +122,3 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if not differing:
         return []
     return [f"{tensor.name}: {differing:,} of {tensor.elements:,} elements differ, starting at element {first}."]
-
-
-def rechunk(tensor: OutputTensor) -> Iterator[np.ndarray]:
-    """The tensor's elements in blocks of CHUNK."""
-    rest = np.empty(0, f"<u{tensor.nbytes // max(tensor.elements, 1)}")
-    for block in tensor.blocks():
-        if not len(rest) and len(block) == CHUNK:
-            yield block
-            continue
-        rest = np.concatenate([rest, block])
-        while len(rest) >= CHUNK:
-            yield rest[:CHUNK]
-            rest = rest[CHUNK:]
-    if len(rest):
-        yield rest
