@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -71,10 +71,7 @@ def file_hash(path: str, size: int, modified: int) -> str:
 
 
 def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]:
-    """Returns a function from texts to vectors.
-
-    Args:
-        embedder: name or folder of a sentence-transformers model, an object with `.encode`, or a callable.
+    """Returns a function from texts to vectors, for the values that `modeling_lexicon`'s function of this name accepts.
 
     Raises:
         ImportError: if `embedder` is a name and sentence-transformers is not installed.
@@ -82,17 +79,13 @@ def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]
     """
     if not isinstance(embedder, str):
         return getattr(embedder, "encode", embedder)
+    from modeling_lexicon import generation_lexicon  # imports torch, which takes seconds
+
     try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError(
-            f"embedder={embedder!r} needs sentence-transformers. Install it with: pip install lexperts[cluster]"
-        ) from error
-    try:
-        model = SentenceTransformer(embedder)
+        encode = generation_lexicon.load_embedder(embedder)
     except (OSError, ValueError) as error:
         raise MergeError(f"embedder={embedder!r} cannot be opened: {str(error):.300}") from error
-    return lambda texts: model.encode(texts, show_progress_bar=False)
+    return partial(encode, show_progress_bar=False)
 
 
 def embed_texts(
@@ -137,11 +130,7 @@ def embed_texts(
 
 
 def check_vectors(vectors: np.ndarray, texts: list[str]):
-    """Checks the shape and the values of embeddings.
-
-    Raises:
-        MergeError: if they cannot be used.
-    """
+    """Checks the shape and the values of embeddings; raises a `MergeError` if they cannot be used."""
     if vectors.ndim != 2 or len(vectors) != len(texts):
         raise MergeError(
             f"The embedder returned shape {vectors.shape} for {len(texts)} texts; expected one vector per text."
