@@ -14,7 +14,7 @@ from .compatibility import check_configuration, check_rope, check_shapes, check_
 from .compose import compose, source_files
 from .errors import MergeError
 from .findings import Report
-from .gates import gates_from_texts, prompts_for, random_row
+from .gates import gate_without_texts, gates_from_texts, prompts_for
 from .mixture import Mixture
 from .output_config import code_files, dense_config, mixture_config, to_json_bytes
 from .plan import CHUNK, OutputTensor, copy_tensor, count_parameters
@@ -88,10 +88,8 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
 
 def new_gate_rows(recipe: Recipe, old: Mixture, low_memory: bool) -> dict[str, np.ndarray]:
     """Name of a gate -> its row for the last expert of the recipe, equal to that of a new compose."""
-    if recipe.gate_mode == "zeros":
-        return {part.gate: np.zeros(part.input_size(old.shape), np.float32) for part in old.gated}
-    if recipe.gate_mode == "random":
-        return {p.gate: random_row(recipe.seed, p, old.next_row, p.input_size(old.shape)) for p in old.gated}
+    if recipe.gate_mode in ("zeros", "random"):
+        return {part.gate: gate_without_texts(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
     if not old.gated:
         return {}
     texts = prompts_for(recipe, recipe.experts[-1])

@@ -8,7 +8,7 @@ import numpy as np
 from .centroids import read_centroids
 from .checkpoints import Source
 from .errors import MergeError
-from .gates import random_row
+from .gates import gate_without_texts
 from .llama_layout import LlamaShape
 from .mixture import Mixture
 from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors
@@ -62,7 +62,8 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
         notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
         skipped.add("gates")
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]
-    tensors = plan_tensors(recipe, base, experts, recompute_gates(mixture), averaged)
+    gates = {part.gate: gate_without_texts(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
+    tensors = plan_tensors(recipe, base, experts, gates, averaged)
     try:
         centroids = read_centroids(recipe)
     except MergeError as error:
@@ -71,17 +72,6 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     if centroids is not None:
         tensors.append(centroid_tensor(centroids))
     return [tensor for tensor in tensors if tensor_group(tensor) not in skipped]
-
-
-def recompute_gates(mixture: Mixture) -> dict[str, np.ndarray]:
-    """Random gates drawn again; zeros for other modes."""
-    recipe, shape = mixture.recipe, mixture.shape
-    gates = {part.gate: np.zeros((len(mixture.names), part.input_size(shape)), np.float32) for part in mixture.gated}
-    if recipe.gate_mode == "random":
-        for part in mixture.gated:
-            width = part.input_size(shape)
-            gates[part.gate] = np.stack([random_row(recipe.seed, part, n, width) for n in mixture.gate_rows])
-    return gates
 
 
 def changed_files(sources: list[Source], records: list[dict], progress: Progress) -> list[str]:
