@@ -6,6 +6,13 @@ from typing import Any
 from .errors import format_size
 
 SHA_DIGITS = 16  # of a hash
+IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
+HOW_TO_OPEN = """```python
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+```"""
 
 
 def model_card(record: dict[str, Any], counts: dict[str, int], nbytes: int) -> bytes:
@@ -13,7 +20,7 @@ def model_card(record: dict[str, Any], counts: dict[str, int], nbytes: int) -> b
     sections = [
         front_matter(record),
         summary(record["recipe"], counts, nbytes),
-        how_to_open(record["format"] == "mixtral"),
+        HOW_TO_OPEN.format(imports="" if record["format"] == "mixtral" else IMPORTS),
         sources_table(record),
         routing_table(record),
         "## Recipe\n\n```yaml\n" + to_yaml(record["recipe"]) + "\n```",
@@ -45,16 +52,6 @@ def summary(recipe: dict[str, Any], counts: dict[str, int], nbytes: int) -> str:
     )
 
 
-def how_to_open(stock: bool) -> str:
-    """The code that opens the mixture."""
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
-    if not stock:
-        lines.insert(0, "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True")
-    lines += ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
-    lines.append('tokenizer = AutoTokenizer.from_pretrained("PATH")')
-    return "\n".join(["```python", *lines, "```"])
-
-
 def sources_table(record: dict[str, Any]) -> str:
     """The sources of the weights."""
     recipe = record["recipe"]
@@ -65,7 +62,8 @@ def sources_table(record: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(map(in_cell, cells))} |")
     shared = f"copied from {record['base']['source']}"
     if recipe["average"] == "mean":
-        shared = f"the mean over {', '.join(record.get('shared_from') or names_of(record))}"
+        names = record.get("shared_from") or [expert["name"] for expert in record["experts"]]
+        shared = f"the mean over {', '.join(names)}"
     lines += ["", f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}."]
     if recipe["gate_mode"] != "none":
         lines[-1] += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
@@ -77,14 +75,9 @@ def in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def names_of(record: dict[str, Any]) -> list[str]:
-    """The names of the experts."""
-    return [expert["name"] for expert in record["experts"]]
-
-
 def routing_table(record: dict[str, Any]) -> str:
     """Where the prompts of the recipe are routed; empty if the experts have changed since."""
-    names = names_of(record)
+    names = [expert["name"] for expert in record["experts"]]
     rows = record["gates"].get("prompts")
     if not rows or record["gates"]["experts"] != names:  # measured with other experts
         return ""

@@ -116,10 +116,9 @@ def compose(
     Raises:
         MergeError: if the preflight finds errors. Nothing is written then.
     """
-    progress = progress or Progress()
     out = Path(out)
     plan = check_and_plan(recipe, out, low_memory=low_memory, **changes)
-    write_mixture(plan, out, resume=resume, shard_bytes=shard_bytes, progress=progress)
+    write_mixture(plan, out, resume=resume, shard_bytes=shard_bytes, progress=progress or Progress())
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
 
 
@@ -131,7 +130,8 @@ def write_mixture(plan: Plan, out: Path, *, resume: bool, shard_bytes: int, prog
         try:
             scans = Writer(folder, shards, files, resume, progress).run()
         except NotFiniteError as error:
-            raise MergeError(name_expert(error, [*plan.experts, plan.base])) from error
+            name = next(source.name for source in [*plan.experts, plan.base] if error.file in source.files)
+            raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
         record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
         commit_output(folder, out, shards, metadata_files(plan, record), progress)
 
@@ -152,14 +152,6 @@ def source_files(sources: list[Source]) -> dict[Path, list[TensorEntry]]:
     return {file: read_header(file) for source in sources for file in source.files}
 
 
-def name_expert(error: NotFiniteError, sources: list[Source]) -> str:
-    """The message of an error, with the name of the expert that the file belongs to."""
-    for source in sources:
-        if error.file in source.files:
-            return f"{source.name}: {error.file.name}: {describe_nonfinite(list(error.names))}"
-    return str(error)
-
-
 def load_experts(
     experts: Iterable[str | Path | dict],
     *,
@@ -173,11 +165,8 @@ def load_experts(
 
     Args:
         experts: folders, Hub ids, or mappings as in a recipe.
-        base_model: see `Recipe`.
-        routing_policy: see `Recipe`.
-        gate_mode: see `Recipe`.
+        base_model, routing_policy, gate_mode, options: keys of a recipe, see `Recipe`.
         low_memory: computes gates with one layer of the base model in memory at a time.
-        options: other keys of a recipe, such as `experts_per_token`, `average`, `dtype`.
 
     Returns:
         A `LexiconForCausalLM` that equals `compose` followed by `from_pretrained`.
@@ -189,16 +178,8 @@ def load_experts(
 
     from .llama_runtime import load_state, to_torch
 
-    recipe = {
-        "experts": [e if isinstance(e, dict) else str(e) for e in experts],
-        "base_model": None if base_model is None else str(base_model),
-        "routing_policy": routing_policy,
-        "gate_mode": gate_mode,
-        "format": "lexicon",
-        **options,
-    }
-    recipe = {key: value for key, value in recipe.items() if value is not None}
-    plan = check_and_plan(recipe, low_memory=low_memory)
+    recipe = {"base_model": base_model, "routing_policy": routing_policy, "gate_mode": gate_mode, "format": "lexicon"}
+    plan = check_and_plan({"experts": list(experts), **recipe, **options}, low_memory=low_memory)
     state = {}
     for tensor in plan.tensors:
         raw = np.concatenate(list(tensor.blocks()))
