@@ -37,10 +37,6 @@ class Checkpoint:
         """The safetensors files, sorted."""
         return sorted({entry.file for entry in self.entries.values()})
 
-    def tensors_of(self, file: Path) -> list[TensorEntry]:
-        """The tensors of one file in the order of their bytes."""
-        return sorted((e for e in self.entries.values() if e.file == file), key=lambda e: e.start)
-
 
 @dataclass
 class Adapter:
@@ -55,9 +51,8 @@ class Adapter:
 
     @property
     def entries(self) -> list[TensorEntry]:
-        """All tensors of the adapter in the order of their bytes."""
-        halves = [entry for a, b, _ in self.lora_pairs.values() for entry in (a, b)]
-        return sorted([*halves, *self.full_modules.values()], key=lambda entry: entry.start)
+        """All tensors of the adapter."""
+        return [entry for a, b, _ in self.lora_pairs.values() for entry in (a, b)] + list(self.full_modules.values())
 
     @property
     def changed(self) -> list[str]:
@@ -88,6 +83,11 @@ class Source:
     def folder(self) -> Path:
         """The folder that is searched first for tokenizer and licence."""
         return self.adapter.folder if self.adapter else self.checkpoint.folder
+
+    def tensors_of(self, file: Path) -> list[TensorEntry]:
+        """The tensors of one file in the order of their bytes."""
+        entries = [*self.checkpoint.entries.values(), *(self.adapter.entries if self.adapter else [])]
+        return sorted((entry for entry in entries if entry.file == file), key=lambda entry: entry.start)
 
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint.entries
@@ -318,11 +318,7 @@ def open_adapter(folder: Path) -> Adapter:
 def lora_pair(
     folder: Path, config: dict, module: str, half: dict[str, TensorEntry]
 ) -> tuple[TensorEntry, TensorEntry, float]:
-    """A, B and the scaling of one module.
-
-    Raises:
-        MergeError: if A and B do not match each other or the configuration.
-    """
+    """A, B and the scaling of one module; raises a `MergeError` if they do not match each other or the configuration."""
     if set(half) != {"A", "B"}:
         raise MergeError(f"{folder}: {module!r} has only lora_{''.join(half)}. Save the adapter again.")
     a, b = half["A"], half["B"]

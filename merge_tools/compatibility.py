@@ -36,20 +36,15 @@ MAX_TENSOR_ERRORS = 3
 
 
 def check_shapes(report: Report, source: Source) -> bool:
-    """Checks that a source is a Llama and has every tensor in its shape.
-
-    Returns:
-        False if the source cannot be compared with others.
-    """
+    """Checks that a source is a Llama and has every tensor in its shape; False if it cannot be compared with others."""
     model_type = source.config.get("model_type")
     if model_type != "llama":
         message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
         report.add("error", "model type", source.name, message)
         return False
-    errors = find_config_errors(source.config)
-    for error in errors:
-        report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
-    if errors:
+    if errors := find_config_errors(source.config):
+        for error in errors:
+            report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
         return False
     shape = LlamaShape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
@@ -109,14 +104,18 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
     return errors
 
 
-def check_configuration(report: Report, first: Source, other: Source, dtype: str | None = None):
+def check_with(report: Report, first: Source, other: Source, dtype: str | None):
+    """Compares a source with the first one: configurations, embedding rows and RoPE settings."""
+    if other.checkpoint is not first.checkpoint:
+        check_configuration(report, first, other, dtype)
+        check_rows(report, first, other)
+    check_rope(report, first, other)
+
+
+def check_configuration(report: Report, first: Source, other: Source, dtype: str | None):
     """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported.
 
-    Args:
-        report: where findings are added.
-        first: the source to compare with.
-        other: the source to check.
-        dtype: dtype of the output, if the recipe sets one.
+    `dtype` is that of the output, if the recipe sets one.
     """
     ours, theirs = with_llama_defaults(first.config), with_llama_defaults(other.config)
     differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
@@ -143,10 +142,9 @@ def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with LlamaConfig's defaults for missing fields."""
     shape = LlamaShape.from_config(config)
     defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
+    defaults |= {"initializer_range": 0.02, "dtype": config.get("torch_dtype")}
     return {
         **defaults,
-        "initializer_range": 0.02,
-        "dtype": config.get("torch_dtype"),
         **{key: value for key, value in config.items() if value is not None},
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
@@ -166,12 +164,6 @@ def check_rope(report: Report, first: Source, other: Source):
     differences = ", ".join(describe_difference(key, theirs, ours, first) for key in changed)
     message = f"its RoPE settings differ: {differences}. Merged attention would use inconsistent positions."
     report.add("error", "rope", other.name, message, "rope")
-
-
-def check_vocabulary(report: Report, first: Source, other: Source):
-    """Compares embedding rows and tokenizers."""
-    check_rows(report, first, other)
-    check_tokenizer(report, first, other)
 
 
 def check_rows(report: Report, first: Source, other: Source):

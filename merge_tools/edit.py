@@ -10,7 +10,7 @@ import numpy as np
 from .averaging import from_float, to_float64
 from .card import model_card
 from .checkpoints import Source, open_source
-from .compatibility import check_configuration, check_rope, check_shapes, check_vocabulary
+from .compatibility import check_shapes, check_tokenizer, check_with
 from .compose import compose, source_files
 from .errors import MergeError
 from .findings import Report
@@ -76,9 +76,8 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     """Compares a new expert with the mixture, as `compose` compares experts with the base. Returns the warnings."""
     report = Report(allow=recipe.allow)
     if check_shapes(report, source):
-        check_configuration(report, old.source, source, recipe.dtype)
-        check_rope(report, old.source, source)
-        check_vocabulary(report, old.source, source)
+        check_with(report, old.source, source, recipe.dtype)
+        check_tokenizer(report, old.source, source)
         check_values(report, [source], deep=False)
         if source.adapter:
             check_adapters(report, recipe, OpenedSources(old.open_base(), [source]))
