@@ -15,8 +15,7 @@ from .tensor_files import TORCH_NAMES, has_nonfinite, read_header
 def read_centroids(recipe: Recipe) -> np.ndarray | None:
     """Reads the only tensor of `recipe.centroids` as float32 of shape `(E, size)`; None if the recipe has no centroids.
 
-    Raises:
-        MergeError: if the file is missing, holds other tensors, or holds values that are not finite.
+    Raises a `MergeError` if the file is missing, holds other tensors, or holds values that are not finite.
     """
     if recipe.centroids is None:
         return None

@@ -207,11 +207,7 @@ def suggest_sibling(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """Reads a JSON object.
-
-    Raises:
-        MergeError: if the file is missing, unreadable, or holds something else.
-    """
+    """Reads a JSON object; raises a `MergeError` if the file is missing, unreadable, or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -284,8 +280,7 @@ def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
 def open_adapter(folder: Path) -> Adapter:
     """Opens a LoRA adapter as peft saves it.
 
-    Raises:
-        MergeError: for other kinds of adapters, which have to be merged with peft first, and for broken files.
+    Raises a `MergeError` for other kinds of adapters, which have to be merged with peft first, and for broken files.
     """
     config = read_json(folder / "adapter_config.json")
     if config.get("peft_type") != "LORA":

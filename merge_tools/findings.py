@@ -56,8 +56,7 @@ class Report:
     def raise_for_errors(self):
         """Raises one exception that lists every error and how to accept it.
 
-        Raises:
-            MergeError: if there are errors.
+        Raises a `MergeError` if there are errors.
         """
         if self.errors:
             raise MergeError("\n".join(f"{f.subject}: {f.message}{hint(f)}" for f in self.errors))

@@ -27,11 +27,7 @@ class LlamaShape:
 
     @classmethod
     def from_config(cls, config: dict) -> "LlamaShape":
-        """Reads the sizes from a config.json.
-
-        Raises:
-            MergeError: if one is missing.
-        """
+        """Reads the sizes from a config.json; raises a `MergeError` if one is missing."""
         try:
             hidden, heads = config["hidden_size"], config["num_attention_heads"]
             return cls(
@@ -142,8 +138,7 @@ class RoutedPart:
 def routed_parts(layers: int, router_layers: list[str], index: list[int] | None) -> list[RoutedPart]:
     """All routers in the order of a forward pass.
 
-    Raises:
-        MergeError: if `index` contains a layer that does not exist.
+    Raises a `MergeError` if `index` contains a layer that does not exist.
     """
     order = [name for name in (*LINEARS[:4], "mlp", *MLP_LINEARS) if name in router_layers]
     chosen = range(layers) if index is None else sorted(set(index))

@@ -29,8 +29,7 @@ class Mixture:
     def open(cls, folder: str | Path) -> "Mixture":
         """Opens a mixture and checks that its files agree.
 
-        Raises:
-            MergeError: if the folder is not a mixture, or is damaged.
+        Raises a `MergeError` if the folder is not a mixture, or is damaged.
         """
         folder = Path(folder).expanduser()
         record = read_record(folder)
@@ -121,11 +120,7 @@ class Mixture:
         return names
 
     def index_of(self, name: str) -> int:
-        """The index of an expert.
-
-        Raises:
-            MergeError: if the expert does not exist.
-        """
+        """The index of an expert; raises a `MergeError` if the expert does not exist."""
         if name not in self.names:
             raise MergeError(f"{self.folder} has no expert {name!r}. Its experts: {', '.join(self.names)}.")
         return self.names.index(name)
@@ -147,8 +142,7 @@ class Mixture:
 def inspect(folder: str | Path) -> dict[str, Any]:
     """The contents of a mixture: experts and their sources, parameters, gates, files.
 
-    Raises:
-        MergeError: if the folder is not a mixture, or is damaged.
+    Raises a `MergeError` if the folder is not a mixture, or is damaged.
     """
     mixture = Mixture.open(folder)
     entries = mixture.source.checkpoint.entries

@@ -74,11 +74,7 @@ def merge_record(
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Reads the record of a mixture.
-
-    Raises:
-        MergeError: if the folder has no record, or an incomplete one.
-    """
+    """Reads the record of a mixture; raises a `MergeError` if the folder has no record, or an incomplete one."""
     path = folder / RECORD
     if not folder.is_dir():
         raise MergeError(f"Folder {str(folder)!r} does not exist.")

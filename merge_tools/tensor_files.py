@@ -52,8 +52,7 @@ class TensorEntry:
 def read_header(file: Path) -> list[TensorEntry]:
     """All tensors of a safetensors file in the order of their bytes, which must fill the file without gaps.
 
-    Raises:
-        MergeError: if the file is truncated or its header is invalid. The message names the file.
+    Raises a `MergeError` if the file is truncated or its header is invalid. The message names the file.
     """
     again = f"Copy or download {file.name} again."
     try:

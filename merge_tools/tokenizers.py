@@ -96,8 +96,7 @@ def read_tokenizer(file: Path) -> dict[str, Any]:
 def compare(first: Path, other: Path) -> Difference | None:
     """Compares two tokenizer files: None if they are equivalent, otherwise the first difference.
 
-    Raises:
-        MergeError: if a file cannot be read.
+    Raises a `MergeError` if a file cannot be read.
     """
     if read_bytes(first) == read_bytes(other):
         return None

@@ -204,8 +204,7 @@ class LinearExperts(RoutedExperts, nn.Module):
     def forward(self, x: torch.Tensor, choice: torch.Tensor | RoutingDecision, weights: torch.Tensor | None = None):
         """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `RoutingDecision` -> (B, T, out).
 
-        Raises:
-            ValueError: for an `experts_implementation` that supports whole MLPs only.
+        Raises a `ValueError` for an `experts_implementation` that supports whole MLPs only.
         """
         if isinstance(choice, RoutingDecision):
             return self.forward_rows(x, choice)

@@ -36,8 +36,7 @@ def validate_row(row, number: int) -> tuple[str, str]:
 class DefinitionGenerator:
     """Generates definitions; its arguments are those of `DefinitionModelingPipeline`.
 
-    Raises:
-        ValueError: for invalid options, and for a tokenizer without BOS or EOS.
+    Raises a `ValueError` for invalid options, and for a tokenizer without BOS or EOS.
     """
 
     def __init__(
@@ -127,8 +126,7 @@ class DefinitionGenerator:
     def build_prompt(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS; a context that does not fit loses words on both sides of the term.
 
-        Raises:
-            ValueError: under "error", or if not even the term fits.
+        Raises a `ValueError` under "error", or if not even the term fits.
         """
         max_length = self.limit - self.max_new_tokens
         ids = self.encode_prompt(term, context)

@@ -62,11 +62,7 @@ class RoutedModule(nn.Module):
         return RoutingDecision(index, 1 + (p - p.detach()) if needs_grad else None, logits)
 
     def forward(self, x: torch.Tensor, routing: LayerRouting | None = None) -> torch.Tensor:
-        """x (B, T, d) -> (B, T, out).
-
-        Raises:
-            RuntimeError: without `routing`, which the decoder layer passes.
-        """
+        """x (B, T, d) -> (B, T, out); raises a `RuntimeError` without `routing`, which the decoder layer passes."""
         if routing is None:
             raise RuntimeError(
                 f"{type(self).__name__} was called without routing, which its decoder layer passes. Call the model, or "
@@ -262,8 +258,7 @@ class RoutedModelMixin:
 def last_token_positions(input_ids, attention_mask, inputs_embeds, pad_token_id: int | None) -> torch.Tensor:
     """(B,): each row's last real token, by the mask, or without one by the padding token.
 
-    Raises:
-        ValueError: for a batch without both.
+    Raises a `ValueError` for a batch without both.
     """
     B, T = (input_ids if input_ids is not None else inputs_embeds[..., 0]).shape
     if attention_mask is not None and attention_mask.dim() == 2:

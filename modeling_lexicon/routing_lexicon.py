@@ -209,8 +209,7 @@ def make_routing(
 ) -> Routing:
     """The routing state for a forward pass over tokens of this shape (B, T); arguments as in `LexiconModel.forward`.
 
-    Raises:
-        ValueError: if an input that the decision needs is missing, or for ids out of range.
+    Raises a `ValueError` if an input that the decision needs is missing, or for ids out of range.
     """
     policy, fixed_domain, prompt = config.routing_policy, None, None
     if policy == "token":

@@ -282,8 +282,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
     def remove_dataset(self, name: str):
         """Removes a dataset and its selectors. The ids of the datasets after it decrease by one; their outputs stay the same.
 
-        Raises:
-            ValueError: for an unknown name, and for the last dataset.
+        Raises a `ValueError` for an unknown name, and for the last dataset.
         """
         datasets = self.config.datasets
         if name not in datasets:

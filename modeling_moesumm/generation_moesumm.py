@@ -58,8 +58,7 @@ class Window:
 class Summarizer:
     """Summarises lists of texts; the engine of `MoeSummarizationPipeline`, which describes the arguments.
 
-    Raises:
-        ValueError: for lengths beyond the decoder's positions, and for invalid options.
+    Raises a `ValueError` for lengths beyond the decoder's positions, and for invalid options.
     """
 
     def __init__(

@@ -174,8 +174,7 @@ def get_layers(base: nn.Module) -> list[nn.Module]:
 def attach_deputies(base: nn.Module, config):
     """Adds deputies to every layer, in place. The backbone's parameters keep their names.
 
-    Raises:
-        ValueError: for a backbone that has other layers, or an activation that is not 0 at 0.
+    Raises a `ValueError` for a backbone that has other layers, or an activation that is not 0 at 0.
     """
     for layer_idx, layer in enumerate(get_layers(base)):
         if layer.activation_fn(torch.zeros(1, device="cpu")).item() != 0:
