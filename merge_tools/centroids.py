@@ -30,9 +30,7 @@ def read_centroids(recipe: Recipe) -> np.ndarray | None:
             "one centroid per expert in the order of the experts."
         )
     if recipe.is_stock and recipe.format != "lexicon":
-        raise MergeError(
-            "A Mixtral cannot store centroids. Add format: lexicon to the recipe, or remove its key centroids."
-        )
+        raise MergeError("A Mixtral cannot store centroids. Use format: lexicon, or remove the key centroids.")
     raw, dtype = read_all(entries[0])
     if dtype not in TORCH_NAMES or has_nonfinite(raw, dtype):
         raise MergeError(f"{path} (dtype {dtype}) holds values that are not finite numbers. Run `cluster` again.")

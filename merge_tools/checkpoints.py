@@ -69,20 +69,10 @@ class Source:
     checkpoint: Checkpoint
     adapter: Adapter | None = None
 
-    @property
-    def config(self) -> dict:
-        """config.json of the checkpoint."""
-        return self.checkpoint.config
-
-    @property
-    def files(self) -> list[Path]:
-        """All files with tensors of this source."""
-        return self.checkpoint.files + (self.adapter.files if self.adapter else [])
-
-    @property
-    def folder(self) -> Path:
-        """The folder that is searched first for tokenizer and licence."""
-        return self.adapter.folder if self.adapter else self.checkpoint.folder
+    def __post_init__(self):
+        self.config = self.checkpoint.config
+        self.files = self.checkpoint.files + (self.adapter.files if self.adapter else [])  # with tensors of this source
+        self.folder = self.adapter.folder if self.adapter else self.checkpoint.folder  # has tokenizer and licence
 
     def tensors_of(self, file: Path) -> list[TensorEntry]:
         """The tensors of one file in the order of their bytes."""
@@ -228,9 +218,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file() and index.is_file():
-        raise MergeError(
-            f"{folder} has both model.safetensors and {index.name}, which is ambiguous. Remove the outdated one."
-        )
+        raise MergeError(f"{folder} has model.safetensors and also {index.name}. Remove the outdated one.")
     if single.is_file():
         return Checkpoint(folder, config, {entry.name: entry for entry in read_header(single)})
     if index.is_file():

@@ -170,9 +170,7 @@ def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
         if not ids:
             raise MergeError("A prompt has no tokens. Remove it, or use a longer text.")
         if len(ids) > longest:
-            raise MergeError(
-                f"The prompt {shorten(text)!r} has {len(ids)} tokens; the model supports {longest}. Shorten it."
-            )
+            raise MergeError(f"The prompt {shorten(text)!r} has {len(ids)} tokens; the limit is {longest}. Shorten it.")
     return tokens
 
 

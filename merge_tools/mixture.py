@@ -1,7 +1,6 @@
 """A mixture on disk: opens the folder and reads what it consists of."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,27 @@ from .recipe import Recipe, read_recipe
 
 @dataclass
 class Mixture:
-    """A folder written by `compose`, `add`, `remove` or `export`."""
+    """A folder written by `compose`, `add`, `remove` or `export`.
+
+    Attributes:
+        shared_from: the names of the experts that the shared weights are the mean of.
+        gate_rows: the number that seeds each expert's random gate row: its index in the first mixture it was added to.
+        next_row: the number that seeds the gate row of the next expert.
+        parts, gated: all routers, and those that have a gate.
+    """
 
     source: Source
     record: dict[str, Any]
     recipe: Recipe
+
+    def __post_init__(self):
+        self.folder, self.config, self.names = self.source.folder, self.source.config, self.recipe.names
+        self.shared_from = self.record.get("shared_from", self.names)
+        self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
+        self.next_row = max(self.gate_rows) + 1
+        self.shape = LlamaShape.from_config(self.config)
+        self.parts = routed_parts(self.shape.layers, self.recipe.router_layers, self.recipe.router_layers_index)
+        self.gated = gated_parts(self.recipe, self.shape.layers)
 
     @classmethod
     def open(cls, folder: str | Path) -> "Mixture":
@@ -42,9 +57,7 @@ class Mixture:
             mixture._check_record()
             expected = mixture.tensor_names()
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise MergeError(
-                f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose the mixture again."
-            ) from error
+            raise MergeError(f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose it again.") from error
         missing = [name for name in expected if name not in mixture.source]
         if missing:
             raise MergeError(f"{folder} is missing the tensor {missing[0]!r}. Copy or compose the mixture again.")
@@ -59,51 +72,6 @@ class Mixture:
                 )
             for file in source["files"]:
                 file["name"], file["sha256"]
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the mixture."""
-        return self.source.checkpoint.folder
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.json."""
-        return self.source.config
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the experts."""
-        return self.recipe.names
-
-    @property
-    def shared_from(self) -> list[str]:
-        """The names of the experts that the shared weights are the mean of."""
-        return self.record.get("shared_from", self.names)
-
-    @property
-    def gate_rows(self) -> list[int]:
-        """The number that seeds each expert's random gate row: its index in the first mixture it was added to."""
-        return self.record.get("gate_rows", list(range(len(self.names))))
-
-    @property
-    def next_row(self) -> int:
-        """The number that seeds the gate row of the next expert."""
-        return max(self.gate_rows) + 1
-
-    @cached_property
-    def shape(self) -> LlamaShape:
-        """The sizes of the model."""
-        return LlamaShape.from_config(self.config)
-
-    @property
-    def parts(self) -> list[RoutedPart]:
-        """All routers."""
-        return routed_parts(self.shape.layers, self.recipe.router_layers, self.recipe.router_layers_index)
-
-    @property
-    def gated(self) -> list[RoutedPart]:
-        """The routers that have a gate."""
-        return gated_parts(self.recipe, self.shape.layers)
 
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""

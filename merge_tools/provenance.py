@@ -31,9 +31,7 @@ def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, An
     license = read_license(source.folder) or read_license(source.checkpoint.folder)
     if license:
         record["license"] = license
-    record["files"] = [
-        {"name": file.name, "bytes": scans[file].nbytes, "sha256": scans[file].sha256} for file in source.files
-    ]
+    record["files"] = [{"name": f.name, "bytes": scans[f].nbytes, "sha256": scans[f].sha256} for f in source.files]
     return record
 
 

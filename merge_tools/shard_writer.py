@@ -248,9 +248,7 @@ class Writer:
                 sync.result()
             results = {file: scans[file].result() for file in self.files}
             if changed := [file for file, before in self.stat_keys.items() if stat_key(file) != before]:
-                raise MergeError(
-                    f"{changed[0]} was modified during the merge. Start again when no other program writes to it."
-                )
+                raise MergeError(f"{changed[0]} was modified during the merge. Start again when nothing writes to it.")
             return results
         except BaseException as error:
             self.stop.set()
@@ -344,9 +342,7 @@ def overflow_error(tensor: OutputTensor) -> MergeError:
             entry = source.entry(tensor.tensor)
             if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
                 return NotFiniteError(entry.file, (entry.name,))
-    return MergeError(
-        f"{tensor.name!r} has values above 65,504, the maximum of float16. Use dtype: bfloat16 or float32."
-    )
+    return MergeError(f"{tensor.name!r} has values above 65,504, float16's maximum. Use dtype: bfloat16 or float32.")
 
 
 def stat_key(file: Path) -> tuple[int, int]:

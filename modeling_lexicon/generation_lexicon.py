@@ -81,9 +81,7 @@ class DefinitionGenerator:
     def end_token_ids(self) -> list[int]:
         """The tokens that end a definition."""
         if self.tokenizer.bos_token_id is None or self.tokenizer.eos_token_id is None:
-            raise ValueError(
-                "The tokenizer has no BOS or no EOS token, but the prompt starts with BOS and ends with EOS."
-            )
+            raise ValueError("The tokenizer has no BOS or no EOS token: the prompt starts with BOS and ends with EOS.")
         return [self.tokenizer.eos_token_id]
 
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
@@ -139,9 +137,7 @@ class DefinitionGenerator:
             )
         window = truncate_context_around(term, context, lambda text: len(self.encode_prompt(term, text)) <= max_length)
         if window is None:
-            raise ValueError(
-                f"{message}: not even the term fits beside max_new_tokens={self.max_new_tokens}. Use a smaller value."
-            )
+            raise ValueError(f"{message}: not even the term fits. Use less than max_new_tokens={self.max_new_tokens}.")
         words, kept = len(context.split()), len(window.split())
         logger.warning(
             f"{message}; the {words - kept:,} of its {words:,} words that are furthest from the term are dropped."

@@ -4,12 +4,14 @@ Letters: B rows, T tokens in each, b rows that use deputies, S source tokens, d 
 """
 
 import warnings
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .validation_moesumm import did_you_mean
 
 
+@dataclass(eq=False)
 class RoutingContext:
     """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them.
 
@@ -26,11 +28,13 @@ class RoutingContext:
         recorded: expert indices and weights, both `(B, T)`, by layer index.
     """
 
-    def __init__(
-        self, active: bool, dataset_ids=None, rows=None, deputy_id=None, recording=False, main_only_layer=None
-    ):
-        self.active, self.dataset_ids, self.rows, self.deputy_id = active, dataset_ids, rows, deputy_id
-        self.recording, self.main_only_layer, self.recorded = recording, main_only_layer, {}
+    active: bool
+    dataset_ids: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    deputy_id: int | None = None
+    recording: bool = False
+    main_only_layer: int | None = None
+    recorded: dict = field(default_factory=dict)
 
     def record(self, layer_idx: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
         """Stores gate and index `(b, T)` of the rows that use deputies; `shape` is (B, T)."""
@@ -56,9 +60,7 @@ class RoutingContext:
         if ids is not None:
             ids = torch.cat([ids, torch.full_like(ids, -1)])
         rows = torch.arange(batch, device=device) if self.rows is None else self.rows
-        doubled = RoutingContext(True, ids, rows, self.deputy_id, self.recording)
-        doubled.recorded = self.recorded
-        return doubled
+        return replace(self, dataset_ids=ids, rows=rows, main_only_layer=None)
 
 
 def make_routing_context(
@@ -83,8 +85,10 @@ def make_routing_context(
         ValueError: for unknown names, ids or deputies, and for arguments that exclude each other.
     """
     check_exclusive(dataset, dataset_ids)
-    if deputy_id is not None:
-        check_deputy_id(config, deputy_id, main_expert_only)
+    if deputy_id is not None and main_expert_only:
+        raise ValueError(f"deputy_id={deputy_id} and main_expert_only=True exclude each other. Pass one of them.")
+    if deputy_id is not None and not 0 <= deputy_id < config.num_deputies:
+        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
     if main_expert_only:
         if not config.main_expert:
             raise ValueError("main_expert_only=True, but this model has no main expert. Leave it out.")
@@ -147,14 +151,6 @@ def check_exclusive(dataset, dataset_ids):
     """Raises a `ValueError` if both are given."""
     if dataset is not None and dataset_ids is not None:
         raise ValueError("Both dataset and dataset_ids were given. Pass names or ids, not both.")
-
-
-def check_deputy_id(config, deputy_id: int, main_expert_only: bool | None):
-    """Raises a `ValueError` for a deputy that does not exist."""
-    if main_expert_only:
-        raise ValueError(f"deputy_id={deputy_id} and main_expert_only=True exclude each other. Pass one of them.")
-    if not 0 <= deputy_id < config.num_deputies:
-        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
 
 
 def rows_with_dataset(config, ids: list[int]) -> list[int]:

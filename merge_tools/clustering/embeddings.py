@@ -16,33 +16,22 @@ from ..errors import MergeError
 BLOCK = 2048  # texts that are embedded and cached at once
 
 
-class Cache:
+class Cache(dict):
     """Vectors by 32-byte keys, stored in safetensors files that are written atomically; in memory without a folder."""
 
     def __init__(self, folder: str | Path | None):
-        self.folder, self.index, self.files = Path(folder) if folder else None, {}, []
+        self.folder = Path(folder) if folder else None
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(self.folder.glob("*.safetensors")):
-                self.files.append(load_file(path))
-                for row, key in enumerate(self.files[-1]["keys"]):
-                    self.index[key.tobytes()] = (len(self.files) - 1, row)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self.index
-
-    def get(self, key: bytes) -> np.ndarray:
-        """The vector of a key."""
-        file, row = self.index[key]
-        return self.files[file]["vectors"][row]
+                table = load_file(path)
+                self.update(zip(map(bytes, table["keys"]), table["vectors"], strict=True))
 
     def add(self, keys: Sequence[bytes], vectors: np.ndarray):
         """Stores vectors in a new file."""
-        table = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32), "vectors": vectors}
-        for row, key in enumerate(keys):
-            self.index[key] = (len(self.files), row)
-        self.files.append(table)
+        self.update(zip(keys, vectors, strict=True))
         if self.folder:
+            table = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32), "vectors": vectors}
             name = hashlib.sha256(b"".join(keys)).hexdigest()[:24]
             new = self.folder / f"{name}.new-{os.getpid()}"
             save_file({name: np.ascontiguousarray(value) for name, value in table.items()}, new)
@@ -126,7 +115,7 @@ def embed_texts(
             check_vectors(vectors, [new[key] for key in batch])
             vectors_by_key.add(batch, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
             bar.update(len(batch))
-    return np.stack([vectors_by_key.get(key) for key in keys]) if keys else np.zeros((0, 1), np.float32)
+    return np.stack([vectors_by_key[key] for key in keys]) if keys else np.zeros((0, 1), np.float32)
 
 
 def check_vectors(vectors: np.ndarray, texts: list[str]):
