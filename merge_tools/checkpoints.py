@@ -218,7 +218,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file() and index.is_file():
-        raise MergeError(f"{folder} has model.safetensors and also {index.name}. Remove the outdated one.")
+        raise MergeError(f"{folder} has both model.safetensors and {index.name}. Remove the outdated one.")
     if single.is_file():
         return Checkpoint(folder, config, {entry.name: entry for entry in read_header(single)})
     if index.is_file():

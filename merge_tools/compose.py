@@ -18,8 +18,8 @@ from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors
 from .preflight import Preflight, describe_nonfinite, run_preflight
 from .provenance import RECORD, merge_record
 from .recipe import Recipe
-from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, Writer, assign_shards, commit_output, staging_folder
-from .tensor_files import TensorEntry, has_nonfinite, read_header
+from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, write_checkpoint
+from .tensor_files import has_nonfinite
 from .tokenizers import mixture_tokenizer
 
 
@@ -118,38 +118,28 @@ def compose(
     """
     out = Path(out)
     plan = check_and_plan(recipe, out, low_memory=low_memory, **changes)
-    write_mixture(plan, out, resume=resume, shard_bytes=shard_bytes, progress=progress or Progress())
+    sources = [*plan.experts, plan.base]
+
+    def make_files(scans) -> dict[str, bytes]:
+        record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
+        tokenizer = mixture_tokenizer(plan.base, plan.experts)
+        return tokenizer | metadata_files(plan.config, record, plan.counts, plan.nbytes)
+
+    try:
+        write_checkpoint(out, plan.tensors, sources, make_files, progress, resume, shard_bytes)
+    except NotFiniteError as error:
+        name = next(source.name for source in sources if error.file in source.files)
+        raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
 
 
-def write_mixture(plan: Plan, out: Path, *, resume: bool, shard_bytes: int, progress: Progress):
-    """Writes the tensors and metadata files of a plan."""
-    shards = assign_shards(plan.tensors, shard_bytes)
-    files = source_files([plan.base, *plan.experts])
-    with staging_folder(out, resume) as folder:
-        try:
-            scans = Writer(folder, shards, files, resume, progress).run()
-        except NotFiniteError as error:
-            name = next(source.name for source in [*plan.experts, plan.base] if error.file in source.files)
-            raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
-        record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
-        commit_output(folder, out, shards, metadata_files(plan, record), progress)
-
-
-def metadata_files(plan: Plan, record: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a mixture except its weights: tokenizer, configuration, record, model card, and code if needed."""
-    files = mixture_tokenizer(plan.base, plan.experts)
-    files |= {
-        "config.json": to_json_bytes(plan.config),
-        RECORD: to_json_bytes(record),
-        "README.md": model_card(record, plan.counts, plan.nbytes),
-    }
-    return files | (code_files() if plan.format == "lexicon" else {})
-
-
-def source_files(sources: list[Source]) -> dict[Path, list[TensorEntry]]:
-    """All files of the sources with the tensors in them."""
-    return {file: read_header(file) for source in sources for file in source.files}
+def metadata_files(
+    config: dict[str, Any], record: dict[str, Any], counts: dict[str, int], nbytes: int
+) -> dict[str, bytes]:
+    """The files of a mixture except weights and tokenizer: configuration, record, model card, and code if needed."""
+    files = {"config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
+    files["README.md"] = model_card(record, counts, nbytes)
+    return files | (code_files() if record["format"] == "lexicon" else {})
 
 
 def load_experts(

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from .averaging import from_float, to_float64
-from .card import model_card
 from .checkpoints import Source, open_source
 from .compatibility import check_shapes, check_tokenizer, check_with
-from .compose import compose, source_files
+from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
 from .gates import gate_without_texts, gates_from_texts, prompts_for
 from .mixture import Mixture
-from .output_config import code_files, dense_config, mixture_config, to_json_bytes
+from .output_config import dense_config, mixture_config, to_json_bytes
 from .plan import CHUNK, OutputTensor, copy_tensor, count_parameters
 from .preflight import OpenedSources, check_adapters, check_disk, check_output_path, check_values
-from .provenance import RECORD, source_record
+from .provenance import source_record
 from .recipe import Recipe, read_recipe
-from .shard_writer import SHARD_BYTES, Progress, Writer, assign_shards, commit_output, staging_folder
+from .shard_writer import Progress, write_checkpoint
 from .tensor_files import read_blocks
 from .tokenizers import carried_files
 
@@ -56,7 +55,7 @@ def add(
     Raises:
         MergeError: if the expert is not compatible, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     expert = expert if isinstance(expert, dict) else {"source_model": str(expert)}
     options = old.recipe.to_dict()
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, allow=list(allow))
@@ -121,7 +120,7 @@ def remove(
     Raises:
         MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     removed = old.index_of(expert)
     if len(old.names) == 2:
         raise MergeError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
@@ -146,7 +145,7 @@ def write_with_experts(
     experts: list[ExpertSource],
     rows: dict[str, np.ndarray],
     out: Path,
-    progress: Progress,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Writes the mixture with other experts; `rows` are appended to the gates."""
     tensors = plan_with_experts(old, experts, rows)
@@ -167,7 +166,7 @@ def write_with_experts(
         record["experts"] = [
             old.record["experts"][e] if isinstance(e, int) else source_record(e, scans) for e in experts
         ]
-        return metadata_files(old, record, recipe, tensors)
+        return edited_files(old, record, recipe, tensors)
 
     new = [expert for expert in experts if isinstance(expert, Source)]
     return write_edited(tensors, [old.source, *new], out, progress, make_files)
@@ -197,26 +196,18 @@ def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str,
     return tensors
 
 
-def metadata_files(
-    old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]
-) -> dict[str, bytes]:
+def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, bytes]:
     """The files of an edited mixture except its weights."""
-    format, nbytes = record["format"], sum(tensor.nbytes for tensor in tensors)
-    config = mixture_config(recipe, old.source, tensors[0].shape[0], format, old.config.get("centroid_size"))
-    files = carried_files(old.folder)
-    files |= {
-        "config.json": to_json_bytes(config),
-        RECORD: to_json_bytes(record),
-        "README.md": model_card(record, count_parameters(recipe, tensors), nbytes),
-    }
-    return files | (code_files() if format == "lexicon" else {})
+    nbytes, centroid_size = sum(tensor.nbytes for tensor in tensors), old.config.get("centroid_size")
+    config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
+    return carried_files(old.folder) | metadata_files(config, record, count_parameters(recipe, tensors), nbytes)
 
 
 def write_edited(
     tensors: list[OutputTensor],
     sources: list[Source],
     out: Path,
-    progress: Progress,
+    progress: Progress | None,
     make_files: Callable[[dict], dict[str, bytes]],
 ) -> dict[str, Any]:
     """Checks the output path, writes the tensors, and then the files that `make_files` builds from the scan results."""
@@ -225,10 +216,7 @@ def write_edited(
     nbytes = sum(tensor.nbytes for tensor in tensors)
     check_disk(report, out, nbytes)
     report.raise_for_errors()
-    shards = assign_shards(tensors, SHARD_BYTES)
-    with staging_folder(out, resume=False) as folder:
-        scans = Writer(folder, shards, source_files(sources), False, progress).run()
-        commit_output(folder, out, shards, make_files(scans), progress)
+    write_checkpoint(out, tensors, sources, make_files, progress)
     return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}
 
 
@@ -248,7 +236,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     Raises:
         MergeError: if the expert does not exist, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     index = old.index_of(expert)
     stored = {
         dense: part.expert(index, suffix) for part in old.parts for dense, suffix in part.expert_tensors(old.shape)
@@ -296,7 +284,7 @@ def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progr
     Raises:
         MergeError: if the format cannot represent the mixture.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     if format not in ("mixtral", "lexicon"):
         raise MergeError(f"Invalid format: {format!r}. Use mixtral or lexicon.")
     recipe = read_recipe({**old.recipe.to_dict(), "format": format})
@@ -305,5 +293,5 @@ def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progr
         raise MergeError(f"{old.folder} has {feature}, which a Mixtral does not support. Use --format lexicon.")
     tensors = plan_with_experts(old, list(range(len(old.names))), {})
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
-    make_files = lambda scans: metadata_files(old, record, recipe, tensors)  # noqa: E731
-    return write_edited(tensors, [old.source], Path(out), progress, make_files)
+    files = edited_files(old, record, recipe, tensors)
+    return write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)

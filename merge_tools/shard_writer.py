@@ -27,6 +27,7 @@ from .tensor_files import (
     pack_header,
     pwrite_all,
     read_blocks,
+    read_header,
 )
 
 try:
@@ -47,6 +48,15 @@ class Progress:
         """`count` more bytes were processed. Called from several threads."""
 
 
+def write_checkpoint(out: Path, tensors, sources, make_files, progress=None, resume=False, shard_bytes=SHARD_BYTES):
+    """Writes tensors, and the files that `make_files` builds from the scans of the sources' files."""
+    progress, shards = progress or Progress(), assign_shards(tensors, shard_bytes)
+    files = {file: read_header(file) for source in sources for file in source.files}
+    with staging_folder(out, resume) as folder:
+        scans = Writer(folder, shards, files, resume, progress).run()
+        commit_output(folder, out, shards, make_files(scans), progress)
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file to write: its tensors in order, its header, and the offset of each tensor."""
@@ -62,7 +72,7 @@ class Shard:
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
 
-def assign_shards(tensors: list[OutputTensor], limit: int = SHARD_BYTES) -> list[Shard]:
+def assign_shards(tensors: list[OutputTensor], limit: int) -> list[Shard]:
     """Assigns tensors in order to files of at most `limit` bytes; a larger tensor gets a file of its own."""
     groups, filled = [[]], 0
     for tensor in tensors:
