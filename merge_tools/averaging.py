@@ -53,20 +53,14 @@ def bf16_from_bits(bits: np.ndarray) -> np.ndarray:
 
 def mean_float64(raws: list[np.ndarray], dtypes: list[str], weights: list[float], out: str) -> np.ndarray:
     """sum_e w_e x_e in float64, rounded once. The reference for the faster functions below."""
-    total = to_float64(raws[0], dtypes[0]) * weights[0]
-    for raw, dtype, weight in zip(raws[1:], dtypes[1:], weights[1:], strict=True):
-        total += to_float64(raw, dtype) * weight
-    return from_float(total, out)
+    return from_float(sum(to_float64(raw, d) * w for raw, d, w in zip(raws, dtypes, weights, strict=True)), out)
 
 
 def mean_equal(raws: list[np.ndarray], dtypes: list[str], out: str) -> np.ndarray:
     """The mean of E tensors: the float64 mean rounded once, computed in float32 where that is exactly equal."""
     if out == "BF16" and all(dtype == "BF16" for dtype in dtypes):
         return mean_bf16(raws)
-    total = to_float64(raws[0], dtypes[0])
-    for raw, dtype in zip(raws[1:], dtypes[1:], strict=True):
-        total += to_float64(raw, dtype)
-    return from_float(total / len(raws), out)
+    return from_float(sum(map(to_float64, raws, dtypes)) / len(raws), out)
 
 
 def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:

@@ -66,12 +66,8 @@ class DefinitionGenerator:
         self.model, self.tokenizer, self.best_of, self.num_definitions = model, tokenizer, best_of, num_definitions
         self.ends = self.end_token_ids()
         self.reward = load_reward_model(reward_model, model.device)
-        self.domain_ids, self.embedder, self.max_new_tokens, self.on_long = (
-            domain_ids,
-            embedder,
-            max_new_tokens,
-            on_long,
-        )
+        self.domain_ids, self.embedder = domain_ids, embedder
+        self.max_new_tokens, self.on_long = max_new_tokens, on_long
         do_sample = best_of > 1 or generate_kwargs.get("do_sample", False)
         # greedy decoding ignores the sampling options of the checkpoint's generation config
         greedy = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}

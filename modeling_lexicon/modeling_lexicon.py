@@ -181,15 +181,10 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             attach_to_cache(outputs.past_key_values, routing.cacheable())
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
-        decisions = routing.decisions
-        return LexiconModelOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            router_logits=tuple(d.logits for d in decisions if d.logits is not None) if output_router_logits else None,
-            expert_index=tuple(d.index for d in decisions) if output_router_logits else None,
-        )
+        if output_router_logits:
+            logits = tuple(d.logits for d in routing.decisions if d.logits is not None)
+            outputs |= {"router_logits": logits, "expert_index": tuple(d.index for d in routing.decisions)}
+        return LexiconModelOutput(**outputs)
 
 
 class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):

@@ -228,8 +228,7 @@ class Summarizer:
         if self.eos:
             processors.append(PerRowLengthLogitsProcessor([w.min_length for w in windows], max_lengths, self.eos))
         sequences = self.model.generate(
-            input_ids=rows["input_ids"].to(self.model.device),
-            attention_mask=rows["attention_mask"].to(self.model.device),
+            **rows.to(self.model.device),
             max_length=max(max_lengths),
             min_length=0,
             max_new_tokens=None,
@@ -251,11 +250,10 @@ class Summarizer:
 
     def truncate_at_sentence(self, text: str, number: int) -> str:
         """The first sentences of a joined summary that repeated summarisation does not shorten; logs a warning."""
-        logger.warning(
-            "The window summaries of text %d did not become shorter than %d tokens; the last windows are left out.",
-            number,
-            self.max_length,
+        message = (
+            "The window summaries of text %d did not become shorter than %d tokens; the last windows are left out."
         )
+        logger.warning(message, number, self.max_length)
         kept, remaining = "", self.max_length - self.num_special
         spans = sentence_spans(text)
         for size, (start, end) in zip(self.count_tokens([text[a:b] for a, b in spans]), spans, strict=True):
