@@ -118,7 +118,6 @@ def open_source(name: str, origin: str, base: str | None = None) -> Source:
 
     Args:
         name: name of the expert, for messages.
-        origin: folder or Hub id.
         base: model to use as the adapter's base if the one that it names does not exist.
 
     Raises:

@@ -45,9 +45,8 @@ def add(
         expert: folder, Hub id, or a mapping as in a recipe (`source_model`, `name`, `positive_prompts`, ...).
         out: output folder, which must not exist or be empty.
         reaverage: composes again from all sources, so the shared weights include the new expert.
-        low_memory: computes gates with one layer of the base model in memory at a time.
+        low_memory, progress: as in `compose`.
         allow: differences to accept, see `Recipe`.
-        progress: receives the progress of each phase.
 
     Returns:
         What was written, and `warnings`.
@@ -104,18 +103,11 @@ def remove(
     low_memory: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Removes an expert from a mixture. Everything else stays the same.
+    """Removes an expert, given by its name, from a mixture. Everything else stays the same. Returns what was written.
 
     Args:
-        mixture: the mixture.
-        expert: name of the expert.
-        out: output folder, which must not exist or be empty.
         reaverage: composes again from the sources of the other experts.
-        low_memory: computes gates with one layer of the base model in memory at a time.
-        progress: receives the progress of each phase.
-
-    Returns:
-        What was written.
+        mixture, out, low_memory, progress: as in `add`.
 
     Raises:
         MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
@@ -224,10 +216,8 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     """Extracts an expert as a dense Llama: its own routed weights with the mixture's shared weights.
 
     Args:
-        mixture: the mixture.
         expert: name of the expert.
-        out: output folder, which must not exist or be empty.
-        progress: receives the progress of each phase.
+        mixture, out, progress: as in `add`.
 
     Returns:
         What was written, and `shared`, which compares the shared weights with those of the expert's source if it still
@@ -270,16 +260,11 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
 
 
 def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Writes the same weights in another format.
+    """Writes the same weights in another format. Returns what was written.
 
     Args:
-        mixture: the mixture.
-        out: output folder, which must not exist or be empty.
         format: "mixtral" (opens without this package) or "lexicon" (supports all policies).
-        progress: receives the progress of each phase.
-
-    Returns:
-        What was written.
+        mixture, out, progress: as in `add`.
 
     Raises:
         MergeError: if the format cannot represent the mixture.

@@ -19,8 +19,7 @@ class Routing:
     """The experts that a mixture selects for one text.
 
     Attributes:
-        text: the text.
-        tokens: its T tokens.
+        text, tokens: the text and its T tokens.
         routers: names of the R routers, such as "layer 3" or "layer 3 q_proj".
         experts: `(R, T, k)`, the selected experts by decreasing weight; equal for all tokens if the policy routes whole
             sequences.
@@ -57,8 +56,6 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     """Runs a mixture on texts and returns the experts that it selects.
 
     Args:
-        folder: the mixture.
-        texts: the texts.
         domain: name of the expert, for a mixture with the domain policy.
 
     Raises:

@@ -3,6 +3,7 @@
 Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, E experts, c embedding size.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -221,17 +222,14 @@ def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]
     words = context.split()
     term_words = term.lower().split()
     normalised = [word.strip(".,;:!?\"'()").lower() for word in words]
-    matches = [i for i in range(len(words)) if normalised[i : i + len(term_words)] == term_words]
-    middle, widest = (matches[0] if matches else 0), None
-    low, high = 0, len(words)
-    while low <= high:
-        width = (low + high) // 2
-        window = " ".join(words[max(0, middle - width) : middle + width + len(term_words)])
-        if fits(window):
-            widest, low = window, width + 1
-        else:
-            high = width - 1
-    return widest
+    starts = range(len(words))
+    middle = next((i for i in starts if normalised[i : i + len(term_words)] == term_words), 0)
+
+    def window(width: int) -> str:
+        return " ".join(words[max(0, middle - width) : middle + width + len(term_words)])
+
+    too_wide = bisect_left(range(len(words) + 1), True, key=lambda width: not fits(window(width)))
+    return window(too_wide - 1) if too_wide else None
 
 
 def load_reward_model(reward_model, device):

@@ -5,6 +5,7 @@ A cut is a position between two characters. Parts are the texts between cuts, so
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -193,11 +194,8 @@ def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[
     """
     sizes = [size for _, size in parts]
     fewest = len(_pack(sizes, limit))
-    low, high = max(sizes), limit
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(_pack(sizes, middle)) <= fewest else (middle + 1, high)
-    runs = _pack(sizes, low)
+    smallest = bisect_left(range(limit), True, lo=max(sizes), key=lambda size: len(_pack(sizes, size)) <= fewest)
+    runs = _pack(sizes, smallest)
     joined = ["".join(text for text, _ in parts[a:b]) for a, b in runs]
     result = []
     # Joined parts may have more tokens than separate ones: a run that exceeds the limit is halved.
@@ -206,8 +204,7 @@ def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[
             result.append((text, size))
             continue
         middle = (a + b) // 2
-        for c, d in ((a, middle), (middle, b)):
-            result += join_evenly(parts[c:d], limit, count)
+        result += join_evenly(parts[a:middle], limit, count) + join_evenly(parts[middle:b], limit, count)
     return result
 
 

@@ -434,10 +434,7 @@ def test_names_are_ids(texts):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (
-            {"dataset": "newz"},
-            r"dataset='newz'.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None",
-        ),
+        ({"dataset": "newz"}, r"dataset='newz'.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None"),
         ({"dataset": ["news", "letters"]}, r"2 names for a batch of 4 rows"),
         ({"dataset_ids": torch.tensor([0, 1, 2, 3])}, r"dataset_ids contains 3.*0 for 'news'"),
         ({"dataset_ids": torch.tensor([0, 1, -2, 0])}, r"dataset_ids contains -2.*-1"),
