@@ -265,8 +265,6 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             ValueError: as `LexiconModel.forward`.
         """
         config = self.config
-        if output_router_logits is None:
-            output_router_logits = config.output_router_logits
         if prompt_mask is None and labels is not None and config.routing_policy != "token":
             prompt_mask = (labels != -100).cumsum(1) == 0
         outputs = self.model(
@@ -275,15 +273,13 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         )  # fmt: skip
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, positions])
-        loss = aux_loss = None
-        if output_router_logits or (labels is not None and config.router_aux_loss_coef):
-            aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+        loss = share = None
         if labels is not None:
             targets = kwargs.get("shift_labels")
             share, total = share_of_labels(labels[:, 1:] if targets is None else targets, num_items_in_batch)
             loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=total, **kwargs)
-            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
-        return LexiconCausalLMOutput(loss=loss, logits=logits, **shared_fields(outputs, aux_loss, output_router_logits))
+        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
+        return LexiconCausalLMOutput(logits=logits, **fields)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         # generate() calls this once, before the first new token: the present tokens are the prompt of all steps.
@@ -374,8 +370,6 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
             ValueError: as `LexiconModel.forward`; and for a batch without a mask or padding token that marks the last tokens.
         """
         config = self.config
-        if output_router_logits is None:
-            output_router_logits = config.output_router_logits
         last = last_token_positions(input_ids, attention_mask, inputs_embeds, config.pad_token_id)
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
@@ -383,15 +377,12 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         )  # fmt: skip
         states = outputs.last_hidden_state
         logits = self.score(states[torch.arange(len(states), device=states.device), last.to(states.device)])  # (B, C)
-        loss = aux_loss = None
-        if output_router_logits or (labels is not None and config.router_aux_loss_coef):
-            aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+        loss = share = None
         if labels is not None:
             share, _ = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config) * share.sum()
-            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
-        fields = shared_fields(outputs, aux_loss, output_router_logits)
-        return LexiconSequenceClassifierOutput(loss=loss, logits=logits, **fields)
+        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
+        return LexiconSequenceClassifierOutput(logits=logits, **fields)
 
 
 def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -401,12 +392,19 @@ def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Ten
     return count / total, total
 
 
-def shared_fields(outputs: LexiconModelOutput, aux_loss, output_router_logits: bool) -> dict:
-    """The fields that both heads' outputs have in common."""
+def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits) -> dict:
+    """The fields that both heads' outputs have in common; `loss` with the router losses, weighted by `share` (B,)."""
+    if output_router_logits is None:
+        output_router_logits = config.output_router_logits
+    aux_loss = None
+    if output_router_logits or (loss is not None and config.router_aux_loss_coef):
+        aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+    if loss is not None:
+        loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
     fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
     if output_router_logits:
         fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}
-    return fields
+    return {"loss": loss, **fields}
 
 
 LexiconForCausalLM.register_for_auto_class("AutoModelForCausalLM")
