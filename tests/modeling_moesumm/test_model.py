@@ -275,12 +275,9 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="MarianDecoderLayer, MarianEncoderLayer"):
         kind(MoeSummConfig(text_config=marian))
     small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
         "vocab_size": 32,
-    }
+    }  # fmt: skip
     BertModel(BertConfig(**small)).save_pretrained(tmp_path / "bert")
     with pytest.raises(OSError, match="model_type='bert'"):
         kind.from_backbone(tmp_path / "bert", ["news"])

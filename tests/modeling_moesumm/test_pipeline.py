@@ -9,20 +9,10 @@ from transformers import AutoModelForSeq2SeqLM, pipeline
 
 import modeling_moesumm
 from modeling_moesumm import MoeSummarizationPipeline
-from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
+from tests.modeling_moesumm.summaries import story, summaries_by
 
 TEXTS = [story(12), story(25, 1), story(70, 2), "The river rose."]
 NAMES = ["news", None, "papers", "news"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return writing_moesumm(tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -21,16 +21,6 @@ from tests.modeling_moesumm.summaries import (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return writing_moesumm(tokenizer)
-
-
 def tokens(tokenizer, text):
     return len(tokenizer(text, verbose=False)["input_ids"])
 
