@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import asdict
 from typing import Any
 
 from .checkpoints import Source
@@ -84,8 +85,10 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
     """Differences between the stored tensors and those that the configuration requires."""
     entries = source.checkpoint.entries
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
-    if layers != shape.layers:
-        return [f"num_hidden_layers is {shape.layers} in config.json, but the files have tensors of {layers} layers"]
+    if layers != shape.num_hidden_layers:
+        return [
+            f"num_hidden_layers is {shape.num_hidden_layers} in config.json, but the files have tensors of {layers} layers"
+        ]
     expected, errors = shape.tensors(), []
     for name, dims in expected.items():
         if name not in entries:
@@ -140,18 +143,10 @@ def describe_difference(key: str, theirs: dict[str, Any], ours: dict[str, Any], 
 
 def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with LlamaConfig's defaults for missing fields."""
-    shape = LlamaShape.from_config(config)
     defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
     defaults |= {"initializer_range": 0.02, "dtype": config.get("torch_dtype")}
-    return {
-        **defaults,
-        **{key: value for key, value in config.items() if value is not None},
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "attention_bias": shape.attention_bias,
-        "mlp_bias": shape.mlp_bias,
-        "tie_word_embeddings": shape.tied,
-    }
+    values = {key: value for key, value in config.items() if value is not None}
+    return {**defaults, **values, **asdict(LlamaShape.from_config(config))}
 
 
 def check_rope(report: Report, first: Source, other: Source):

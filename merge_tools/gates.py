@@ -35,7 +35,7 @@ class Gates:
 def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gates:
     """The gates of a recipe; if they are computed from texts, `low_memory` runs the base one layer at a time."""
     shape = LlamaShape.from_config(base.config)
-    parts = gated_parts(recipe, shape.layers)
+    parts = gated_parts(recipe, shape.num_hidden_layers)
     if recipe.gate_mode in ("zeros", "random", "none"):
         values = {part.gate: gate_without_texts(recipe, part, shape, range(len(recipe.experts))) for part in parts}
         return Gates(values, {"mode": recipe.gate_mode})
@@ -77,6 +77,9 @@ def read_samples(path: Path, seed: int) -> list[str]:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it to UTF-8.") from error
+    if path.suffix == ".jsonl":
+        from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
+
     texts = []
     for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line.strip():
@@ -84,7 +87,7 @@ def read_samples(path: Path, seed: int) -> list[str]:
         if path.suffix == ".jsonl":
             try:
                 row = json.loads(line)
-                line = row.get("text") or row.get("prompt") or definition_prompt(row["term"], row["context"])
+                line = row.get("text") or row.get("prompt") or format_prompt(row["term"], row["context"])
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise MergeError(f"{path}, line {number} needs text, prompt, or term and context.") from error
         texts.append(line)
@@ -94,11 +97,6 @@ def read_samples(path: Path, seed: int) -> list[str]:
         indices = np.random.default_rng(seed).choice(len(texts), MAX_SAMPLES, replace=False)
         texts = [texts[i] for i in sorted(indices)]
     return texts
-
-
-def definition_prompt(term: str, context: str) -> str:
-    """LM-Lexicon's prompt without special tokens, which the tokenizer adds."""
-    return f'"{context}" What is the definition of "{term}"?'
 
 
 def gates_from_texts(

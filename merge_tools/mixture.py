@@ -37,8 +37,9 @@ class Mixture:
         self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
         self.next_row = max(self.gate_rows) + 1
         self.shape = LlamaShape.from_config(self.config)
-        self.parts = routed_parts(self.shape.layers, self.recipe.router_layers, self.recipe.router_layers_index)
-        self.gated = gated_parts(self.recipe, self.shape.layers)
+        layers = self.shape.num_hidden_layers
+        self.parts = routed_parts(layers, self.recipe.router_layers, self.recipe.router_layers_index)
+        self.gated = gated_parts(self.recipe, layers)
 
     @classmethod
     def open(cls, folder: str | Path) -> "Mixture":
@@ -129,7 +130,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         if recipe.average == "base"
         else f"mean of {', '.join(mixture.shared_from)}",
         "rope": rope_parameters(mixture.config),
-        "tied": mixture.shape.tied,
+        "tied": mixture.shape.tie_word_embeddings,
         "parameters": total,
         "active_parameters": active_parameters(recipe, total, in_experts),
         "parameters_per_expert": in_experts // count,

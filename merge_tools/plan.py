@@ -106,8 +106,8 @@ def plan_tensors(
         averaged: the experts that weights without routing are averaged over; default: all.
     """
     shape = LlamaShape.from_config(base.config)
-    parts = routed_parts(shape.layers, recipe.router_layers, recipe.router_layers_index)
-    with_gate = gated_parts(recipe, shape.layers)
+    parts = routed_parts(shape.num_hidden_layers, recipe.router_layers, recipe.router_layers_index)
+    with_gate = gated_parts(recipe, shape.num_hidden_layers)
     weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
     averaged, tensors = experts if averaged is None else averaged, []
     for item in mixture_layout(shape, parts):

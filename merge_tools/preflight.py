@@ -99,11 +99,11 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     def try_open(name: str, origin: str, base: str | None) -> Source | None:
         try:
             source = open_source(name, origin, base)
-        except MergeError as error:
-            report.add("error", "files", name, str(error))
-            return None
-        except OSError as error:
-            report.add("error", "files", name, f"{origin} cannot be read: {error.strerror or error}.")
+        except (MergeError, OSError) as error:
+            reason = (
+                str(error) if isinstance(error, MergeError) else f"{origin} cannot be read: {error.strerror or error}."
+            )
+            report.add("error", "files", name, reason)
             return None
         count, total = len(source.files), sum(file.stat().st_size for file in source.files)
         report.add("ok", "files", name, f"{count} file{'s' * (count > 1)}, {format_size(total)}")
@@ -270,8 +270,8 @@ def check_centroids(report: Report, recipe: Recipe):
 def check_format(report: Report, recipe: Recipe, base: Source):
     """Checks that the format can represent the mixture, and which software can read it."""
     shape, rope = LlamaShape.from_config(base.config), rope_parameters(base.config)
-    if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.layers]:
-        message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.layers - 1}."
+    if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.num_hidden_layers]:
+        message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.num_hidden_layers - 1}."
         report.add("error", "recipe", "router_layers_index", message)
     if shape.mlp_bias and "mlp" in recipe.router_layers:
         message = "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj."
@@ -290,7 +290,7 @@ def check_format(report: Report, recipe: Recipe, base: Source):
             "output with transformers 5."
         )
         report.add("warning", "rope", "output", message)
-    if shape.head_dim * shape.heads != shape.hidden_size:
+    if shape.head_dim * shape.num_attention_heads != shape.hidden_size:
         report.add("warning", "format", "output", f"only transformers 5 reads head_dim ({shape.head_dim}).")
 
 
