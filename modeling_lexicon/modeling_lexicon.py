@@ -181,10 +181,11 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             attach_to_cache(outputs.past_key_values, routing.cacheable())
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
+        routes = {}
         if output_router_logits:
-            logits = tuple(d.logits for d in routing.decisions if d.logits is not None)
-            outputs |= {"router_logits": logits, "expert_index": tuple(d.index for d in routing.decisions)}
-        return LexiconModelOutput(**outputs)
+            routes["router_logits"] = tuple(d.logits for d in routing.decisions if d.logits is not None)
+            routes["expert_index"] = tuple(d.index for d in routing.decisions)
+        return LexiconModelOutput(**outputs, **routes)
 
 
 class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
