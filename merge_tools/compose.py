@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from .card import model_card
-from .centroids import read_centroids
 from .checkpoints import Source
 from .errors import MergeError
 from .findings import Report
 from .gates import Gates, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
-from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors
+from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
 from .provenance import RECORD, merge_record
 from .recipe import Recipe

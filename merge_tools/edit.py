@@ -228,9 +228,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     """
     old = Mixture.open(mixture)
     index = old.index_of(expert)
-    stored = {
-        dense: part.expert(index, suffix) for part in old.parts for dense, suffix in part.expert_tensors(old.shape)
-    }
+    stored = {dense: p.expert(index, suffix) for p in old.parts for dense, suffix in p.expert_tensors(old.shape)}
     names = {name: stored.get(name, name) for name in old.shape.tensors()}
     tensors = [copy_tensor(name, own, old.source.entry(own).dtype, old.source) for name, own in names.items()]
     files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config))}

@@ -1,17 +1,19 @@
 """The plan of a mixture: every tensor to be written and the sources that it is computed from."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from .averaging import from_float, mean_equal, mean_float64, to_float32, view
-from .checkpoints import Source
+from .checkpoints import Source, read_all
 from .errors import MergeError
 from .llama_layout import LlamaShape, gated_parts, mixture_layout, routed_parts
 from .recipe import Recipe
-from .tensor_files import DTYPE_BYTES, FLOATS, TensorEntry, read_blocks
+from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
 CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
 
@@ -129,6 +131,31 @@ def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTen
     """A tensor of one source under another name."""
     entry = source.entry(tensor)
     return OutputTensor(name, dtype, entry.shape, tensor, (Slice((source,), (1.0,), 0, entry.elements),))
+
+
+def read_centroids(recipe: Recipe) -> np.ndarray | None:
+    """Reads the only tensor of `recipe.centroids` as float32 of shape `(E, size)`; None if the recipe has no centroids.
+
+    Raises a `MergeError` if the file is missing, holds other tensors, or holds values that are not finite.
+    """
+    if recipe.centroids is None:
+        return None
+    path = Path(recipe.centroids)
+    if not os.path.isfile(path):
+        raise MergeError(f"centroids={str(path)!r:.300} does not exist. Give the centroids.safetensors of `cluster`.")
+    entries = read_header(path)
+    if len(entries) != 1 or len(entries[0].shape) != 2 or entries[0].shape[0] != len(recipe.experts):
+        shapes = [list(entry.shape) for entry in entries[:4]]
+        raise MergeError(
+            f"{path} holds tensors of shapes {shapes}; expected one tensor of shape ({len(recipe.experts)}, size), with "
+            "one centroid per expert in the order of the experts."
+        )
+    if recipe.is_stock and recipe.format != "lexicon":
+        raise MergeError("A Mixtral cannot store centroids. Use format: lexicon, or remove the key centroids.")
+    raw, dtype = read_all(entries[0])
+    if dtype not in TORCH_NAMES or has_nonfinite(raw, dtype):
+        raise MergeError(f"{path} (dtype {dtype}) holds values that are not finite numbers. Run `cluster` again.")
+    return np.ascontiguousarray(to_float32(raw, dtype).reshape(entries[0].shape))
 
 
 def centroid_tensor(centroids: np.ndarray) -> OutputTensor:

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .centroids import read_centroids
 from .checkpoints import Checkpoint, Source, open_source
 from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with
 from .errors import MergeError, format_size, short_reason
@@ -14,7 +13,7 @@ from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
 from .llama_layout import LlamaShape, rope_parameters
 from .output_config import output_format
-from .plan import plan_tensors
+from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
 from .shard_writer import partial_folder
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from .centroids import read_centroids
 from .checkpoints import Source
 from .errors import MergeError
 from .gates import gate_without_texts
 from .llama_layout import LlamaShape
 from .mixture import Mixture
-from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors
+from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
 from .shard_writer import Progress
 from .tensor_files import equal_blocks, hash_and_scan, read_blocks
 

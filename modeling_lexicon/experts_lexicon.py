@@ -92,22 +92,22 @@ class RoutedExperts:
     They are called as modules, and their weights are not read from outside: hooks on them (sharding, offloading) run.
     Subclasses have these methods:
 
-    - `unbind_experts`: the weights of each expert, with one stacked gradient; indexing would add up E full ones.
-    - `select_expert`: the weights of the only active expert, whose gradient is copied into zeros, without stacking.
+    - `_unbind_experts`: the weights of each expert, with one stacked gradient; indexing would add up E full ones.
+    - `_select_expert`: the weights of the only active expert, whose gradient is copied into zeros, without stacking.
     - `expert_forward`: x (..., d) -> (..., out) by the weights of one expert.
-    - `batched_rows`: x (B, T, d), index (B,) -> (B, T, out), each row by a copy of the weights of its expert.
+    - `_batched_rows`: x (B, T, d), index (B,) -> (B, T, out), each row by a copy of the weights of its expert.
     """
 
     def forward_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
         """x (B, T, d) -> (B, T, out): each row by its own expert, or by a weighted sum of all."""
         weights = decision.weights
         if weights is not None and weights.dim() == 2:
-            outputs = (self.expert_forward(x, expert) for expert in self.unbind_experts())
+            outputs = (self.expert_forward(x, expert) for expert in self._unbind_experts())
             return sum(y * weights[:, e, None, None] for e, y in enumerate(outputs)).to(x.dtype)
         if torch.compiler.is_compiling():
             y = self.compiled_rows(x, decision.index.to(x.device))
         elif self.config._experts_implementation == "batched_mm":
-            y = self.batched_rows(x, decision.index.to(x.device))
+            y = self._batched_rows(x, decision.index.to(x.device))
         else:
             y = self.grouped_rows(x, decision)
         return y if weights is None else (y * weights.to(y.device)[:, None, None]).to(y.dtype)
@@ -115,7 +115,7 @@ class RoutedExperts:
     def grouped_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
         """One expert per row; computes only experts that some row chose."""
         groups, order, outputs = decision.rows.groups, decision.rows.order, []
-        experts = self.unbind_experts() if len(groups) > 1 else {groups[0][0]: self.select_expert(groups[0][0])}
+        experts = self._unbind_experts() if len(groups) > 1 else {groups[0][0]: self._select_expert(groups[0][0])}
         for e, rows in groups:
             rows = rows if isinstance(rows, slice) else rows.to(x.device)
             outputs.append(self.expert_forward(x[rows], experts[e]))
@@ -123,8 +123,8 @@ class RoutedExperts:
         return y if order is None else y[order.to(x.device)]
 
     def compiled_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """`batched_rows` without reading the decision from the device, which would break a compiled graph."""
-        return self.batched_rows(x, index)
+        """`_batched_rows` without reading the decision from the device, which would break a compiled graph."""
+        return self._batched_rows(x, index)
 
 
 def fits_grouped_mm(weight: torch.Tensor) -> bool:
@@ -138,13 +138,11 @@ def fits_grouped_mm(weight: torch.Tensor) -> bool:
 class LexiconExperts(RoutedExperts, MixtralExperts):
     """E_i(x) = (act(x W_i,gate) * x W_i,up) W_i,down: E Llama MLPs in Mixtral's two parameters."""
 
-    def unbind_experts(self):
-        """See `RoutedExperts`."""
+    def _unbind_experts(self):
         gate_up, down = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
         return [(*gu.chunk(2), d) for gu, d in zip(gate_up, down, strict=True)]  # (I, d), (I, d), (d, I)
 
-    def select_expert(self, e):
-        """See `RoutedExperts`."""
+    def _select_expert(self, e):
         return *self.gate_up_proj[e].chunk(2), self.down_proj[e]
 
     def expert_forward(self, x, weights):
@@ -152,15 +150,14 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
         gate, up, down = weights
         return F.linear(self.act_fn(F.linear(x, gate)) * F.linear(x, up), down)
 
-    def batched_rows(self, x, index):
-        """See `RoutedExperts`."""
+    def _batched_rows(self, x, index):
         gate, up = (x @ self.gate_up_proj[index].transpose(1, 2)).chunk(2, dim=-1)
         return (self.act_fn(gate) * up) @ self.down_proj[index].transpose(1, 2)
 
     def compiled_rows(self, x, index):
         """See `RoutedExperts`."""
         if self.config._experts_implementation != "grouped_mm" or not fits_grouped_mm(self.down_proj):
-            return self.batched_rows(x, index)
+            return self._batched_rows(x, index)
         B, T, d = x.shape
         chosen = index[:, None].expand(B, T).reshape(-1, 1)
         return self.forward(x.reshape(-1, d), chosen, x.new_ones(B * T, 1)).view(B, T, d)
@@ -183,21 +180,18 @@ class LinearExperts(RoutedExperts, nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 
-    def unbind_experts(self):
-        """See `RoutedExperts`."""
+    def _unbind_experts(self):
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind(0)
         return list(zip(self.weight.unbind(0), biases, strict=True))
 
-    def select_expert(self, e):
-        """See `RoutedExperts`."""
+    def _select_expert(self, e):
         return self.weight[e], None if self.bias is None else self.bias[e]
 
     def expert_forward(self, x, weights):
         """See `RoutedExperts`."""
         return F.linear(x, *weights)
 
-    def batched_rows(self, x, index):
-        """See `RoutedExperts`."""
+    def _batched_rows(self, x, index):
         y = x @ self.weight[index].transpose(1, 2)
         return y if self.bias is None else y + self.bias[index][:, None]
 
@@ -243,7 +237,7 @@ class LinearExperts(RoutedExperts, nn.Module):
 def loop_over_experts(experts: RoutedExperts, x, index, weights) -> torch.Tensor:
     """y_n = sum_j w_nj E_{i_nj}(x_n), the reference for values and gradients: x (N, d), index (N, k), weights (N, k)."""
     y = 0
-    for e, expert in enumerate(experts.unbind_experts()):
+    for e, expert in enumerate(experts._unbind_experts()):
         share = ((index == e) * weights).sum(1, keepdim=True)  # (N, 1)
         y = y + share * experts.expert_forward(x, expert)
     return y

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
-from .data_lexicon import format_prompt
+from .data_lexicon import PLAIN, format_prompt
 
 logger = logging.get_logger(__name__)
 
@@ -143,9 +143,7 @@ class DefinitionGenerator:
 
     def encode_prompt(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS as token ids, whatever their number."""
-        question = self.tokenizer(
-            format_prompt(term, context), add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
+        question = self.tokenizer(format_prompt(term, context), **PLAIN, verbose=False)
         return [self.tokenizer.bos_token_id, *question["input_ids"], self.tokenizer.eos_token_id]
 
     def select_domains(self, pairs, first: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -146,9 +146,8 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         numbers = {name: i for i, (layer, name) in enumerate(config.routed_modules()) if layer == layer_idx}
         self.routed_names = list(numbers)
-        of_attention, of_mlp = (
-            {name: numbers[name] for name in names if name in numbers} for names in (ATTENTION_LINEARS, MLP_LINEARS)
-        )
+        of_attention = {name: number for name, number in numbers.items() if name in ATTENTION_LINEARS}
+        of_mlp = {name: number for name, number in numbers.items() if name in MLP_LINEARS}
         if of_attention:
             self.self_attn = LexiconAttention(config, layer_idx, numbers=of_attention)
         if "mlp" in numbers:

@@ -90,9 +90,7 @@ def cluster(
     labels, names = assign_clusters(rows, texts, x, method, k, seed)
     sizes = np.bincount(labels, minlength=len(names))
     if not sizes.all():
-        raise MergeError(
-            f"Cluster {int(sizes.argmin())} is empty: the texts are too similar for k={len(names)}. Use a smaller k."
-        )
+        raise MergeError(f"Cluster {sizes.argmin()} is empty: the texts are too similar for k={k}. Use a smaller k.")
     result = {"method": method, "names": names, "sizes": sizes.tolist(), "rows": len(rows), "dropped": dropped}
     result["absent"] = sum(row["term"].lower() not in row["context"].lower() for row in rows)
     result["terms"] = top_terms(texts, labels, len(names))
