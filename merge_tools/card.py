@@ -15,11 +15,11 @@ tokenizer = AutoTokenizer.from_pretrained("PATH")
 ```"""
 
 
-def model_card(record: dict[str, Any], counts: dict[str, int], nbytes: int) -> bytes:
+def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     """README.md: how to open the mixture, its sources, a routing preview, and the recipe."""
     sections = [
         front_matter(record),
-        summary(record["recipe"], counts, nbytes),
+        summary(record["recipe"], sizes),
         HOW_TO_OPEN.format(imports="" if record["format"] == "mixtral" else IMPORTS),
         sources_table(record),
         routing_table(record),
@@ -41,13 +41,14 @@ def front_matter(record: dict[str, Any]) -> str:
     return f"---\n{to_yaml(metadata)}\n---"
 
 
-def summary(recipe: dict[str, Any], counts: dict[str, int], nbytes: int) -> str:
+def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
     """The title, the number of parameters, and the routing."""
     policy, k = recipe["routing_policy"], recipe["experts_per_token"]
     routing = f"{policy} (top {k})" if policy == "token" else policy
     return (
         f"# Mixture of {len(recipe['experts'])} experts\n\n"
-        f"{counts['total']:,} parameters, {counts['active']:,} of them active per token; {format_size(nbytes)}.\n"
+        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; "
+        f"{format_size(sizes['bytes'])}.\n"
         f"Routed: {', '.join(recipe['router_layers'])}. Policy: {routing}."
     )
 

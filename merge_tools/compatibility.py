@@ -1,6 +1,5 @@
 """Compatibility of sources: each must be a Llama that matches its configuration, and all must agree with each other."""
 
-import hashlib
 import re
 from dataclasses import asdict
 from typing import Any
@@ -171,22 +170,22 @@ def check_rows(report: Report, first: Source, other: Source):
 
 def check_own_tokenizers(report: Report, sources: list[Source]):
     """Checks that tokenizers can be read and that every token id has an embedding row."""
-    last_ids: dict[bytes, int] = {}  # SHA-256 of a file -> its last id; most experts share one tokenizer
+    last_ids: dict[bytes, int] = {}  # content of a file -> its last id; most experts share one tokenizer
     for source in sources:
         file = source_tokenizer(source)
         if file is None or file.suffix != ".json":
             continue
         try:
-            digest = hashlib.sha256(file.read_bytes()).digest()
-            if digest not in last_ids:
-                last_ids[digest] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
+            content = file.read_bytes()
+            if content not in last_ids:
+                last_ids[content] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
         except (MergeError, OSError) as error:
             report.add("error", "tokenizer", source.name, str(error))
             continue
         rows = source.config["vocab_size"]
-        if last_ids[digest] >= rows:
+        if last_ids[content] >= rows:
             message = (
-                f"its tokenizer has ids up to {last_ids[digest]}, but its embeddings have {rows} rows: the "
+                f"its tokenizer has ids up to {last_ids[content]}, but its embeddings have {rows} rows: the "
                 "model fails on such a token."
             )
             report.add("warning", "tokenizer", source.name, message)

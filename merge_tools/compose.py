@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from .errors import MergeError
 from .findings import Report
 from .gates import Gates, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
-from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors, read_centroids
+from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
-from .provenance import RECORD, merge_record
+from .provenance import RECORD, package_version, source_record
 from .recipe import Recipe
 from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, write_checkpoint
-from .tensor_files import has_nonfinite
+from .tensor_files import ScanResult, has_nonfinite
 from .tokenizers import mixture_tokenizer
 
 
@@ -33,25 +34,23 @@ class Plan:
     format: str  # "mixtral" or "lexicon"
     tensors: list[OutputTensor]
     gates: Gates
-    counts: dict[str, int]  # parameters: total, active
     config: dict[str, Any]
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """`bytes`, `parameters` and `active_parameters`, those that are active per token."""
+        return measure(self.recipe, self.tensors)
 
     def summary(self) -> dict[str, Any]:
         """Format, experts, size on disk and in memory, parameters in total and active per token."""
-        return {
-            "format": self.format,
-            "experts": self.recipe.names,
-            "tensors": len(self.tensors),
-            "bytes": self.nbytes,
-            "parameters": self.counts["total"],
-            "active_parameters": self.counts["active"],
-            "memory_bytes": self.nbytes,
-        }
+        summary = {"format": self.format, "experts": self.recipe.names, "tensors": len(self.tensors)}
+        return {**summary, **self.sizes, "memory_bytes": self.sizes["bytes"]}
+
+    def record(self, scans: dict[Path, ScanResult]) -> dict[str, Any]:
+        """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
+        record = {"made_by": f"lexperts {package_version()}", "format": self.format, "recipe": self.recipe.to_dict()}
+        experts = [source_record(expert, scans) for expert in self.experts]
+        return {**record, "base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
 
 
 def check_and_plan(
@@ -84,8 +83,7 @@ def make_plan(preflight: Preflight, gates: Gates) -> Plan:
         tensors.append(centroid_tensor(centroids))
     vocab_size = tensors[0].shape[0]
     config = mixture_config(recipe, base, vocab_size, format, None if centroids is None else centroids.shape[1])
-    counts = count_parameters(recipe, tensors)
-    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, counts, config)
+    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, config)
 
 
 def compose(
@@ -120,9 +118,8 @@ def compose(
     sources = [*plan.experts, plan.base]
 
     def make_files(scans) -> dict[str, bytes]:
-        record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
         tokenizer = mixture_tokenizer(plan.base, plan.experts)
-        return tokenizer | metadata_files(plan.config, record, plan.counts, plan.nbytes)
+        return tokenizer | metadata_files(plan.config, plan.record(scans), plan.sizes)
 
     try:
         write_checkpoint(out, plan.tensors, sources, make_files, progress, resume, shard_bytes)
@@ -132,12 +129,10 @@ def compose(
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
 
 
-def metadata_files(
-    config: dict[str, Any], record: dict[str, Any], counts: dict[str, int], nbytes: int
-) -> dict[str, bytes]:
+def metadata_files(config: dict[str, Any], record: dict[str, Any], sizes: dict[str, int]) -> dict[str, bytes]:
     """The files of a mixture except weights and tokenizer: configuration, record, model card, and code if needed."""
     files = {"config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
-    files["README.md"] = model_card(record, counts, nbytes)
+    files["README.md"] = model_card(record, sizes)
     return files | (code_files() if record["format"] == "lexicon" else {})
 
 

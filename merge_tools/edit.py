@@ -16,7 +16,7 @@ from .findings import Report
 from .gates import gate_without_texts, gates_from_texts, prompts_for
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
-from .plan import CHUNK, OutputTensor, copy_tensor, count_parameters
+from .plan import CHUNK, OutputTensor, copy_tensor, measure
 from .preflight import OpenedSources, check_adapters, check_disk, check_output_path, check_values
 from .provenance import source_record
 from .recipe import Recipe, read_recipe
@@ -190,9 +190,9 @@ def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str,
 
 def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, bytes]:
     """The files of an edited mixture except its weights."""
-    nbytes, centroid_size = sum(tensor.nbytes for tensor in tensors), old.config.get("centroid_size")
+    centroid_size = old.config.get("centroid_size")
     config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
-    return carried_files(old.folder) | metadata_files(config, record, count_parameters(recipe, tensors), nbytes)
+    return carried_files(old.folder) | metadata_files(config, record, measure(recipe, tensors))
 
 
 def write_edited(

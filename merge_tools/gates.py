@@ -4,6 +4,7 @@ A gate is a matrix `(E, d)` with one row per expert. With `gate_mode: hidden`, r
 over expert e's prompts, i.e. of the input of the routed module after the norm, without padding.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -152,16 +153,15 @@ def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
     """
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(base.folder)
-    except (OSError, ValueError):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(base.checkpoint.folder)
-        except (OSError, ValueError) as error:
-            raise MergeError(
-                f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set "
-                "base_model to a model with a tokenizer, or use gate_mode: random."
-            ) from error
+    for folder in (base.folder, base.checkpoint.folder):
+        with contextlib.suppress(OSError, ValueError):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            break
+    else:
+        raise MergeError(
+            f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set base_model to "
+            "a model with a tokenizer, or use gate_mode: random."
+        )
     longest = base.config.get("max_position_embeddings") or 2048
     tokens = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
     for text, ids in zip(texts, tokens, strict=True):

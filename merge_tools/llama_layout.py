@@ -68,9 +68,7 @@ class LlamaShape:
 
 def rope_parameters(config: dict) -> dict:
     """The RoPE settings of a config of transformers 4 or 5 as `{"rope_type", "rope_theta", ...}`."""
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
-    settings = {**old, **new}
+    settings = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rope_type = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
     theta = settings.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA

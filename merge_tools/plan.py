@@ -197,11 +197,11 @@ def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:
     return tuple(merged)
 
 
-def count_parameters(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
-    """The number of parameters, and how many of them are active per token."""
+def measure(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
+    """The size of a mixture in bytes, its number of parameters, and how many of them are active per token."""
     total = sum(t.elements for t in tensors)
-    in_experts = sum(t.elements for t in tensors if ".experts." in t.name)
-    return {"total": total, "active": active_parameters(recipe, total, in_experts)}
+    active = active_parameters(recipe, total, sum(t.elements for t in tensors if ".experts." in t.name))
+    return {"bytes": sum(t.nbytes for t in tensors), "parameters": total, "active_parameters": active}
 
 
 def active_parameters(recipe: Recipe, total: int, in_experts: int) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from .checkpoints import Source
 from .errors import MergeError
-from .recipe import Recipe
 from .tensor_files import ScanResult
 
 RECORD = "merge_record.json"
@@ -50,25 +49,6 @@ def read_license(folder: Path) -> str | None:
         line = re.search(r"^license:(.*)$", metadata, re.MULTILINE) if metadata.startswith("---") else None
         license = line and line[1].strip().strip("\"'")
     return ", ".join(map(str, license)) if isinstance(license, list) else str(license or "") or None
-
-
-def merge_record(
-    recipe: Recipe,
-    format: str,
-    base: Source,
-    experts: list[Source],
-    scans: dict[Path, ScanResult],
-    gates: dict[str, Any],
-) -> dict[str, Any]:
-    """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
-    return {
-        "made_by": f"lexperts {package_version()}",
-        "format": format,
-        "recipe": recipe.to_dict(),
-        "base": source_record(base, scans),
-        "experts": [source_record(expert, scans) for expert in experts],
-        "gates": gates,
-    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:
