@@ -18,14 +18,7 @@ from .recipe import Recipe, read_recipe
 
 @dataclass
 class Mixture:
-    """A folder written by `compose`, `add`, `remove` or `export`.
-
-    Attributes:
-        shared_from: the names of the experts that the shared weights are the mean of.
-        gate_rows: the number that seeds each expert's random gate row: its index in the first mixture it was added to.
-        next_row: the number that seeds the gate row of the next expert.
-        parts, gated: all routers, and those that have a gate.
-    """
+    """A folder written by `compose`, `add`, `remove` or `export`."""
 
     source: Source
     record: dict[str, Any]
@@ -33,7 +26,9 @@ class Mixture:
 
     def __post_init__(self):
         self.folder, self.config, self.names = self.source.folder, self.source.config, self.recipe.names
+        # the names of the experts that the shared weights are the mean of
         self.shared_from = self.record.get("shared_from", self.names)
+        # the number that seeds each expert's random gate row: its index in the first mixture it was added to
         self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
         self.next_row = max(self.gate_rows) + 1
         self.shape = LlamaShape.from_config(self.config)

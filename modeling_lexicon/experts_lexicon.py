@@ -23,11 +23,8 @@ LINEAR_IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
 class RowsByExpert:
-    """The rows of a batch by expert. Read from the device once, at the first access, and then kept with the decision.
-
-    Args:
-        index (`(B,)`): each row's expert.
-        experts: the same as a list, if it is known.
+    """The rows of a batch by expert: index `(B,)`, and the same as a list, `experts`, if it is known. It is read from the
+    device once, at the first access, and then kept with the decision.
     """
 
     def __init__(self, index: torch.Tensor, experts: list[int] | None = None):
@@ -59,17 +56,11 @@ class RowsByExpert:
 
 @dataclass(eq=False)
 class RoutingDecision:
-    """The routing of each row of a batch, which holds for all of its later tokens too.
+    """The routing of each row of a batch, which holds for all of its later tokens too."""
 
-    Args:
-        index (`(B,)`): the row's expert; the one with the largest weight if all are weighted.
-        weights (`(B, E)`: all experts weighted; `(B,)`: exactly 1, with the gate's gradient; or `None`).
-        logits (`(B, E)`, if a gate decided): the mean of its logits over the row's prompt.
-    """
-
-    index: torch.Tensor
-    weights: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    index: torch.Tensor  # (B,), the row's expert; the one with the largest weight if all are weighted
+    weights: torch.Tensor | None = None  # (B, E), all experts weighted; or (B,), exactly 1, with the gate's gradient
+    logits: torch.Tensor | None = None  # (B, E), if a gate decided: the mean of its logits over the row's prompt
     rows: RowsByExpert | None = None
 
     def __post_init__(self):

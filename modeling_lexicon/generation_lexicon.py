@@ -84,10 +84,7 @@ class DefinitionGenerator:
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
         """Rows -> a dictionary per row, in order; with `num_definitions` above 1 a list of different definitions per row.
 
-        Args:
-            rows: with `term` and `context`.
-            first: number of the first row, for `domain_ids` and error messages.
-            batch_size: rows per call of `generate`.
+        `first` is the number of the first row, for `domain_ids` and error messages.
         """
         results = []
         for samples in self.sample(rows, first, batch_size):
@@ -379,10 +376,8 @@ def embed(texts: list[str], embedder) -> torch.Tensor:
 def nearest_centroids(vectors: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """argmin_e |v / |v| - c_e|: the domain of a text   (LM-Lexicon, Sect. 3)
 
-    vectors (B, c), centroids (E, c) -> ids (B,), int64; distances (B, E), float32.
-
-    Raises:
-        ValueError: for embeddings of another size, or with NaN or infinite values.
+    vectors (B, c), centroids (E, c) -> ids (B,), int64; distances (B, E), float32. Raises a `ValueError` for embeddings of
+    another size, or with NaN or infinite values.
     """
     centroids = centroids.to("cpu", torch.float32)
     if vectors.dim() != 2 or vectors.shape[1] != centroids.shape[1]:

@@ -27,11 +27,7 @@ from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_rout
 class RoutedModule(nn.Module):
     """y = sum_i G(x)_i E_i(x), where G depends on the routing policy   (LM-Lexicon, Sect. 3)
 
-    Args:
-        config: the model's.
-        number: its position among the model's routed modules, in the order in which they run.
-        in_features: d.
-        experts: the experts that it routes to.
+    `number` is its position among the model's routed modules, in the order in which they run; `in_features` is d.
     """
 
     def __init__(self, config, number: int, in_features: int, experts: RoutedExperts):
@@ -80,9 +76,7 @@ class RoutedModule(nn.Module):
 class RoutedLinears(nn.Module):
     """A mix-in for a Llama block some of whose linear layers are routed modules.
 
-    Args:
-        config, args: for the block.
-        numbers: for each routed linear layer its position among the model's routed modules.
+    `numbers` has the position of each routed linear layer among the model's routed modules.
     """
 
     def __init__(self, config: LexiconConfig, *args, numbers: dict[str, int]):
@@ -207,10 +201,7 @@ class RoutedModelMixin:
     def freeze_all_but(self, *parts: str) -> int:
         """Freezes everything except these parts, `"gates"` and `"experts"`: the last of LM-Lexicon's four steps.
 
-        Returns: the number of trainable parameters.
-
-        Raises:
-            ValueError: for an unknown part, or one that the model does not have.
+        Returns the number of trainable parameters; raises a `ValueError` for a part that the model does not have.
         """
         for part in parts or ("nothing",):
             if part not in ("gates", "experts"):
@@ -230,10 +221,7 @@ class RoutedModelMixin:
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig`: LoRA (r = 16, alpha = 32) on the attention's linear layers that are not routed, and gates (and a
-        classifier's head) trained and saved in full.
-
-        Args:
-            overrides: fields of `LoraConfig`, which replace these.
+        classifier's head) trained and saved in full. `overrides` are fields of `LoraConfig`, which replace these.
 
         Raises:
             ImportError: without peft.

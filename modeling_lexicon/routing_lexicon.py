@@ -29,16 +29,14 @@ class Routing:
         cached: decisions of an earlier call by the number of the routed module, from the cache.
         train_domain_gate: whether the domain gate reads the prompt although the decision is known, to learn it.
 
-    Attributes:
-        decisions: one per routed module that has run, in order; for the token policy its index (B, T, k) and logits
-            (B, T, E).
+    Its `decisions` are one per routed module that has run, in order; for the token policy with index (B, T, k) and logits
+    (B, T, E).
     """
 
     def __init__(self, policy, prompt=None, fixed_domain=None, cached=None, train_domain_gate=False):
         self.policy, self.prompt, self.train_domain_gate = policy, prompt, train_domain_gate
         self.fixed_domain = self.domain = fixed_domain
-        self.cached = cached or {}
-        self.decisions = []
+        self.cached, self.decisions = cached or {}, []
 
     @property
     def domain_weights(self) -> torch.Tensor | None:
@@ -72,10 +70,8 @@ class LayerRouting:
     """The part of a `Routing` that belongs to one run of one decoder layer. When gradient checkpointing runs a layer again
     in the backward pass, it gets a new one: it must decide again, without its own earlier decisions.
 
-    Args:
-        routing: the forward pass's.
-        domain_weights (`(B,)`): the weights of the domain gate's decision, if an earlier layer made it. They are an input
-            and an output of layers, because a re-entrant checkpoint passes gradients in no other way.
+    `domain_weights` (B,) are those of the domain gate's decision, if an earlier layer made it. They are an input and an
+    output of layers, because a re-entrant checkpoint passes gradients in no other way.
     """
 
     def __init__(self, routing: Routing, domain_weights: torch.Tensor | None):

@@ -234,10 +234,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
-        and decoder; deputies and selectors are trained and saved in full.
-
-        Args:
-            overrides: fields of `LoraConfig` that replace these.
+        and decoder; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
         Warns:
             UserWarning: for a model that has not been saved, because its adapter could not be loaded again.
@@ -305,8 +302,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
 
     def freeze_all_but_deputies(self) -> int:
         """Freezes everything except deputies and selectors, to adapt to a new dataset with few examples (MoeSumm, Sect. 4).
-
-        Returns: the number of trainable parameters.
+        Returns the number of trainable parameters.
         """
         self.requires_grad_(False)
         for deputies in self.deputies():

@@ -189,12 +189,7 @@ def attach_deputies(base: nn.Module, config):
 def token_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
     """-log P(y_t), with label smoothing eps -(1 - eps) log P(y_t) - eps / V sum_v log P(v).
 
-    Args:
-        logits (`(n, V)`): scores of the next token.
-        labels (`(n,)`): gold tokens, -100 for none.
-        smoothing: eps.
-
-    Returns: `(n,)`, in float32 or better, and 0 where the label is -100.
+    logits `(n, V)`, labels `(n,)` -> `(n,)`, in float32 or better, and 0 where the label is -100.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
@@ -203,11 +198,7 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 
 def margin_losses(full: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
     """m_t = P_full(y_t) - P_main(y_t);  L_m = (1 - P_full(y_t)) (1 - m_t^5) / 2   (MoeSumm, Eq. 8-9; Miao et al. 2021)
 
-    Args:
-        full (`(n,)`): -log P_full(y_t).
-        main (`(n,)`): -log P_main(y_t).
-
-    Returns: `(n,)`.
+    full and main, -log P_full(y_t) and -log P_main(y_t), both `(n,)` -> `(n,)`.
     """
     p_full, p_main = (-full).exp(), (-main).exp()
     return (1 - p_full) * (1 - (p_full - p_main) ** 5) / 2

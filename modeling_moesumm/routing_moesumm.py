@@ -13,28 +13,15 @@ from .validation_moesumm import did_you_mean
 
 @dataclass(eq=False)
 class RoutingContext:
-    """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them.
+    """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them."""
 
-    Args:
-        active: `False` to use the main expert only.
-        dataset_ids (`(B,)` or `None`): each row's dataset, -1 for none.
-        rows (`(b,)` or `None`): the rows that use deputies, if known; `None` for all.
-        deputy_id: the deputy that all tokens use.
-        recording: whether to collect `recorded`.
-        main_only_layer: index of the layer that computes its rows with and without deputies, if the margin compares with
-            the main expert of that layer.
-
-    Attributes:
-        recorded: expert indices and weights, both `(B, T)`, by layer index.
-    """
-
-    active: bool
-    dataset_ids: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
-    deputy_id: int | None = None
-    recording: bool = False
-    main_only_layer: int | None = None
-    recorded: dict = field(default_factory=dict)
+    active: bool  # False to use the main expert only
+    dataset_ids: torch.Tensor | None = None  # (B,), each row's dataset, -1 for none
+    rows: torch.Tensor | None = None  # (b,), the rows that use deputies, if known; None for all
+    deputy_id: int | None = None  # the deputy that all tokens use
+    recording: bool = False  # whether to collect `recorded`
+    main_only_layer: int | None = None  # computes its rows with and without deputies, if the margin compares with it
+    recorded: dict = field(default_factory=dict)  # layer index -> expert indices and weights, both (B, T)
 
     def record(self, layer_idx: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
         """Stores gate and index `(b, T)` of the rows that use deputies; `shape` is (B, T)."""
