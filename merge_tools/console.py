@@ -87,15 +87,14 @@ def render_verdict(report: Report) -> Text:
 
 def render_summary(plan: dict[str, Any]) -> Table:
     """The summary of a plan or of a finished mixture."""
-    return key_value_table(
-        {
-            "format": plan["format"],
-            "experts": ", ".join(plan["experts"]),
-            "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
-            "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
-            "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
-        }
-    )
+    content = {
+        "format": plan["format"],
+        "experts": ", ".join(plan["experts"]),
+        "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
+        "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
+        "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
+    }
+    return key_value_table(content)
 
 
 def key_value_table(content: dict[str, str]) -> Table:
@@ -110,23 +109,21 @@ def render_mixture(facts: dict[str, Any]) -> Group:
     """The result of `inspect`."""
     policy, layers = facts["routing_policy"], facts["router_layers_index"]
     layers = "all layers" if layers is None else f"layers {', '.join(map(str, layers))}"
-    top = key_value_table(
-        {
-            "format": f"{facts['format']}, made by {facts['made_by']}",
-            "routed": f"{', '.join(facts['router_layers'])} in {layers}",
-            "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
-            "shared weights": facts["shared"],
-            "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
-            "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
-            "on disk": format_size(facts["bytes"]),
-        }
-    )
+    content = {
+        "format": f"{facts['format']}, made by {facts['made_by']}",
+        "routed": f"{', '.join(facts['router_layers'])} in {layers}",
+        "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
+        "shared weights": facts["shared"],
+        "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
+        "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
+        "on disk": format_size(facts["bytes"]),
+    }
     experts = new_table("expert", "source", "licence", "file", "sha256", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
             experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
-    parts = [top, Text(), experts]
+    parts = [key_value_table(content), Text(), experts]
     if facts["gates"]:
         gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")
         for gate in facts["gates"]:

@@ -102,10 +102,8 @@ def plan_tensors(
 ) -> list[OutputTensor]:
     """All tensors of the mixture in the order in which a forward pass uses them.
 
-    Args:
-        recipe, base, experts: the recipe and its sources.
-        gates: name of a gate -> values `(E, d)`, float32.
-        averaged: the experts that weights without routing are averaged over; default: all.
+    `gates` maps the name of a gate to its values `(E, d)`, float32. `averaged` are the experts that weights without
+    routing are averaged over; default: all.
     """
     shape = LlamaShape.from_config(base.config)
     parts = routed_parts(shape.num_hidden_layers, recipe.router_layers, recipe.router_layers_index)

@@ -16,10 +16,8 @@ BATCHED_COLUMNS = 2**21
 class DatasetSelectors(nn.Module):
     """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4)
 
-    Args:
-        num_selectors: E, or 1 for one selector for all datasets: the plain gate of MoeSumm, Eq. 3, which Eq. 4-5 replace.
-        num_deputies, hidden_size: N and d.
-        bias: whether each selector has a bias, as in the authors' code; the paper's selectors have none.
+    `num_selectors` is E, or 1 for one selector for all datasets: the plain gate of MoeSumm, Eq. 3, which Eq. 4-5 replace.
+    The authors' code has a `bias` in each selector, the paper has none.
     """
 
     def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int, bias: bool = False):
@@ -47,10 +45,7 @@ class DeputyExperts(nn.Module):
 
     The weights of all deputies are 3-D parameters: a deputy that no token uses gets a gradient of zeros, not `None`.
 
-    Args:
-        num_deputies, hidden_size, inner_size: N, d and h.
-        act: the backbone's activation function, 0 at 0.
-        dropout: after the activation, as in the backbone.
+    `act`, which is 0 at 0, and the `dropout` after it are the backbone's.
     """
 
     def __init__(self, num_deputies: int, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):

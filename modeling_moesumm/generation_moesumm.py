@@ -20,11 +20,8 @@ LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
 
 
 class PerRowLengthLogitsProcessor(LogitsProcessor):
-    """Minimum and maximum lengths per row, so that a row of a batch is written as it would be alone.
-
-    Args:
-        min_lengths, max_lengths: tokens of each of B rows, counted as `generate` counts `min_length` and `max_length`.
-        eos: the tokens that end a summary; the first one is forced at the maximum length.
+    """Minimum and maximum lengths of each of B rows, counted as `generate` counts `min_length` and `max_length`: a row of a
+    batch is written as it would be alone. `eos` are the tokens that end a summary; the first one is forced at the maximum.
     """
 
     def __init__(self, min_lengths: list[int], max_lengths: list[int], eos: list[int]):

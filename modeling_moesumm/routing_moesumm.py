@@ -64,12 +64,9 @@ def make_routing_context(
 ) -> RoutingContext:
     """The routing of a batch of B rows; arguments as in `MoeSummForConditionalGeneration.forward`.
 
-    Args:
-        training: whether every parameter must be part of the graph.
-        validated: whether an earlier call has validated the ids; they are then not copied from the device again.
-
-    Raises:
-        ValueError: for unknown names, ids or deputies, and for arguments that exclude each other.
+    With `training` every parameter must be part of the graph. `validated` is whether an earlier call has validated the ids;
+    they are then not copied from the device again. Raises a `ValueError` for unknown names, ids or deputies, and for
+    arguments that exclude each other.
     """
     check_exclusive(dataset, dataset_ids)
     if deputy_id is not None and main_expert_only:

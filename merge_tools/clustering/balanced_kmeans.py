@@ -134,13 +134,7 @@ def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> t
 def balanced_kmeans(x: np.ndarray, K: int, *, seed: int = 42) -> tuple[np.ndarray, np.ndarray]:
     """k-means++ initialisation, then alternating exact balanced assignments and means.
 
-    Args:
-        x (`(n, d)`): rows, float32.
-        K: number of clusters, at most n.
-        seed: seed of the initialisation.
-
-    Returns:
-        Labels `(n,)` and centroids `(K, d)`.
+    Rows x `(n, d)`, float32, K at most n -> labels `(n,)` and centroids `(K, d)`.
     """
     from sklearn.cluster import kmeans_plusplus
 

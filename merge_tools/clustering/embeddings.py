@@ -94,11 +94,7 @@ def embed_texts(
         name: name of an embedder that is a callable, for the cache.
         block: texts that are embedded and cached at once.
 
-    Returns:
-        Vectors `(n, c)`, float32.
-
-    Raises:
-        MergeError: if a vector is zero or not finite. The message contains its text.
+    Returns vectors `(n, c)`, float32. Raises a `MergeError` with the text if a vector is zero or not finite.
     """
     if cache is not None and name is None and not isinstance(embedder, str):
         raise MergeError("cache needs name=..., because a callable embedder has no name.")
