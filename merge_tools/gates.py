@@ -148,9 +148,7 @@ def routing_preview(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[
 
 
 def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text with the special tokens of the base's tokenizer; raises a `MergeError` if it has none, or a
-    text is empty or too long.
-    """
+    """Token ids of each text with special tokens; raises a `MergeError` without a tokenizer, and for an unusable text."""
     from transformers import AutoTokenizer
 
     for folder in (base.folder, base.checkpoint.folder):

@@ -61,9 +61,7 @@ def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> 
 
 
 def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
-    """The tokenizer files of a mixture: the base's, or the longest one that extends it (`--allow vocab`); and the base's
-    generation_config.json.
-    """
+    """The base's generation_config.json, and its tokenizer files or the longest that extend them (`--allow vocab`)."""
     best = None
     for source in [base, *experts]:
         file = source_tokenizer(source)

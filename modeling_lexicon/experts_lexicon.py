@@ -23,9 +23,7 @@ LINEAR_IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
 class RowsByExpert:
-    """The rows of a batch by expert: index `(B,)`, and the same as a list, `experts`, if it is known. It is read from the
-    device once, at the first access, and then kept with the decision.
-    """
+    """The rows of a batch by expert; index `(B,)` is read from the device once, unless it is known as a list, `experts`."""
 
     def __init__(self, index: torch.Tensor, experts: list[int] | None = None):
         self.index, self.experts = index, experts

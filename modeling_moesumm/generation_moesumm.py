@@ -119,9 +119,7 @@ class Summarizer:
         self.max_length, self.min_length = max_length, min_length
 
     def __call__(self, texts: list, dataset=None, first: int = 0) -> list[str]:
-        """One summary per text. `dataset` is one name for all texts, or a list with one per text; `None` for no dataset.
-        `first` is the number of the first text, for messages.
-        """
+        """One summary per text; `dataset` is one name for all texts, or one per text. Messages number texts from `first`."""
         texts = [check_text(text, number) for number, text in enumerate(texts, start=first)]
         names = self.dataset_names(dataset, len(texts))
         summaries = [""] * len(texts)

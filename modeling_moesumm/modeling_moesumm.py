@@ -253,12 +253,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         return self._output(outputs, full, logits=logits, **losses, **router_outputs)
 
     def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
-        """The backbone's output with and without deputies: one pass of 2B rows, or two of B rows, with the states of the
-        second one.
-
-        One pass of 2B rows uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its
-        states would not be part of the loss's graph, so requested states come from a pass of their own.
-        """
+        """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""
+        # One pass uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its states would
+        # not be part of the loss's graph, so requested states come from a pass of their own.
         call = {"use_cache": False, "return_dict": True}
         model = self.backbone.base_model
         defaults = {name: getattr(self.config.text_config, name, False) for name in STATES}
