@@ -174,11 +174,7 @@ def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
 
 
 def push(folder: Path, repository: str, private: bool) -> str:
-    """Uploads a finished mixture and returns the repository's address.
-
-    Raises:
-        MergeError: if the upload fails.
-    """
+    """Uploads a finished mixture and returns the repository's address. Raises a `MergeError` if the upload fails."""
     from huggingface_hub import HfApi
 
     try:

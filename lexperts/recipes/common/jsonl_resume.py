@@ -35,13 +35,11 @@ class ResumableJsonl:
         self.record = self.path.with_suffix(".settings.json")
 
     def is_complete(self, overwrite: bool = False) -> bool:
-        """Whether the file is finished, with these settings.
+        """Whether the file is finished, with these settings. Raises a `SettingsMismatchError` if the file was started
+        with other settings (they are listed), or without a record.
 
         Args:
             overwrite: remove a file that was made with other settings.
-
-        Raises:
-            SettingsMismatchError: if the file was started with other settings (they are listed), or without a record.
         """
         if difference := self.find_difference():
             if not overwrite:
@@ -79,7 +77,7 @@ class ResumableJsonl:
         desc: str | None = None,
         unit: str = "row",
     ) -> int:
-        """Appends an object for each row that has none yet.
+        """Appends an object for each row that has none yet. Raises a `SettingsMismatchError` as in `is_complete`.
 
         An interrupted batch is computed again from its first row. With a `seed`, torch is seeded for each batch, so that
         sampled results do not depend on interruptions either.
@@ -92,9 +90,6 @@ class ResumableJsonl:
             desc, unit: for the progress bar.
 
         Returns: the number of new rows.
-
-        Raises:
-            SettingsMismatchError: as in `is_complete`.
         """
         from tqdm import tqdm
 

@@ -81,13 +81,11 @@ class RunFolder:
         return record if "settings" in record else {}
 
     def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
-        """Compares the settings with the record, or writes the record.
+        """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` if the folder
+        holds a run with other settings, or one without a record.
 
         Args:
             overwrite: remove the outputs of an earlier run, and what matches the patterns in `clear`.
-
-        Raises:
-            SettingsMismatchError: if the folder holds a run with other settings, or one without a record.
         """
         if overwrite:
             self.remove(clear)
@@ -149,11 +147,9 @@ class RunFolder:
         self.write({**self.read(), "finished": True, **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
-        """The checkpoint to resume from: the newest in this folder, or the requested one.
-
-        Raises:
-            SettingsMismatchError: if the checkpoint's run has other settings or no record.
-            ValueError: if the folder is not a checkpoint, or for `false` although there are checkpoints.
+        """The checkpoint to resume from: the newest in this folder, or the requested one. Raises a
+        `SettingsMismatchError` if the checkpoint's run has other settings or no record, or a `ValueError` if the folder
+        is not a checkpoint, or for `false` although there are checkpoints.
         """
         newest = last_checkpoint(self.path)
         if requested is None or requested.lower() == "true":
@@ -178,11 +174,8 @@ class RunFolder:
 
 
 def relocate_best(checkpoint: Path) -> str:
-    """Makes a checkpoint's state refer to the best checkpoint in its present folder, so that a run that was moved does not
-    end with the model of another run at its old path.
-
-    Raises:
-        ValueError: if the best checkpoint is missing.
+    """Makes a checkpoint's state refer to the best checkpoint in its present folder, so that a run that was moved does
+    not end with the model of another run at its old path. Raises a `ValueError` if the best checkpoint is missing.
     """
     path = checkpoint / "trainer_state.json"
     state = json.loads(path.read_text(encoding="utf-8"))

@@ -10,7 +10,8 @@ SPLITS = ("train", "validation", "test")
 def load_splits(
     args, required: tuple[str, ...], hub_example: str, example: str = EXAMPLE, hint: str = ""
 ) -> dict[str, list[dict]]:
-    """Rows of each split.
+    """Rows of each split. Raises a `FileNotFoundError` if a file does not exist, or a `ValueError` without training
+    data, and for missing columns.
 
     Args:
         args: `dataset_name`, or `train_files`, `validation_files` and `test_files`.
@@ -18,10 +19,6 @@ def load_splits(
         hub_example: a data set on the Hub, for the error message.
         example: a row, for error messages.
         hint: how to name other columns, for error messages.
-
-    Raises:
-        FileNotFoundError: if a file does not exist.
-        ValueError: without training data, and for missing columns.
     """
     if args.dataset_name:
         dataset = load_dataset(args.dataset_name)

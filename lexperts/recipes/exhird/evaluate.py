@@ -96,7 +96,3 @@ def main(argv: list[str] | None = None) -> None:
     """The command `lexperts evaluate exhird`."""
     (args,) = parse_command("exhird", "evaluate", argv)
     run_or_exit(evaluate, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -63,10 +63,8 @@ def data_folder(args: PrepareArguments) -> RunFolder:
 
 
 def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
-    """Prepares the documents, unless they have been prepared with the same settings and files.
-
-    Raises:
-        SettingsMismatchError: if the folder contains documents of other files or settings, and `overwrite` is false.
+    """Prepares the documents, unless they have been prepared with the same settings and files. Raises a
+    `SettingsMismatchError` if the folder contains documents of other files or settings, and `overwrite` is false.
     """
     folder = data_folder(args).open(overwrite)
     if folder.finished:
@@ -104,7 +102,3 @@ def main(argv: list[str] | None = None) -> None:
     """The command `lexperts train exhird-data`."""
     args, folder_args = parse_command("exhird", "prepare", argv)
     run_or_exit(prepare, args, folder_args.overwrite_output_dir, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

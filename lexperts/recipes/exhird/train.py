@@ -55,11 +55,7 @@ def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKe
 
 
 def apply_ablation(name: str, *arguments):
-    """Sets the options of an entry of ablations.yml.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Sets the options of an entry of ablations.yml. Raises a `ValueError` for an unknown name."""
     ablations = read_yaml(ABLATIONS)
     if name not in ablations:
         raise ValueError(f"--ablation {name!r} is not in ablations.yml. Use one of {', '.join(ablations)}.")
@@ -80,11 +76,9 @@ def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.opt
 
 
 def open_documents(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
-    """The folder of the prepared documents; prepares them if necessary.
-
-    Raises:
-        SettingsMismatchError: if the folder contains documents of other files, or for another encoder.
-        ValueError: without documents, and for a --data folder that is not complete.
+    """The folder of the prepared documents; prepares them if necessary. Raises a `SettingsMismatchError` if the folder
+    contains documents of other files, or for another encoder, or a `ValueError` without documents, and for a --data
+    folder that is not complete.
     """
     if args.data:
         if not (Path(args.data) / "tokenizer").is_dir():
@@ -174,7 +168,3 @@ def main(argv: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
-
-
-if __name__ == "__main__":
-    main()

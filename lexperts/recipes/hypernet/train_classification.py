@@ -75,7 +75,3 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
     replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
     folder.mark_finished(ran=ran)
-
-
-if __name__ == "__main__":
-    main()

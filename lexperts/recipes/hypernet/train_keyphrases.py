@@ -126,7 +126,3 @@ def main(argv: list[str] | None = None) -> None:
     folder.mark_finished(ran=training_summary(training_args, trainer.state))
     if model_args.reader == "hypernet":
         print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
-
-
-if __name__ == "__main__":
-    main()

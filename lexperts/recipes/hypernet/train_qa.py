@@ -78,7 +78,3 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
     report(trainer, answer, rows_by_split, data_args)
     folder.mark_finished(ran=training_summary(training_args, trainer.state))
-
-
-if __name__ == "__main__":
-    main()

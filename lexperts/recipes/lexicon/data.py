@@ -65,15 +65,13 @@ def split_of(path: Path) -> str | None:
 
 
 def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterator[RawRow]:
-    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`).
+    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`). Raises a
+    `FileNotFoundError` for a missing file or folder, or a folder without a file in a supported format; a `ValueError`
+    for a malformed file, and for a missing column; the message has the file.
 
     Args:
         name: the dataset of rows that have no dataset name.
         columns: names of columns that do not have a usual name.
-
-    Raises:
-        FileNotFoundError: for a missing file or folder, or a folder without a file in a supported format.
-        ValueError: for a malformed file, and for a missing column; the message has the file.
     """
     path = Path(place)
     if path.is_dir():
@@ -90,10 +88,8 @@ def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterat
 
 
 def split_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of a folder that are read, and those that are not.
-
-    Raises:
-        FileNotFoundError: if there is none to read.
+    """The files of a folder that are read, and those that are not. Raises a `FileNotFoundError` if there is none to
+    read.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     read = [path for path in files if path.suffix in SUFFIXES]
@@ -126,10 +122,8 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 
 
 def read_table(path: Path) -> Iterator[dict]:
-    """Rows of a CSV or TSV file with a header, in UTF-8; missing cells are None.
-
-    Raises:
-        ValueError: for a line with more cells than the header, and for text that is not UTF-8.
+    """Rows of a CSV or TSV file with a header, in UTF-8; missing cells are None. Raises a `ValueError` for a line with
+    more cells than the header, and for text that is not UTF-8.
     """
     csv.field_size_limit(sys.maxsize)  # 3D-EX's lists of examples are long
     try:
@@ -147,11 +141,7 @@ def read_table(path: Path) -> Iterator[dict]:
 
 
 def read_json(path: Path) -> list:
-    """A JSON list of objects or lists.
-
-    Raises:
-        ValueError: for other content.
-    """
+    """A JSON list of objects or lists. Raises a `ValueError` for other content."""
     try:
         rows = json.loads(path.read_bytes())
     except ValueError as error:
@@ -171,10 +161,8 @@ def read_hub(name: str, place: str, columns: dict[str, str | None]) -> Iterator[
 
 
 def column_names(row: dict, given: dict[str, str | None], place: str) -> dict[str, str | None]:
-    """The names of a row's columns, None for a missing one that is optional.
-
-    Raises:
-        ValueError: for a missing column that is required; the message lists the columns.
+    """The names of a row's columns, None for a missing one that is optional. Raises a `ValueError` for a missing column
+    that is required; the message lists the columns.
     """
     lowered = {column.lower(): column for column in row if isinstance(column, str)}
     columns: dict[str, str | None] = {}
@@ -242,11 +230,8 @@ def three_dex_contexts(examples: object, datasets: object) -> Iterator[tuple[obj
 
 
 def read_parallel_lines(path: Path, suffix: str) -> Iterator[tuple[int, str, str]]:
-    """Lines of a file and of its companion with another suffix -> number, line, line.
-
-    Raises:
-        FileNotFoundError: if the companion is missing.
-        ValueError: if the files have different numbers of lines.
+    """Lines of a file and of its companion with another suffix -> number, line, line. Raises a `FileNotFoundError` if
+    the companion is missing, or a `ValueError` if the files have different numbers of lines.
     """
     other = path.with_suffix(suffix)
     if not other.is_file():

@@ -49,10 +49,8 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 
 def load_model(args: WritingArguments, changes: dict | None = None):
-    """The model and its tokenizer, with `changes` of its routing.
-
-    Raises:
-        ValueError: for a model without experts, or without the gates that the changed routing needs.
+    """The model and its tokenizer, with `changes` of its routing. Raises a `ValueError` for a model without experts, or
+    without the gates that the changed routing needs.
     """
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
@@ -77,14 +75,11 @@ def load_model(args: WritingArguments, changes: dict | None = None):
 
 
 def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[list[int] | None, list[dict]]:
-    """The experts of rows.
+    """The experts of rows. Raises a `ValueError` if the model routes by domain and the domains are unknown.
 
     Returns:
         The index of each row's expert if the model does not route by itself, and for each row the `domain` and `distance`
         for the output.
-
-    Raises:
-        ValueError: if the model routes by domain and the domains are unknown.
     """
     config, by_domain = model.config, getattr(model.config, "routing_policy", None) == "domain"
     centroids = getattr(model, "domain_centroids", None)
@@ -117,10 +112,8 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
 
 
 def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
-    """The number of contexts that are truncated; it is printed.
-
-    Raises:
-        ValueError: under `on_long="error"`, or if not even the term fits.
+    """The number of contexts that are truncated; it is printed. Raises a `ValueError` under `on_long="error"`, or if
+    not even the term fits.
     """
     max_length, count = generator.limit - generator.max_new_tokens, 0
     for row in rows:
@@ -233,10 +226,8 @@ def write_definitions(
 
 
 def is_complete(file: ResumableJsonl) -> bool:
-    """Whether the output exists, made with the same settings; then it is printed.
-
-    Raises:
-        SettingsMismatchError: if it was made, or started, with other settings.
+    """Whether the output exists, made with the same settings; then it is printed. Raises a `SettingsMismatchError` if
+    it was made, or started, with other settings.
     """
     if file.is_complete():
         print(f"{file.path} is complete already", flush=True)
@@ -270,7 +261,3 @@ def main(argv: list[str] | None = None) -> None:
     """`lexperts define generate`."""
     (args,) = parse_command("lexicon", "generate", argv)
     run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -80,10 +80,8 @@ class PromptMaker:
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids  # the text continues
 
     def __call__(self, shots: list[dict], row: dict) -> list[int]:
-        """Examples, nearest first -> the prompt, in which the nearest is the last.
-
-        Raises:
-            ValueError: for a context that is too long under `on_long="error"`, or a term that does not fit.
+        """Examples, nearest first -> the prompt, in which the nearest is the last. Raises a `ValueError` for a context
+        that is too long under `on_long="error"`, or a term that does not fit.
         """
         for count in range(len(shots), -1, -1):
             ids = self.encode(shots[:count][::-1], row)
@@ -161,9 +159,7 @@ def random_order(count: int, seed: int, row: int) -> Iterator[int]:
 
 def nearest_first(train: list[dict], rows: list[dict], args: InContextArguments) -> Callable[[int], Iterable[int]]:
     """A function from a row's index to the indices of training rows, nearest first, by cosine of embeddings or TF-IDF.
-
-    Raises:
-        ImportError: without the libraries that this needs.
+    Raises an `ImportError` without the libraries that this needs.
     """
     texts = [[format_prompt(row["term"], row["context"]) for row in some] for some in (train, rows)]
     if args.embedder:
@@ -244,7 +240,3 @@ def main(argv: list[str] | None = None) -> None:
     """`lexperts define in-context`."""
     (args,) = parse_command("lexicon", "in_context", argv)
     run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -63,10 +63,8 @@ def reason_to_drop(raw: RawRow, excluded: set[str]) -> str | None:
 
 
 def collect(args: PreparationArguments) -> tuple[dict[str, list[dict]], dict]:
-    """The rows of each split, in the order of the sources, and the counts for data.json.
-
-    Raises:
-        ValueError: if no row is left, or if splits are to be kept and no row has one.
+    """The rows of each split, in the order of the sources, and the counts for data.json. Raises a `ValueError` if no
+    row is left, or if splits are to be kept and no row has one.
     """
     excluded = {normalise_key(name) for name in args.exclude}
     columns = {what: getattr(args, f"{what}_column") for what in NAMES}
@@ -244,7 +242,3 @@ def main(argv: list[str] | None = None) -> None:
     """`lexperts define prepare`."""
     (args,) = parse_command("lexicon", "prepare", argv)
     run_or_exit(prepare, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -87,10 +87,8 @@ def write_pairs(
 
 
 def encode_pairs(path: Path, tokenizer, max_length: int) -> tuple[dict[str, list], int]:
-    """A file of `write_pairs` -> columns `chosen` and `rejected` of token ids, and the number of pairs that were too long.
-
-    Raises:
-        ValueError: if no pair is left.
+    """A file of `write_pairs` -> columns `chosen` and `rejected` of token ids, and the number of pairs that were too
+    long. Raises a `ValueError` if no pair is left.
     """
     pairs = [(row, rejected) for row in read_lines(path) for rejected in row["rejected"]]
     columns: dict[str, list] = {"chosen": [], "rejected": []}

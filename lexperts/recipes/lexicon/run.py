@@ -51,11 +51,7 @@ def parse_changes(values: list[str]) -> dict:
 
 
 def make_plans(args: RunArguments) -> dict[str, Planner]:
-    """The plan of each ablation.
-
-    Raises:
-        ValueError: for an unknown ablation or step, and as in `read_config`.
-    """
+    """The plan of each ablation. Raises a `ValueError` for an unknown ablation or step, and as in `read_config`."""
     changes, config = parse_changes(args.set), find_config(args.config, "lexicon", "run")
     if args.data:
         changes |= {"data": args.data, **{f"{split}_files": None for split in ("train", "validation", "test")}}
@@ -217,7 +213,3 @@ def main(argv: list[str] | None = None) -> None:
         without = " without --from_step" if args.from_step else ""
         print(f"interrupted: start the same command{without} again to resume", file=sys.stderr)
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

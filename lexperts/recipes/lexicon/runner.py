@@ -75,10 +75,8 @@ def read_stamp(step: Step) -> dict | None:
 
 
 def acquire_lock(step: Step) -> int:
-    """The open lock of a step's folder. The step's process inherits it, and keeps it if this process is killed.
-
-    Raises:
-        BusyError: if a process of another run has it.
+    """The open lock of a step's folder. The step's process inherits it, and keeps it if this process is killed. Raises
+    a `BusyError` if a process of another run has it.
     """
     step.folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(step.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -115,10 +113,8 @@ class Runner:
         return shlex.join(["lexperts", *(word.removeprefix(current) for word in step.arguments)])
 
     def run(self, steps: list[Step]) -> None:
-        """Runs the steps. Waits for a step that another run is running.
-
-        Raises:
-            StepFailedError: if a command fails. Parallel steps are terminated, and resume the next time.
+        """Runs the steps. Waits for a step that another run is running. Raises a `StepFailedError` if a command fails.
+        Parallel steps are terminated, and resume the next time.
         """
         waiting, running = list(steps), []
         try:

@@ -66,16 +66,13 @@ def matches(ours: list[Counter], theirs: list[Counter]) -> tuple[list[int], list
 
 
 def bleu(kind: str = "sacrebleu") -> Metric:
-    """Sentence BLEU with one reference.
+    """Sentence BLEU with one reference. Raises a `ValueError` for another kind.
 
     `sacrebleu`: its tokens (13a) and smoothing (exp: the k-th order without a match counts as 1 / 2^k), over as many orders as
     the prediction has. `nltk`: words separated by white space, add-one smoothing of orders 2 to 4 (method2), weights over as
     many orders as the prediction has words. `moses`: sentence-bleu of Moses, which the code of Ishiwatari et al. 2019 and of
     LM-Lexicon calls: add-one smoothing of all four orders, whatever the length, which favours short predictions: three
     wrong words for three score 45 per cent.
-
-    Raises:
-        ValueError: for another kind.
     """
     if kind not in BLEU_KINDS:
         raise ValueError(f"--bleu {kind!r} is not supported. Use one of {', '.join(BLEU_KINDS)}.")

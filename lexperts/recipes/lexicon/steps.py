@@ -109,10 +109,8 @@ def content_of(place: str) -> str:
 
 
 def read_config(path: str | Path, *changes: dict) -> dict:
-    """A recipe's YAML file with changes, validated.
-
-    Raises:
-        ValueError: for an unknown key, with the nearest known one, and for a missing section.
+    """A recipe's YAML file with changes, validated. Raises a `ValueError` for an unknown key, with the nearest known
+    one, and for a missing section.
     """
     config = {**DEFAULTS, **read_yaml(path)}
     for change in changes:

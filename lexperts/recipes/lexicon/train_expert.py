@@ -30,10 +30,8 @@ from .training import load_split, make_dataset, make_trainer, print_rank0, save_
 
 
 def check_fields(from_scratch: str) -> dict:
-    """The JSON of `from_scratch` as fields of LlamaConfig.
-
-    Raises:
-        ValueError: for anything but a JSON object, and for a field that LlamaConfig does not have.
+    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `ValueError` for anything but a JSON object, and
+    for a field that LlamaConfig does not have.
     """
     try:
         fields = json.loads(from_scratch)
@@ -116,7 +114,3 @@ def main(argv: list[str] | None = None) -> None:
     trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
     train(trainer, folder.start)
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -75,7 +75,3 @@ def main(argv: list[str] | None = None) -> None:
     save_and_score(
         trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of the pairs"
     )
-
-
-if __name__ == "__main__":
-    main()

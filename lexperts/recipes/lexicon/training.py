@@ -30,10 +30,8 @@ def load_split(name: str, paths: list[str]) -> list[dict]:
 
 
 def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:
-    """Complete rows -> columns of `tokenize_definitions`, and the number of rows that were too long.
-
-    Raises:
-        ValueError: if every row is too long.
+    """Complete rows -> columns of `tokenize_definitions`, and the number of rows that were too long. Raises a
+    `ValueError` if every row is too long.
     """
     names = [*FIELDS, "domain"] if all("domain" in row for row in rows) else FIELDS
     columns = tokenize_definitions({name: [row[name] for row in rows] for name in names}, tokenizer, max_length)

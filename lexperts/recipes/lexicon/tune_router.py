@@ -50,10 +50,8 @@ class RoutingReport(TrainerCallback):
 
 
 def freeze(model, parts: tuple[str, ...]) -> None:
-    """Freezes everything except these parts.
-
-    Raises:
-        ValueError: for a model without routers, or with gates that would not get a gradient.
+    """Freezes everything except these parts. Raises a `ValueError` for a model without routers, or with gates that
+    would not get a gradient.
     """
     model_type = model.config.model_type
     if hasattr(model, "freeze_all_but"):
@@ -95,10 +93,8 @@ def enable_aux_loss(model, coefficient: float) -> None:
 
 
 def check_domains(rows: Dataset, config) -> Dataset:
-    """Rows with their domains if the mixture routes by them, else without.
-
-    Raises:
-        ValueError: for rows without domains, if the mixture needs them.
+    """Rows with their domains if the mixture routes by them, else without. Raises a `ValueError` for rows without
+    domains, if the mixture needs them.
     """
     if getattr(config, "routing_policy", "token") != "domain":
         return rows.remove_columns([name for name in ("domain_ids",) if name in rows.column_names])
@@ -145,7 +141,3 @@ def main(argv: list[str] | None = None) -> None:
     train(trainer, folder.start)
     trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-if __name__ == "__main__":
-    main()

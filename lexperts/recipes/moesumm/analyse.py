@@ -384,7 +384,3 @@ def main(argv: list[str] | None = None) -> None:
     """The command `lexperts evaluate moesumm-deputies`."""
     (args,) = parse_command("moesumm", "analyse", argv)
     run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -62,10 +62,8 @@ def has_summaries(place: str) -> bool:
 def summary_files(
     place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
 ) -> dict[str, Path]:
-    """The file of summaries of each data set; a model writes missing ones.
-
-    Raises:
-        ValueError: for a folder with neither, and a data set that the model does not have.
+    """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for a folder with
+    neither, and a data set that the model does not have.
     """
     if has_summaries(place):
         files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
@@ -150,12 +148,10 @@ def score_table(scores: Scores) -> pd.DataFrame:
 
 
 def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
-    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L.
+    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L. Raises a `ValueError`
+    if the data sets or their documents are not the baseline's.
 
     `agree` counts the runs, in their order, whose difference has the sign of the mean, if both systems have equally many.
-
-    Raises:
-        ValueError: if the data sets or their documents are not the baseline's.
     """
     rows = []
     for system, sets in scores.items():
@@ -233,7 +229,3 @@ def main(argv: list[str] | None = None) -> None:
     """The command `lexperts evaluate moesumm`."""
     args, generation_args = parse_command("moesumm", "evaluate", argv)
     run_or_exit(run, args, generation_args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()

@@ -150,7 +150,3 @@ def main(argv: list[str] | None = None) -> None:
     replace_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
     folder.mark_finished(ran=training_summary(training_args, trainer.state))
     print(f"\nThe backbone is in {output}: lexperts train moesumm --model_name_or_path {output}")
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,9 @@ def summarize_file(
     overwrite: bool = False,
     **options,
 ) -> tuple[int, int]:
-    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text.
+    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text. Raises an
+    `OSError` for files and models that cannot be opened, or a `ValueError` for missing columns, an unknown dataset,
+    invalid options, and an output with other settings.
 
     An interrupted call resumes when it is repeated.
 
@@ -44,10 +46,6 @@ def summarize_file(
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 
     Returns: the number of rows, and the number of rows without a text.
-
-    Raises:
-        OSError: for files and models that cannot be opened.
-        ValueError: for missing columns, an unknown dataset, invalid options, and an output with other settings.
     """
     if dataset is not None and dataset_column is not None:
         raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")

@@ -276,7 +276,3 @@ def main(argv: list[str] | None = None) -> None:
         FewShot(args, few_shot_args, data_args, generation_args, training_args, overwrite).run()
     else:
         train_in_domain(args, data_args, generation_args, training_args, overwrite)
-
-
-if __name__ == "__main__":
-    main()

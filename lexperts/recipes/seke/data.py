@@ -13,13 +13,10 @@ FILE, STYLE = "__file__", "__style__"  # added to each row: the index of its fil
 
 
 def load_documents(args: DataArguments) -> dict[str, list[dict]]:
-    """The rows of each split. Without validation documents a share of the training documents is split off.
+    """The rows of each split. Without validation documents a share of the training documents is split off. Raises a
+    `FileNotFoundError` if a file does not exist, or a `ValueError` if training data or a column is missing.
 
     Rows from files also have FILE and STYLE: "phrases" for a row of `phrases=inspec.jsonl`, "" for one of `inspec.jsonl`.
-
-    Raises:
-        FileNotFoundError: if a file does not exist.
-        ValueError: if training data or a column is missing.
     """
     required = (args.text_column, args.keyphrases_column)
     if args.dataset_name or not args.train_files:

@@ -136,10 +136,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
 
 def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
-    """The column `style_ids` of the training rows, for a model with styles.
-
-    Raises:
-        ValueError: for a style that the model does not have.
+    """The column `style_ids` of the training rows, for a model with styles. Raises a `ValueError` for a style that the
+    model does not have.
     """
     given = [row.get(STYLE, "") for row in documents]
     if unknown := set(given) - {"", *styles}:

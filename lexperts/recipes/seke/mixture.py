@@ -102,10 +102,8 @@ class SekeTrainer(Trainer):
 
 
 def freeze_layers(model, number: int | None) -> None:
-    """Stops training of the embeddings and of the first layers of the backbone.
-
-    Raises:
-        ValueError: if the backbone has fewer layers, or its layers are not found.
+    """Stops training of the embeddings and of the first layers of the backbone. Raises a `ValueError` if the backbone
+    has fewer layers, or its layers are not found.
     """
     if number is None:
         return
