@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -53,8 +53,15 @@ def required(text: str):
     return field(metadata={"help": text})
 
 
+@dataclass(kw_only=True)
+class DebugArguments:
+    """What happens to errors; listed last by `--help`."""
+
+    traceback: bool = option(False, "show the traceback of an error")
+
+
 @dataclass
-class RunFolderArguments:
+class RunFolderArguments(DebugArguments):
     """What may happen to an earlier run in the output folder."""
 
     overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
@@ -139,6 +146,17 @@ def options_of(path: str, known: Iterable[str]) -> list[str]:
         values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
         options += [f"--{name}", *map(str, values)]
     return options
+
+
+def command(recipe: str, module: str, call: Callable) -> Callable:
+    """The `main(argv)` of a recipe's command, which calls a function with the groups of arguments (see `parse_command`)."""
+
+    def main(argv: list[str] | None = None):
+        groups = parse_command(recipe, module, argv)
+        traceback = any(getattr(group, "traceback", False) for group in groups)
+        return run_or_exit(call, *groups, traceback=traceback)
+
+    return main
 
 
 def run_or_exit(call, *args, traceback: bool = False, **named):

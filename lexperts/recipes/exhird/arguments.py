@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, option, required
 from ..common.help import TRAINING
 
 JSON_LINES = "JSON Lines with title, text, keyphrases"
@@ -62,7 +62,6 @@ class DataArguments:
         True, "halve the learning rate when the validation loss rises; else lr_scheduler_type"
     )
     ablation: str | None = option(None, "entry of ablations.yml, which overrides all other options")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
@@ -84,11 +83,10 @@ class PrepareArguments:
     backbone: str | None = option(
         None, "for a warm start: Hub id or folder of the encoder whose sub-words are added, or 'minilm'"
     )
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
-class EvaluateArguments:
+class EvaluateArguments(DebugArguments):
     """A model, test sets, and how phrases are generated."""
 
     model: str = required("folder or Hub id of a keyphrase generator")
@@ -101,7 +99,6 @@ class EvaluateArguments:
     )
     num_beams: int = option(1, "number of hypotheses of each phrase")
     max_rows: int | None = option(None, "use only the first N documents of each set")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 ARGUMENTS = {

@@ -23,7 +23,7 @@ from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.run_folder import replace_file
 from .arguments import EvaluateArguments
 
@@ -92,7 +92,4 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     return results
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate exhird`."""
-    (args,) = parse_command("exhird", "evaluate", argv)
-    run_or_exit(evaluate, args, traceback=args.traceback)
+main = command("exhird", "evaluate", evaluate)

@@ -19,7 +19,7 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from modeling_exhird.backbone_exhird import resolve_backbone
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder
 from ..common.settings import collect_settings
@@ -98,7 +98,4 @@ def write_data(args: PrepareArguments):
         print(f"{split}: {documents}, {present:,} present and {absent:,} absent keyphrases")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts train exhird-data`."""
-    args, folder_args = parse_command("exhird", "prepare", argv)
-    run_or_exit(prepare, args, folder_args.overwrite_output_dir, traceback=args.traceback)
+main = command("exhird", "prepare", lambda args, folder_args: prepare(args, folder_args.overwrite_output_dir))

@@ -31,7 +31,7 @@ from modeling_exhird import (
 )
 from modeling_exhird.backbone_exhird import resolve_backbone
 
-from ..common.arguments import RunFolderArguments, parse_command, read_yaml, run_or_exit
+from ..common.arguments import RunFolderArguments, command, read_yaml
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
@@ -108,7 +108,7 @@ def document_settings(documents: RunFolder) -> dict:
 
 
 def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
-    """The run folder and the trainer: everything before training, and all errors that the user can fix."""
+    """The data arguments, the run folder and the trainer: everything before training, and all errors that the user can fix."""
     data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
     if data_args.ablation:
         apply_ablation(data_args.ablation, model_args, training_args)
@@ -137,7 +137,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     collator = DataCollatorForKeyphraseGeneration(tokenizer)
     options = trainer_options(model, training_args, rows, collator, tokenizer)
     options["callbacks"] = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
-    return folder, Trainer(**options, optimizers=(optimizer, schedule))
+    return data_args, folder, Trainer(**options, optimizers=(optimizer, schedule))
 
 
 def print_examples(generate, path: str, count: int):
@@ -154,10 +154,8 @@ def print_examples(generate, path: str, count: int):
 
 def main(argv: list[str] | None = None) -> None:
     """The command `lexperts train exhird`."""
-    arguments = parse_command("exhird", "train", argv)
-    _, data_args, _, training_args = arguments
-    folder, trainer = run_or_exit(set_up, *arguments, traceback=data_args.traceback)
-    output = training_args.output_dir
+    data_args, folder, trainer = command("exhird", "train", set_up)(argv)
+    output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
@@ -166,5 +164,5 @@ def main(argv: list[str] | None = None) -> None:
         evaluate(EvaluateArguments(output, data_args.test_files))
         print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
     if trainer.is_world_process_zero():
-        folder.mark_finished(ran=training_summary(training_args, trainer.state))
+        folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")

@@ -42,7 +42,6 @@ class DataArguments:
     test_files: list[str] | None = option(None, "test files, same format")
     cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
     states_dir: str | None = option(None, "folder of these states (default: output_dir)")
-    traceback: bool = option(False, "whether to show the traceback of an error")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, option, required
 from ..common.help import TRAINING
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
@@ -65,7 +65,6 @@ class DataArguments:
     train_files: list[str] = required(f"training files: {ROWS}")
     validation_files: list[str] | None = option(None, "validation files, same format")
     max_length: int = option(128, "maximum tokens per row; longer rows are dropped, none is truncated")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
@@ -111,7 +110,6 @@ class RewardArguments:
     max_new_tokens: int = option(48, "maximum tokens of a sampled definition")
     sampling_batch_size: int = option(16, "rows per batch while sampling")
     max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         check_choice("chosen", self.chosen, PAIRS)
@@ -119,7 +117,7 @@ class RewardArguments:
 
 
 @dataclass
-class WritingArguments:
+class WritingArguments(DebugArguments):
     """Arguments that `generate` and `in-context` have in common."""
 
     model_name_or_path: str = required("Hub id or folder of the model")
@@ -137,7 +135,6 @@ class WritingArguments:
     seed: int = option(42, "random seed of sampling")
     dtype: str = option("float32", DTYPE)
     device: str | None = option(None, "device, such as cpu; by default cuda if available")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         if not self.output.endswith(".jsonl"):
@@ -210,7 +207,7 @@ class InContextArguments(WritingArguments):
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(DebugArguments):
     """Arguments of `lexperts evaluate definitions`."""
 
     files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds")
@@ -225,7 +222,6 @@ class EvaluationArguments:
     mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large")
     batch_size: int = option(64, "texts per batch of these models")
     seed: int = option(0, "bootstrap seed")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         self.files_by_system = parse_named_files(self.files)
@@ -251,7 +247,7 @@ def parse_named_files(values: list[str]) -> dict[str, list[str]]:
 
 
 @dataclass
-class PreparationArguments:
+class PreparationArguments(DebugArguments):
     """Arguments of `lexperts define prepare`."""
 
     sources: list[str] = required("NAME=PLACE: a file, a folder or a Hub id; several sources may have one name")
@@ -272,7 +268,6 @@ class PreparationArguments:
     )
     max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash")
     seed: int = option(42, "seed of the hash")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         shares = self.proportions
@@ -294,7 +289,7 @@ def parse_source(source: str) -> tuple[str, str]:
 
 
 @dataclass
-class RunArguments:
+class RunArguments(DebugArguments):
     """Arguments of `lexperts define run`."""
 
     config: str = required("recipe: small, medium, or a YAML file; also the first argument")
@@ -306,7 +301,6 @@ class RunArguments:
     jobs: int = option(1, "experts trained at once, with one thread each on CPUs")
     from_step: str | None = option(None, "run this step again, and the steps that depend on it")
     dry_run: bool = option(False, "show the steps, and run none")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         check_at_least(1, jobs=self.jobs)

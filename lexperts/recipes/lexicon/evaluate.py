@@ -25,7 +25,7 @@ from tqdm import tqdm
 from keyphrase_tools.jsonl import read_jsonl
 from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns
@@ -280,7 +280,4 @@ def evaluate(args: EvaluationArguments) -> dict:
     return results
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts evaluate definitions`."""
-    (args,) = parse_command("lexicon", "evaluate", argv)
-    run_or_exit(evaluate, args, traceback=args.traceback)
+main = command("lexicon", "evaluate", evaluate)

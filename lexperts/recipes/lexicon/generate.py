@@ -28,7 +28,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import ResumableJsonl, digest
 from ..common.run_folder import replace_file
@@ -257,7 +257,4 @@ def run(args: GenerateArguments) -> None:
     write_definitions(generator, rows, args, file, domain_info, report, oracle)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define generate`."""
-    (args,) = parse_command("lexicon", "generate", argv)
-    run_or_exit(run, args, traceback=args.traceback)
+main = command("lexicon", "generate", run)

@@ -23,7 +23,7 @@ from merge_tools.clustering.embeddings import embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, truncate_context_around
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.jsonl_resume import ResumableJsonl, digest
 from .arguments import InContextArguments
 from .data import normalise_key
@@ -236,7 +236,4 @@ def run(args: InContextArguments) -> None:
         write_definitions(generator, rows, k_args, file, [{} for _ in rows], report)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define in-context`."""
-    (args,) = parse_command("lexicon", "in_context", argv)
-    run_or_exit(run, args, traceback=args.traceback)
+main = command("lexicon", "in_context", run)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.run_folder import replace_file
 from .arguments import PreparationArguments
 from .data import NAMES, SPLITS, RawRow, normalise_key, read_source, split_files
@@ -238,7 +238,4 @@ def describe_group(split: str, group: list[dict]) -> dict:
     return line | {"sources": sorted({row["source"] for row in group})}
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define prepare`."""
-    (args,) = parse_command("lexicon", "prepare", argv)
-    run_or_exit(prepare, args, traceback=args.traceback)
+main = command("lexicon", "prepare", prepare)

@@ -22,7 +22,7 @@ from transformers import (
 from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
 
-from ..common.arguments import RunFolderArguments, did_you_mean, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command, did_you_mean
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
@@ -110,7 +110,6 @@ def prepare(
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-expert`."""
-    arguments = parse_command("lexicon", "train_expert", argv)
-    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    trainer, folder = command("lexicon", "train_expert", prepare)(argv)
     train(trainer, folder.start)
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")

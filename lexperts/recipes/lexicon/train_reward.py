@@ -23,7 +23,7 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import ResumableJsonl, digest
 from ..common.run_folder import open_run
@@ -69,8 +69,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-reward`."""
-    args, folder_args, training_args = parse_command("lexicon", "train_reward", argv)
-    trainer, folder = run_or_exit(prepare, args, folder_args, training_args, traceback=args.traceback)
+    trainer, folder = command("lexicon", "train_reward", prepare)(argv)
     train(trainer, folder.start)
     save_and_score(
         trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of the pairs"

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCa
 
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
@@ -136,8 +136,7 @@ def prepare(
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-router`."""
-    arguments = parse_command("lexicon", "tune_router", argv)
-    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    trainer, folder = command("lexicon", "tune_router", prepare)(argv)
     train(trainer, folder.start)
     trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")

@@ -34,7 +34,7 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint
 from .arguments import PARTS, AnalysisArguments, DataArguments, GenerationArguments
 from .attributes import (
@@ -380,7 +380,4 @@ def run(args: AnalysisArguments):
     print(f"\nTables and plots are in {analysis.output}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate moesumm-deputies`."""
-    (args,) = parse_command("moesumm", "analyse", argv)
-    run_or_exit(run, args, traceback=args.traceback)
+main = command("moesumm", "analyse", run)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, option, required
 from ..common.help import TRAINING
 
 SETTINGS = ("in_domain", "few_shot")
@@ -48,7 +48,6 @@ class ModelArguments:
     deputy_lr_factor: float = option(1.0, "factor of the learning rate for deputies and selectors")
     mixing: str = option("size", "shares of the data sets: by size, even, temperature")
     temperature: float = option(2.0, "sampling temperature of --mixing temperature")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         require_choice("setting", self.setting, SETTINGS)
@@ -114,11 +113,10 @@ class PretrainingArguments:
     mask_ratio: float = option(0.3, "share of the words that is masked")
     span_length: float = option(3.0, "mean words of a masked span")
     permute: bool = option(False, "also permute sentences; needs longer training")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(DebugArguments):
     """Systems and metrics."""
 
     systems: list[str] = required("NAME=PLACE: a model, or a folder of summaries, or a pattern of such folders")
@@ -133,11 +131,10 @@ class EvaluationArguments:
     stemming: bool = option(True, "stem words for ROUGE")
     bertscore_model: str | None = option(None, "folder or Hub id of a model for BERTScore; default: no BERTScore")
     bertscore_layer: int | None = option(None, "layer for BERTScore; default: the last")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
-class AnalysisArguments:
+class AnalysisArguments(DebugArguments):
     """The model and the texts to analyse."""
 
     model: str = required("folder or Hub id of a MoeSumm model")
@@ -151,7 +148,6 @@ class AnalysisArguments:
     num_beams: int = option(4, "beams of the beam search")
     summary_length: int | None = option(None, "maximum tokens of a summary; default: the model's max_length, or 256")
     batch_size: int = option(8, "documents per batch")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         for part in self.parts:

@@ -25,7 +25,7 @@ from transformers import AutoConfig
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
@@ -225,7 +225,4 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate moesumm`."""
-    args, generation_args = parse_command("moesumm", "evaluate", argv)
-    run_or_exit(run, args, generation_args, traceback=args.traceback)
+main = command("moesumm", "evaluate", run)

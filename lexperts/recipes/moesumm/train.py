@@ -38,7 +38,7 @@ from transformers import (
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import open_run, replace_file, training_summary
 from ..common.settings import collect_settings
@@ -140,14 +140,20 @@ def make_trainer(
 
 
 def prepare_in_domain(
-    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
+    args: ModelArguments,
+    data_args: DataArguments,
+    generation_args: GenerationArguments,
+    training_args,
+    folder_args: RunFolderArguments,
 ):
     """The run folder and the trainer."""
     sources = load_sources(data_args)
     require_split(sources, "train", data_args)
     saved = {"num_beams": generation_args.num_beams, "summary_length": generation_args.summary_length}
     saved["datasets"] = fingerprint_splits(data_args, ("train", "validation"))
-    folder = open_run("moesumm/train.py", training_args, args, data_args, overwrite=overwrite, **saved)
+    folder = open_run(
+        "moesumm/train.py", training_args, args, data_args, overwrite=folder_args.overwrite_output_dir, **saved
+    )
     set_seed(training_args.seed)
     model, tokenizer = load_model(args, list(sources))
     validation = concatenate(sources, "validation")
@@ -161,11 +167,15 @@ def prepare_in_domain(
 
 
 def train_in_domain(
-    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
+    args: ModelArguments,
+    data_args: DataArguments,
+    generation_args: GenerationArguments,
+    training_args,
+    folder_args: RunFolderArguments,
 ):
     """Trains all weights, and saves the model with its pipeline."""
-    arguments = (args, data_args, generation_args, training_args, overwrite)
-    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=args.traceback)
+    arguments = (args, data_args, generation_args, training_args, folder_args)
+    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=folder_args.traceback)
     output = Path(training_args.output_dir)
     train_or_resume(trainer, folder.start)
     if trainer.is_world_process_zero():
@@ -196,7 +206,7 @@ class FewShot:
     data_args: DataArguments
     generation_args: GenerationArguments
     training_args: TrainingArguments
-    overwrite: bool = False
+    folder_args: RunFolderArguments
 
     def prepare(self):
         """Loads everything that does not depend on the sample."""
@@ -213,7 +223,7 @@ class FewShot:
 
     def run(self):
         """Trains and tests on all samples."""
-        run_or_exit(self.prepare, traceback=self.args.traceback)
+        run_or_exit(self.prepare, traceback=self.folder_args.traceback)
         few = self.few_shot_args
         for name, number, draw in itertools.product(self.train, few.few_shot_rows, range(few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{number}.jsonl"
@@ -221,7 +231,8 @@ class FewShot:
             settings = self.settings(name, number, draw)
             file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
-            complete = run_or_exit(file.is_complete, self.overwrite, traceback=self.args.traceback)
+            folder_args = self.folder_args
+            complete = run_or_exit(file.is_complete, folder_args.overwrite_output_dir, traceback=folder_args.traceback)
             if complete and (saved.exists() or not few.save_models):
                 continue
             print(f"{name}, {number} rows, draw {draw}", flush=True)
@@ -270,9 +281,8 @@ def main(argv: list[str] | None = None) -> None:
         "moesumm", "train", argv
     )
     move_label_smoothing(args, training_args)
-    overwrite = folder_args.overwrite_output_dir
     if args.setting == "few_shot":
         training_args.save_strategy = training_args.eval_strategy = "no"  # each training is short
-        FewShot(args, few_shot_args, data_args, generation_args, training_args, overwrite).run()
+        FewShot(args, few_shot_args, data_args, generation_args, training_args, folder_args).run()
     else:
-        train_in_domain(args, data_args, generation_args, training_args, overwrite)
+        train_in_domain(args, data_args, generation_args, training_args, folder_args)

@@ -115,7 +115,6 @@ class RunArguments:
     first_files: list[str] | None = option(None, "training files of a first stage, JSON Lines, such as KP20k")
     first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k")
     first_epochs: float = option(1.0, "epochs of the first stage")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
