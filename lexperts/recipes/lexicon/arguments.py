@@ -36,17 +36,11 @@ class ModelArguments:
     """The model that is fine-tuned."""
 
     model_name_or_path: str | None = option(None, "Hub id or folder of a dense Llama")
-    from_scratch: str | None = option(
-        None, "train a new model instead: fields of LlamaConfig as JSON; a tokenizer is trained too"
-    )
+    from_scratch: str | None = option(None, "train a new model and tokenizer instead: fields of LlamaConfig as JSON")
     dtype: str = option("float32", DTYPE)
     attention_dropout: float | None = option(None, "dropout probability of the attention, the only dropout of a Llama")
-    train: str = option(
-        "all", "weights to train: all; mlp; or linear (MLPs and attention), which merging can keep per expert"
-    )
-    learn: str = option(
-        "definition", "tokens with a loss: the definition given its prompt; or the whole row, for a new model"
-    )
+    train: str = option("all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart")
+    learn: str = option("definition", "tokens with a loss: the definition; or, for a new model, the whole row")
 
     def __post_init__(self):
         check_choice("train", self.train, TRAINED)
@@ -73,9 +67,7 @@ class RouterArguments:
 
     model_name_or_path: str = required("folder or Hub id of the mixture")
     train: str = option("gates", "weights to train: gates; experts; gates,experts; or all")
-    router_aux_loss_coef: float | None = option(
-        None, "weight of the load-balancing loss; unset, it is off for a Mixtral"
-    )
+    router_aux_loss_coef: float | None = option(None, "weight of the load-balancing loss; off for a Mixtral if unset")
     lora: bool = option(False, "train LoRA on the attention too, and save an adapter with the trained parts in full")
     lora_r: int = option(16, "rank of LoRA")
     dtype: str = option("float32", DTYPE)
@@ -99,13 +91,9 @@ class RewardArguments:
     reward_base: str = required("model to start the reward model from: a dense Llama with the same tokenizer")
     train_files: list[str] = required(f"training files: {ROWS}")
     validation_files: list[str] | None = option(None, "validation files, same format")
-    chosen: str = option(
-        "gold", "preferred definition of a pair: gold, the reference; or nearest, the sample nearest to it"
-    )
+    chosen: str = option("gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample")
     samples: int = option(32, "number of sampled definitions per row")
-    kept: int = option(
-        8, "number of rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones"
-    )
+    kept: int = option(8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones")
     max_rows: int | None = option(None, "use only the first N rows of each split")
     max_new_tokens: int = option(48, "maximum tokens of a sampled definition")
     sampling_batch_size: int = option(16, "rows per batch while sampling")
@@ -191,9 +179,7 @@ class InContextArguments(WritingArguments):
     train_files: list[str] = option([], f"files that examples are taken from: {ROWS}")
     shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number")
     shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)")
-    embedder: str | None = option(
-        None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF is used"
-    )
+    embedder: str | None = option(None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF")
     embedding_cache: str | None = option(None, "folder that caches embeddings")
     chat: bool = option(False, "format prompts by the tokenizer's chat template")
 
@@ -263,9 +249,7 @@ class PreparationArguments(DebugArguments):
     keep_splits: bool = option(False, "keep the splits of the files; rows without one are split by their term")
     proportions: list[float] = option([0.8, 0.1, 0.1], "fractions of terms for training, validation, test")
     keep_duplicates: bool = option(False, "keep repetitions of a term, context and definition within a split")
-    unseen_definitions: bool = option(
-        False, "leave out validation and test rows with the definition of a training row (synonyms)"
-    )
+    unseen_definitions: bool = option(False, "leave out validation and test rows with the definition of a training row")
     max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash")
     seed: int = option(42, "seed of the hash")
 

@@ -38,9 +38,7 @@ class ModelArguments:
     num_deputies: int = option(3, "number of deputies in every layer")
     deputy_intermediate_size: int = option(512, "inner size of a deputy")
     margin_loss_coef: float = option(1.0, "weight of the max-margin loss")
-    margin_main: str = option(
-        "model", "what the margin compares with: model (without deputies), last_layer (without its deputies)"
-    )
+    margin_main: str = option("model", "what the margin compares with: model or last_layer, without deputies")
     label_smoothing: float = option(0.0, "label smoothing of the generation loss; the margin loss is not smoothed")
     gate_position: str = option("deputy", "position of the gate: deputy (Eq. 6), layer_output, ffn_output")
     selector_bias: bool = option(False, "whether selectors have biases")
@@ -74,9 +72,7 @@ class DataArguments:
     document_column: str | None = option(None, "document column; default: a usual name")
     summary_column: str | None = option(None, "summary column; default: a usual name")
     max_source_length: int | None = option(None, "maximum tokens of a document; default: the encoder's positions")
-    max_target_length: int | None = option(
-        None, "maximum tokens of a summary in training; default: the decoder's positions"
-    )
+    max_target_length: int | None = option(None, "maximum tokens of a target summary; default: the decoder's positions")
     max_rows: int | None = option(None, "use only the first N rows of each split")
 
 
