@@ -130,9 +130,7 @@ def show(
 ):
     """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
 
-    \b
-    Example:
-      lexperts keyphrases show article.txt --output article.html
+    Example: lexperts keyphrases show article.txt --output article.html
     """
     with user_errors(debug):
         from transformers import pipeline
@@ -166,9 +164,7 @@ def score(
 ):
     """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
 
-    \b
-    Example:
-      lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
+    Example: lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
     """
     with user_errors(debug):
         from keyphrase_tools.evaluation import score_files
@@ -202,9 +198,7 @@ def explain(
 ):
     """Show what experts specialise in. Writes Cramér's V, a heat map, and a document in colours.
 
-    \b
-    Example:
-      lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
+    Example: lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
     """
     with user_errors(debug):
         from tqdm import tqdm
@@ -245,9 +239,7 @@ def card(
 ):
     """Create the model card of a training run.
 
-    \b
-    Example:
-      lexperts keyphrases card runs/seke-minilm --write
+    Example: lexperts keyphrases card runs/seke-minilm --write
     """
     with user_errors(debug):
         from keyphrase_tools.cards import build_card, read_record
