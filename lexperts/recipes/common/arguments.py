@@ -53,6 +53,27 @@ def required(text: str):
     return field(metadata={"help": text})
 
 
+def check_choice(name: str, value: str, choices) -> None:
+    """Raises a ValueError for a value that is not one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not supported. Use one of {', '.join(choices)}.")
+
+
+def check_at_least(least: int, **values: int | None) -> None:
+    """Raises a ValueError for a value below the minimum; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}.")
+
+
+def parse_name_place(value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"):
+    """ "NAME=PLACE" -> name, place; raises a `ValueError` for anything else."""
+    name, _, place = map(str.strip, value.partition("="))
+    if not (name and place):
+        raise ValueError(f"{option} {value!r} must be {form}, such as {option} {example}.")
+    return name, place
+
+
 @dataclass(kw_only=True)
 class DebugArguments:
     """What happens to errors; listed last by `--help`."""

@@ -23,7 +23,7 @@ from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 
-from ..common.arguments import command
+from ..common.arguments import command, parse_name_place
 from ..common.run_folder import replace_file
 from .arguments import EvaluateArguments
 
@@ -48,10 +48,7 @@ def score(predictions: list[list[list[str]]], references: list[list[list[str]]],
 
 def parse_test_files(entries: list[str]) -> dict[str, str]:
     """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `ValueError` for an entry without a name or a file."""
-    files = dict(entry.partition("=")[::2] for entry in entries)
-    if not all(files.values()):
-        raise ValueError(f"--test_files {' '.join(entries)}: pass NAME=FILE, such as inspec=inspec/test.jsonl.")
-    return files
+    return dict(parse_name_place(entry, "--test_files", "inspec=inspec/test.jsonl", "NAME=FILE") for entry in entries)
 
 
 def format_scores(name: str, scores: dict) -> str:

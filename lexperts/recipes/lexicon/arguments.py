@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import DebugArguments, RunFolderArguments, option, required
+from ..common.arguments import (
+    DebugArguments,
+    RunFolderArguments,
+    check_at_least,
+    check_choice,
+    option,
+    parse_name_place,
+    required,
+)
 from ..common.help import TRAINING
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
@@ -16,19 +24,6 @@ BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
 ROWS = "JSON Lines with term, context, definition"
 DTYPE = "data type of the loaded weights: float32, bfloat16, auto"
-
-
-def check_choice(name: str, value: str, choices) -> None:
-    """Raises a ValueError for a value that is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is not supported. Use one of {', '.join(choices)}.")
-
-
-def check_at_least(least: int, **values: int | None) -> None:
-    """Raises a ValueError for a value below the minimum; None is allowed."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value} must be at least {least}.")
 
 
 @dataclass
@@ -210,7 +205,12 @@ class EvaluationArguments(DebugArguments):
     seed: int = option(0, "bootstrap seed")
 
     def __post_init__(self):
-        self.files_by_system = parse_named_files(self.files)
+        self.files_by_system: dict[str, list[str]] = {}
+        for value in self.files:
+            name, path = parse_name_place(value, "--files", "dense=dense.jsonl", "NAME=FILE")
+            if "/" in name:
+                raise ValueError(f"--files {value!r} must be NAME=FILE, without / in NAME.")
+            self.files_by_system.setdefault(name, []).append(path)
         if self.baseline is not None and self.baseline not in self.files_by_system:
             raise ValueError(
                 f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
@@ -219,17 +219,6 @@ class EvaluationArguments(DebugArguments):
         for name in self.metrics:
             check_choice("metrics", name, METRICS)
         check_choice("bleu", self.bleu, BLEU_KINDS)
-
-
-def parse_named_files(values: list[str]) -> dict[str, list[str]]:
-    """["NAME=FILE", ...] -> the files of each name."""
-    files: dict[str, list[str]] = {}
-    for value in values:
-        name, separator, path = value.partition("=")
-        if not (separator and name.strip() and path.strip()) or "/" in name:
-            raise ValueError(f"--files {value!r} must be NAME=FILE, as in --files dense=dense.jsonl.")
-        files.setdefault(name.strip(), []).append(path.strip())
-    return files
 
 
 @dataclass
@@ -261,15 +250,7 @@ class PreparationArguments(DebugArguments):
                 "in 0.8 0.1 0.1."
             )
         check_at_least(1, max_rows=self.max_rows)
-        self.places = [parse_source(source) for source in self.sources]
-
-
-def parse_source(source: str) -> tuple[str, str]:
-    """ "NAME=PLACE" -> NAME, PLACE."""
-    name, separator, place = source.partition("=")
-    if not (separator and name.strip() and place.strip()):
-        raise ValueError(f"--sources {source!r} must be NAME=PLACE, as in --sources oxford=data/oxford.")
-    return name.strip(), place.strip()
+        self.places = [parse_name_place(source, "--sources", "oxford=data/oxford") for source in self.sources]
 
 
 @dataclass

@@ -8,12 +8,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import nltk
 import numpy as np
 
+from ..common.arguments import check_choice
 from .arguments import BLEU_KINDS
 from .data import normalise_key
 
@@ -74,8 +76,7 @@ def bleu(kind: str = "sacrebleu") -> Metric:
     LM-Lexicon calls: add-one smoothing of all four orders, whatever the length, which favours short predictions: three
     wrong words for three score 45 per cent.
     """
-    if kind not in BLEU_KINDS:
-        raise ValueError(f"--bleu {kind!r} is not supported. Use one of {', '.join(BLEU_KINDS)}.")
+    check_choice("bleu", kind, BLEU_KINDS)
     return {"sacrebleu": sacre_bleu, "nltk": nltk_bleu, "moses": moses_bleu}[kind]()
 
 
@@ -110,7 +111,7 @@ def nltk_bleu() -> Metric:
 
 def moses_bleu() -> Metric:
     """See `bleu`."""
-    ngrams = lru_cache(maxsize=None)(lambda text: count_ngrams(text.split()))
+    ngrams = cache(lambda text: count_ngrams(text.split()))
 
     def score(prediction: str, reference: str) -> float:
         (sys_len, ours), (ref_len, theirs) = ngrams(prediction), ngrams(reference)
@@ -126,31 +127,15 @@ def moses_bleu() -> Metric:
 def rouge_l() -> Metric:
     """F1 of the longest common subsequence (Lin 2004) by rouge_score: lower case, letters and digits, not stemmed."""
     from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import DefaultTokenizer
 
-    scorer = RougeScorer(["rougeL"], tokenizer=CachedTokens())
+    tokenize = cache(DefaultTokenizer(use_stemmer=False).tokenize)
+    scorer = RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=tokenize))
 
     def score(prediction: str, reference: str) -> float:
         return 100 * scorer.score(reference, prediction)["rougeL"].fmeasure
 
     return score, {"package": "rouge-score", "version": version("rouge-score"), "settings": "F1 of rougeL, not stemmed"}
-
-
-class CachedTokens:
-    """rouge_score's tokens, computed once per text."""
-
-    def __init__(self):
-        from rouge_score.tokenizers import DefaultTokenizer
-
-        self.tokenize = lru_cache(maxsize=None)(DefaultTokenizer(use_stemmer=False).tokenize)
-
-
-class CachedStemmer:
-    """Porter stems, computed once per word."""
-
-    def __init__(self):
-        from nltk.stem.porter import PorterStemmer
-
-        self.stem = lru_cache(maxsize=None)(PorterStemmer().stem)
 
 
 class NoSynonyms:
@@ -159,13 +144,6 @@ class NoSynonyms:
     def synsets(self, word: str) -> list:
         """No synonyms."""
         return []
-
-
-class CachedSynonyms:
-    """WordNet's synsets, looked up once per word."""
-
-    def __init__(self, wordnet):
-        self.synsets = lru_cache(maxsize=None)(wordnet.synsets)
 
 
 def load_wordnet():
@@ -182,12 +160,14 @@ def meteor() -> Metric:
 
     nltk looks up the stems that the stem stage has left, and so finds no synonyms of words that differ from their stems.
     """
+    from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import NLTKWordTokenizer
     from nltk.translate.meteor_score import single_meteor_score
 
     wordnet = load_wordnet()
-    stemmer, synonyms = CachedStemmer(), NoSynonyms() if wordnet is None else CachedSynonyms(wordnet)
-    tokens = lru_cache(maxsize=None)(NLTKWordTokenizer().tokenize)
+    stemmer = SimpleNamespace(stem=cache(PorterStemmer().stem))
+    synonyms = SimpleNamespace(synsets=cache((wordnet or NoSynonyms()).synsets))
+    tokens = cache(NLTKWordTokenizer().tokenize)
 
     def score(prediction: str, reference: str) -> float:
         return 100 * single_meteor_score(tokens(reference), tokens(prediction), stemmer=stemmer, wordnet=synonyms)

@@ -34,7 +34,7 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
 
-from ..common.arguments import command
+from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
 from .arguments import PARTS, AnalysisArguments, DataArguments, GenerationArguments
 from .attributes import (
@@ -46,7 +46,7 @@ from .attributes import (
     plot_projections,
     unevenness,
 )
-from .data import load_sources, parse_name_place, require_split
+from .data import load_sources, require_split
 from .scores import rouge
 from .summary_file import CHUNK, SummaryFile, load_summarizer, read_summaries
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import DebugArguments, RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, check_choice, option, required
 from ..common.help import TRAINING
 
 SETTINGS = ("in_domain", "few_shot")
@@ -18,12 +18,6 @@ PLACES = (
     "NAME=PLACE: a folder with train.jsonl, validation.jsonl and test.jsonl, one JSON Lines file, or a Hub id, such as "
     "news=abisee/cnn_dailymail:3.0.0"
 )
-
-
-def require_choice(name: str, value: str, choices) -> None:
-    """Raises a `ValueError` for a value that is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"--{name} {value!r} is not known. Use one of {', '.join(choices)}.")
 
 
 @dataclass
@@ -48,8 +42,8 @@ class ModelArguments:
     temperature: float = option(2.0, "sampling temperature of --mixing temperature")
 
     def __post_init__(self):
-        require_choice("setting", self.setting, SETTINGS)
-        require_choice("variant", self.variant, VARIANTS)
+        check_choice("setting", self.setting, SETTINGS)
+        check_choice("variant", self.variant, VARIANTS)
 
 
 @dataclass
@@ -147,7 +141,7 @@ class AnalysisArguments(DebugArguments):
 
     def __post_init__(self):
         for part in self.parts:
-            require_choice("parts", part, PARTS)
+            check_choice("parts", part, PARTS)
 
 
 ARGUMENTS = {

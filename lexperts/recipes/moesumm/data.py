@@ -7,6 +7,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from keyphrase_tools.jsonl import read_jsonl
 
+from ..common.arguments import parse_name_place
 from ..common.fingerprints import fingerprint
 from .arguments import DataArguments
 
@@ -41,14 +42,6 @@ def fingerprint_splits(args: DataArguments, splits: tuple[str, ...]) -> list[dic
             repository = place if path.is_file() else place.partition(":")[0]
             fingerprints.append({"as": name, **fingerprint(repository), "place": place})
     return fingerprints
-
-
-def parse_name_place(value: str, option: str) -> tuple[str, str]:
-    """The two parts of NAME=PLACE; raises a `ValueError` for anything else."""
-    name, separator, place = value.partition("=")
-    if not (separator and name.strip() and place.strip()):
-        raise ValueError(f"{option} {value!r} must be NAME=PLACE, such as {option} news=data/news.")
-    return name.strip(), place.strip()
 
 
 def load_source(name: str, place: str, args: DataArguments) -> dict[str, Dataset]:

@@ -25,11 +25,11 @@ from transformers import AutoConfig
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import command
+from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
-from .data import load_sources, parse_name_place, require_split
+from .data import load_sources, require_split
 from .scores import bertscore, compare, rouge
 from .summary_file import SummaryFile, load_summarizer, read_summaries
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option
+from ..common.arguments import RunFolderArguments, check_choice, option
 from ..common.help import TRAINING
 
 # name -> use_moe, use_rnn
@@ -30,8 +30,7 @@ class ModelArguments:
 
     def __post_init__(self):
         if self.ablation is not None:
-            if self.ablation not in ABLATIONS:
-                raise ValueError(f"--ablation {self.ablation!r} is not known. Use one of {', '.join(ABLATIONS)}.")
+            check_choice("ablation", self.ablation, ABLATIONS)
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
         if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
             raise ValueError(
