@@ -27,9 +27,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path) -> dict:
-    """A YAML file of settings. Raises a `FileNotFoundError` if the file does not exist; a `ValueError` for invalid
-    YAML, a key that occurs twice, and anything but a mapping; the file is named.
-    """
+    """The mapping in a YAML file. Raises a `ValueError` with the file for anything else, and for a key that occurs twice."""
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeyLoader)
     except yaml.YAMLError as error:
@@ -127,9 +125,7 @@ def print_help_or_config(command: str, recipe: str, module: str, given: list[str
 
 
 def parse(parser, given: list[str], recipe: str, module: str) -> tuple:
-    """The parsed groups of arguments. Raises a `ValueError` for an unknown name, with the nearest known one, and for a
-    value of the wrong type.
-    """
+    """The parsed groups. Raises a `ValueError` for an unknown name, with the nearest known one, or a wrong type."""
     parser.error = raise_value_error  # argparse itself prints the names of all options before the message
     known = [option.lstrip("-") for option in parser._option_string_actions]
     if given and not given[0].startswith("-"):

@@ -46,10 +46,8 @@ def content_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(source: str | Path) -> dict:
-    """What identifies a file, a folder or a Hub repository by its content.
-
-    Returns:
-        `name`, and `sha256` of the content of a file or folder, or `commit` of a Hub repository that was downloaded.
+    """The `name` of a file, folder or Hub repository, and the `sha256` of its content, or the `commit` that was
+    downloaded.
     """
     path = Path(source)
     if path.is_file():

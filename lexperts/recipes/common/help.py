@@ -27,9 +27,7 @@ def config_names(recipe: str, module: str) -> tuple[str, ...]:
 
 
 def read_config(recipe: str, module: str, name: str) -> str:
-    """The text of a configuration. Raises a `FileNotFoundError` if the command has none of this name; the others are
-    named.
-    """
+    """The text of a configuration. Raises a `FileNotFoundError` for an unknown name."""
     check_config(name, config_names(recipe, module))
     return (files(f"lexperts.recipes.{recipe}") / f"{name}.yml").read_text(encoding="utf-8")
 

@@ -35,11 +35,8 @@ class ResumableJsonl:
         self.record = self.path.with_suffix(".settings.json")
 
     def is_complete(self, overwrite: bool = False) -> bool:
-        """Whether the file is finished, with these settings. Raises a `SettingsMismatchError` if the file was started
-        with other settings (they are listed), or without a record.
-
-        Args:
-            overwrite: remove a file that was made with other settings.
+        """Whether the file is finished, with these settings. Raises a `SettingsMismatchError` if it was started with
+        other ones, which are listed, or without a record; `overwrite` removes such a file instead.
         """
         if difference := self.find_difference():
             if not overwrite:

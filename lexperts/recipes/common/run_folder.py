@@ -81,11 +81,8 @@ class RunFolder:
         return record if "settings" in record else {}
 
     def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
-        """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` if the folder
-        holds a run with other settings, or one without a record.
-
-        Args:
-            overwrite: remove the outputs of an earlier run, and what matches the patterns in `clear`.
+        """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` for a run with
+        other settings or without a record; `overwrite` removes its outputs instead, and what matches `clear`.
         """
         if overwrite:
             self.remove(clear)
@@ -147,9 +144,8 @@ class RunFolder:
         self.write({**self.read(), "finished": True, **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
-        """The checkpoint to resume from: the newest in this folder, or the requested one. Raises a
-        `SettingsMismatchError` if the checkpoint's run has other settings or no record, or a `ValueError` if the folder
-        is not a checkpoint, or for `false` although there are checkpoints.
+        """The checkpoint to resume from: the newest here, or the requested one. Raises a `ValueError` if that is not a
+        checkpoint, or is of other settings (`SettingsMismatchError`), or for `false` although there are checkpoints.
         """
         newest = last_checkpoint(self.path)
         if requested is None or requested.lower() == "true":
@@ -193,11 +189,8 @@ def relocate_best(checkpoint: Path) -> str:
 def open_run(
     command: str, training_args: TrainingArguments, *arguments, overwrite=False, clear=(), **more
 ) -> RunFolder:
-    """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from.
-
-    Args:
-        arguments, more: as in `collect_settings`.
-        overwrite, clear: as in `RunFolder.open`.
+    """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from. For the
+    arguments see `collect_settings` and `RunFolder.open`.
     """
     settings = collect_settings(command, *arguments, training_args, **more)
     inputs = []

@@ -88,8 +88,5 @@ def iter_differences(before: Mapping, now: Mapping, names: Iterable[str], prefix
 
 
 def differences(before: Mapping, now: Mapping) -> str:
-    """The settings that differ, such as "learning_rate=0.01 before, 0.5 now"; "" if none does.
-
-    Settings that only one side has come with another version of transformers, and are left out.
-    """
+    """The settings that differ, as "learning_rate=0.01 before, 0.5 now", without those that only one side has."""
     return "; ".join(iter_differences(before, now, [name for name in now if name in before]))

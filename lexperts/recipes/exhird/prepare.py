@@ -63,9 +63,7 @@ def data_folder(args: PrepareArguments) -> RunFolder:
 
 
 def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
-    """Prepares the documents, unless they have been prepared with the same settings and files. Raises a
-    `SettingsMismatchError` if the folder contains documents of other files or settings, and `overwrite` is false.
-    """
+    """Prepares the documents, unless that is done. Raises a `SettingsMismatchError` for those of other files or settings."""
     folder = data_folder(args).open(overwrite)
     if folder.finished:
         print(f"the documents in {args.output_dir} are already prepared")

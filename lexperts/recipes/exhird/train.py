@@ -76,9 +76,8 @@ def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.opt
 
 
 def open_documents(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
-    """The folder of the prepared documents; prepares them if necessary. Raises a `SettingsMismatchError` if the folder
-    contains documents of other files, or for another encoder, or a `ValueError` without documents, and for a --data
-    folder that is not complete.
+    """The folder of the prepared documents; prepares them if necessary. Raises a `SettingsMismatchError` for those of
+    other files or another encoder, and a `ValueError` for an incomplete --data.
     """
     if args.data:
         if not (Path(args.data) / "tokenizer").is_dir():

@@ -29,16 +29,9 @@ def f1(predicted: str, gold: str) -> float:
 
 
 def squad_scores(predicted: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in per cent.
-
-    Args:
-        predicted: answers, "" for none.
-        gold: each question's gold answers, empty for none. Those that are empty after normalising are ignored, as in the
-            script of SQuAD 2.0.
-
-    Returns:
-        `exact` and `f1` over all questions, each against its best gold answer. If there are unanswerable questions, also
-        `HasAns_*` and `NoAns_*` over questions with and without an answer.
+    """Exact match and F1 in per cent, over all questions, each against its best gold answer; "" is no answer. With
+    unanswerable questions also `HasAns_*` and `NoAns_*`. Gold answers that are empty after normalising are ignored, as in
+    the script of SQuAD 2.0.
     """
     rows = []
     for prediction, answers in zip(predicted, gold, strict=True):

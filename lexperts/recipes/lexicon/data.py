@@ -65,13 +65,9 @@ def split_of(path: Path) -> str | None:
 
 
 def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterator[RawRow]:
-    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`). Raises a
-    `FileNotFoundError` for a missing file or folder, or a folder without a file in a supported format; a `ValueError`
-    for a malformed file, and for a missing column; the message has the file.
-
-    Args:
-        name: the dataset of rows that have no dataset name.
-        columns: names of columns that do not have a usual name.
+    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`). `name` is the dataset
+    of rows without one, `columns` those without a usual name. Raises a `FileNotFoundError` for a missing file or folder,
+    and a `ValueError` with the file for malformed content and missing columns.
     """
     path = Path(place)
     if path.is_dir():
@@ -88,9 +84,7 @@ def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterat
 
 
 def split_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of a folder that are read, and those that are not. Raises a `FileNotFoundError` if there is none to
-    read.
-    """
+    """The files of a folder that are read, and the others. Raises a `FileNotFoundError` if there is none to read."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     read = [path for path in files if path.suffix in SUFFIXES]
     if not read:
@@ -122,8 +116,8 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 
 
 def read_table(path: Path) -> Iterator[dict]:
-    """Rows of a CSV or TSV file with a header, in UTF-8; missing cells are None. Raises a `ValueError` for a line with
-    more cells than the header, and for text that is not UTF-8.
+    """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells or wrong
+    encoding.
     """
     csv.field_size_limit(sys.maxsize)  # 3D-EX's lists of examples are long
     try:
@@ -161,9 +155,7 @@ def read_hub(name: str, place: str, columns: dict[str, str | None]) -> Iterator[
 
 
 def column_names(row: dict, given: dict[str, str | None], place: str) -> dict[str, str | None]:
-    """The names of a row's columns, None for a missing one that is optional. Raises a `ValueError` for a missing column
-    that is required; the message lists the columns.
-    """
+    """The names of a row's columns, None for missing optional ones. Raises a `ValueError` for a missing required one."""
     lowered = {column.lower(): column for column in row if isinstance(column, str)}
     columns: dict[str, str | None] = {}
     for what, usual in NAMES.items():
@@ -230,9 +222,7 @@ def three_dex_contexts(examples: object, datasets: object) -> Iterator[tuple[obj
 
 
 def read_parallel_lines(path: Path, suffix: str) -> Iterator[tuple[int, str, str]]:
-    """Lines of a file and of its companion with another suffix -> number, line, line. Raises a `FileNotFoundError` if
-    the companion is missing, or a `ValueError` if the files have different numbers of lines.
-    """
+    """Lines of a file and of its companion, with their number. Raises an error if that is missing, or of another length."""
     other = path.with_suffix(suffix)
     if not other.is_file():
         raise FileNotFoundError(f"{path} needs {other.name} in the same folder, which does not exist.")

@@ -44,8 +44,8 @@ Scores = dict[str, dict[str, dict[str, np.ndarray]]]  # system -> protocol -> me
 
 
 def read_generated(files_by_system: dict[str, list[str]]) -> tuple[list[dict], dict[str, list[list[str]]]]:
-    """Files -> their common rows, and for each system the generated definitions of each seed. Raises a `ValueError` for
-    a line with a missing field, and for files with other rows or another order; with the row number.
+    """Files -> their common rows, and the definitions of each system and seed. Raises a `ValueError` with the row's
+    number for a missing field and for files with other rows.
     """
     rows, generated, first = None, {}, None
     for name, files in files_by_system.items():
@@ -94,9 +94,8 @@ def best_of_references(metric, predictions: list[str], references: dict[str, lis
 
 
 def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
-    """The metric, and the package, version and settings that compute it. It maps pairs to one score each; MAUVE maps
-    all predictions to one score. Raises an `ImportError`, `OSError` or `ValueError` if its package or its model is
-    missing.
+    """The metric, which maps pairs to a score each (MAUVE all predictions to one), and its package, version and settings.
+    Raises an `ImportError`, `OSError` or `ValueError` if its package or its model is missing.
     """
     if name in ("bleu", "rouge", "meteor"):
         by_name = {"bleu": partial(scores.bleu, args.bleu), "rouge": scores.rouge_l, "meteor": scores.meteor}

@@ -49,8 +49,8 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 
 def load_model(args: WritingArguments, changes: dict | None = None):
-    """The model and its tokenizer, with `changes` of its routing. Raises a `ValueError` for a model without experts, or
-    without the gates that the changed routing needs.
+    """The model, with `changes` of its routing, and its tokenizer. Raises a `ValueError` for a model without experts or
+    gates.
     """
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
@@ -75,11 +75,8 @@ def load_model(args: WritingArguments, changes: dict | None = None):
 
 
 def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[list[int] | None, list[dict]]:
-    """The experts of rows. Raises a `ValueError` if the model routes by domain and the domains are unknown.
-
-    Returns:
-        The index of each row's expert if the model does not route by itself, and for each row the `domain` and `distance`
-        for the output.
+    """The index of each row's expert, or None if the model routes by itself, and each row's `domain` and `distance`.
+    Raises a `ValueError` if the model routes by domain and the domains are unknown.
     """
     config, by_domain = model.config, getattr(model.config, "routing_policy", None) == "domain"
     centroids = getattr(model, "domain_centroids", None)
@@ -112,9 +109,7 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
 
 
 def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
-    """The number of contexts that are truncated; it is printed. Raises a `ValueError` under `on_long="error"`, or if
-    not even the term fits.
-    """
+    """Counts and prints truncated contexts. Raises a `ValueError` under `on_long="error"`, or if not even the term fits."""
     max_length, count = generator.limit - generator.max_new_tokens, 0
     for row in rows:
         if len(generator.encode_prompt(row["term"], row["context"])) > max_length:
@@ -166,11 +161,7 @@ def format_line(row: dict, samples: list[dict], domain_info: dict, keep_samples:
 def write_samples(
     generator: DefinitionGenerator, rows: list[dict], file: ResumableJsonl, args: WritingArguments, oracle=None
 ) -> int:
-    """Writes the samples of each row, in the order in which they were generated -> the number of new rows.
-
-    Args:
-        oracle: replaces the scores, if given; see `make_oracle`.
-    """
+    """Writes the samples of each row, in their order, with scores by the oracle if it is given -> the number of new rows."""
 
     def sample(batch: list[dict], first: int) -> list[dict]:
         lines = []
@@ -226,8 +217,8 @@ def write_definitions(
 
 
 def is_complete(file: ResumableJsonl) -> bool:
-    """Whether the output exists, made with the same settings; then it is printed. Raises a `SettingsMismatchError` if
-    it was made, or started, with other settings.
+    """Whether the output exists, which is printed. Raises a `SettingsMismatchError` if it was started with other
+    settings.
     """
     if file.is_complete():
         print(f"{file.path} is complete already", flush=True)

@@ -57,10 +57,8 @@ def conversation(shots: Iterable[dict], row: dict) -> list[dict]:
 
 
 class PromptMaker:
-    """Examples and a row -> token ids that leave room for a definition.
-
-    Raises:
-        ValueError: for `chat` and a tokenizer without a template.
+    """Examples and a row -> token ids that leave room for a definition. Raises a `ValueError` for `chat` without a
+    template.
     """
 
     def __init__(self, tokenizer, max_length: int, chat: bool, on_long: str):
@@ -80,9 +78,7 @@ class PromptMaker:
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids  # the text continues
 
     def __call__(self, shots: list[dict], row: dict) -> list[int]:
-        """Examples, nearest first -> the prompt, in which the nearest is the last. Raises a `ValueError` for a context
-        that is too long under `on_long="error"`, or a term that does not fit.
-        """
+        """Examples, nearest first -> the prompt, nearest last. Raises a `ValueError` for a context or term too long."""
         for count in range(len(shots), -1, -1):
             ids = self.encode(shots[:count][::-1], row)
             if len(ids) <= self.max_length:
@@ -158,8 +154,8 @@ def random_order(count: int, seed: int, row: int) -> Iterator[int]:
 
 
 def nearest_first(train: list[dict], rows: list[dict], args: InContextArguments) -> Callable[[int], Iterable[int]]:
-    """A function from a row's index to the indices of training rows, nearest first, by cosine of embeddings or TF-IDF.
-    Raises an `ImportError` without the libraries that this needs.
+    """A row's index -> the indices of training rows, nearest first, by cosine of embeddings or TF-IDF, which may be
+    missing.
     """
     texts = [[format_prompt(row["term"], row["context"]) for row in some] for some in (train, rows)]
     if args.embedder:

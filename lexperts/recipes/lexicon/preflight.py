@@ -29,9 +29,7 @@ BYTES, CHECKPOINTS = 4, 3  # per parameter in float32; a checkpoint has the weig
 
 
 def check_run(plans: dict[str, Planner], pending: list[Step]) -> None:
-    """Checks what the pending steps need. Raises a `ValueError`, `OSError` or `ImportError` with what is missing and how
-    to fix it.
-    """
+    """Checks what the pending steps need. Raises an error with what is missing and how to fix it."""
     for step in pending:
         check_options(step)
     for plan in plans.values():
@@ -132,9 +130,7 @@ def embedders_of(plans: dict[str, Planner], pending: list[Step]) -> set[str]:
 
 @lru_cache(maxsize=8)
 def check_embedder(embedder: str) -> None:
-    """Loads an embedder and embeds a text. Raises a `ValueError` if this fails, with the name of the offline
-    alternative.
-    """
+    """Loads an embedder. Raises a `ValueError` with the offline alternative if this fails."""
     try:
         load_embedder(resolve_embedder(embedder))(["a text"])
     except (MergeError, OSError, ValueError) as error:

@@ -63,9 +63,7 @@ def reason_to_drop(raw: RawRow, excluded: set[str]) -> str | None:
 
 
 def collect(args: PreparationArguments) -> tuple[dict[str, list[dict]], dict]:
-    """The rows of each split, in the order of the sources, and the counts for data.json. Raises a `ValueError` if no
-    row is left, or if splits are to be kept and no row has one.
-    """
+    """The rows of each split in the order of the sources, and the counts for data.json. Raises errors as `check_left`."""
     excluded = {normalise_key(name) for name in args.exclude}
     columns = {what: getattr(args, f"{what}_column") for what in NAMES}
     splits: dict[str, list[dict]] = {split: [] for split in SPLITS}

@@ -75,9 +75,7 @@ def read_stamp(step: Step) -> dict | None:
 
 
 def acquire_lock(step: Step) -> int:
-    """The open lock of a step's folder. The step's process inherits it, and keeps it if this process is killed. Raises
-    a `BusyError` if a process of another run has it.
-    """
+    """The open lock of a step's folder, which the step's process inherits. Raises a `BusyError` if another run has it."""
     step.folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(step.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -90,14 +88,8 @@ def acquire_lock(step: Step) -> int:
 
 
 class Runner:
-    """Runs steps in order, and experts in parallel.
-
-    Args:
-        jobs: experts at once; with several, each has one thread.
-        start_process: command, log, environment and lock -> a process.
-
-    Attributes:
-        ran: keys of the steps that were run.
+    """Runs steps in order, and `jobs` experts at once, with one thread each; `ran` has the keys of the steps that were
+    run. `start_process` makes a process from command, log, environment and lock.
     """
 
     def __init__(self, jobs: int = 1, start_process: Callable = start_process):
@@ -113,9 +105,7 @@ class Runner:
         return shlex.join(["lexperts", *(word.removeprefix(current) for word in step.arguments)])
 
     def run(self, steps: list[Step]) -> None:
-        """Runs the steps. Waits for a step that another run is running. Raises a `StepFailedError` if a command fails.
-        Parallel steps are terminated, and resume the next time.
-        """
+        """Runs the steps, and waits for those of another run. Raises a `StepFailedError` after ending the parallel ones."""
         waiting, running = list(steps), []
         try:
             while waiting or running:

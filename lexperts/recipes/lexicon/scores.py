@@ -31,11 +31,7 @@ def without_full_stops(text: str) -> str:
 
 
 def references_of(rows: list[dict], more: Sequence[dict] = ()) -> dict[str, list[list[str]]]:
-    """The references of each row, without full stops, by protocol ("context", "term").
-
-    Args:
-        more: further rows whose definitions are references.
-    """
+    """The references of each row, without full stops, by protocol ("context", "term"), with those of `more` rows."""
     parts = {"context": ("term", "context"), "term": ("term",)}
     references = {}
     for protocol, fields in parts.items():

@@ -109,8 +109,8 @@ def content_of(place: str) -> str:
 
 
 def read_config(path: str | Path, *changes: dict) -> dict:
-    """A recipe's YAML file with changes, validated. Raises a `ValueError` for an unknown key, with the nearest known
-    one, and for a missing section.
+    """A recipe's YAML file with changes. Raises a `ValueError` for unknown keys, with the nearest known, and missing
+    sections.
     """
     config = {**DEFAULTS, **read_yaml(path)}
     for change in changes:
@@ -151,12 +151,7 @@ def split_files(config: dict, path) -> dict[str, list[str]]:
 
 
 class Planner:
-    """The `steps` of a configuration, in an order in which they can run.
-
-    Args:
-        config: of `read_config`.
-        digests: hashes of data files, which several planners can share.
-    """
+    """The `steps` of a configuration, in an order in which they can run; planners can share the `digests` of data files."""
 
     def __init__(self, config: dict, digests: dict[str, str] | None = None):
         self.config, self.work = config, Path(config["work_dir"])
@@ -192,10 +187,8 @@ class Planner:
         return self.digests[path]
 
     def settings(self, section: str, without: tuple[str, ...] = ()) -> dict:
-        """The settings of a section, over those of the file that its key `recipe` names.
-
-        Args:
-            without: settings of that file to leave out, which the section's command does not have.
+        """The settings of a section, over those of the file that its key `recipe` names, except those `without` a meaning
+        here.
         """
         own = dict(self.config[section])
         recipe = own.pop("recipe", None)
@@ -215,14 +208,8 @@ class Planner:
         return packaged if packaged.exists() and not own.exists() else own
 
     def add(self, name: str, about: dict, inputs: list[Step | None], files: dict, make_command, **more) -> Step:
-        """Adds a step.
-
-        Args:
-            about: settings and contents that the output depends on.
-            inputs: steps that it depends on.
-            files: paths of data files that it depends on, by role.
-            make_command: the step's folder -> arguments of `lexperts`, and the YAML files that they read.
-            more: further fields of `Step`.
+        """Adds a step that depends on `about`, on its `inputs` and on the content of `files`; `make_command` maps the
+        step's folder to arguments of `lexperts` and the YAML files that they read.
         """
         steps = [step for step in inputs if step is not None]
         kind, module = more.setdefault("kind", name), more.pop("module", None)
@@ -356,8 +343,8 @@ class Planner:
         return self.add("mixture", about, [base.step, clusters, *experts], {}, make_command)
 
     def router(self, model: Step, clusters: Step | None) -> Step:
-        """Tunes the mixture. With the domain policy it reads clusters, which contain the experts of rows; validation rows
-        have none.
+        """Tunes the mixture. With the domain policy it reads clusters, which have the experts of rows, and no validation
+        rows.
         """
         settings = self.settings("router", EXPERT_ONLY)
         paths: dict = {"model_name_or_path": str(model.out)}

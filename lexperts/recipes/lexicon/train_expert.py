@@ -30,9 +30,7 @@ from .training import load_split, make_dataset, make_trainer, print_rank0, save_
 
 
 def check_fields(from_scratch: str) -> dict:
-    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `ValueError` for anything but a JSON object, and
-    for a field that LlamaConfig does not have.
-    """
+    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `ValueError` for anything else."""
     try:
         fields = json.loads(from_scratch)
     except ValueError as error:

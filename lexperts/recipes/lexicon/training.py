@@ -30,9 +30,7 @@ def load_split(name: str, paths: list[str]) -> list[dict]:
 
 
 def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:
-    """Complete rows -> columns of `tokenize_definitions`, and the number of rows that were too long. Raises a
-    `ValueError` if every row is too long.
-    """
+    """Columns of `tokenize_definitions`, and the number of rows too long. Raises a `ValueError` if all are."""
     names = [*FIELDS, "domain"] if all("domain" in row for row in rows) else FIELDS
     columns = tokenize_definitions({name: [row[name] for row in rows] for name in names}, tokenizer, max_length)
     if not columns["row"]:
@@ -89,11 +87,8 @@ def train(trainer: Trainer, checkpoint: str | None) -> None:
 
 
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
-    """Saves model and tokenizer, scores the validation rows if there are any, and writes results.json.
-
-    Args:
-        metric: the name in the Trainer's metrics that is printed, such as `eval_perplexity`.
-        description: of the metric, with a format for its value.
+    """Saves model and tokenizer, scores the validation rows if there are any, prints this metric by the format of its
+    description, and writes results.json.
     """
     ran = training_summary(trainer.args, trainer.state)
     trainer.save_model()

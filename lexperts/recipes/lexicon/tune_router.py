@@ -50,9 +50,7 @@ class RoutingReport(TrainerCallback):
 
 
 def freeze(model, parts: tuple[str, ...]) -> None:
-    """Freezes everything except these parts. Raises a `ValueError` for a model without routers, or with gates that
-    would not get a gradient.
-    """
+    """Freezes everything except these parts. Raises a `ValueError` if there are no routers, or gates without a gradient."""
     model_type = model.config.model_type
     if hasattr(model, "freeze_all_but"):
         if "all" not in parts:
@@ -93,9 +91,7 @@ def enable_aux_loss(model, coefficient: float) -> None:
 
 
 def check_domains(rows: Dataset, config) -> Dataset:
-    """Rows with their domains if the mixture routes by them, else without. Raises a `ValueError` for rows without
-    domains, if the mixture needs them.
-    """
+    """Rows with their domains if the mixture routes by them. Raises a `ValueError` if it needs them and there are none."""
     if getattr(config, "routing_policy", "token") != "domain":
         return rows.remove_columns([name for name in ("domain_ids",) if name in rows.column_names])
     if "domain_ids" not in rows.column_names and not config.domain_gate:

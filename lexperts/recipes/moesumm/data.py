@@ -18,11 +18,8 @@ SUMMARIES = ("summary", "highlights", "abstract", "headline", "target", "subject
 
 
 def load_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
-    """Loads the data sets; rows without a document or a summary are dropped, and counted. Raises a `ValueError` for a
-    source that is not `NAME=PLACE`, a name that occurs twice, and missing columns or rows, or a `FileNotFoundError` for
-    a folder without the files.
-
-    Returns: for each name and split, rows with `document`, `summary` and `dataset`.
+    """Rows with `document`, `summary` and `dataset`, by name and split; incomplete ones are dropped, and counted. Raises
+    an error for names that occur twice, and missing files, columns or rows.
     """
     places = dict(parse_name_place(source, "--datasets") for source in args.datasets)
     if len(places) < len(args.datasets):

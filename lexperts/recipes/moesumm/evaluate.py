@@ -62,9 +62,7 @@ def has_summaries(place: str) -> bool:
 def summary_files(
     place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
 ) -> dict[str, Path]:
-    """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for a folder with
-    neither, and a data set that the model does not have.
-    """
+    """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for unknown data sets."""
     if has_summaries(place):
         files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
         if not files:
@@ -148,10 +146,8 @@ def score_table(scores: Scores) -> pd.DataFrame:
 
 
 def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
-    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L. Raises a `ValueError`
-    if the data sets or their documents are not the baseline's.
-
-    `agree` counts the runs, in their order, whose difference has the sign of the mean, if both systems have equally many.
+    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L; `agree` counts the runs
+    whose difference has the sign of the mean. Raises a `ValueError` for other data sets or documents.
     """
     rows = []
     for system, sets in scores.items():

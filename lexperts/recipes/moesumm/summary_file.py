@@ -19,15 +19,9 @@ CHUNK = 8  # batches that are sorted by length, and written, together
 
 
 class SummaryFile(ResumableJsonl):
-    """A JSON Lines file of `summary` (the reference) and `prediction`.
-
-    Args:
-        path: ends in .jsonl.
-        rows: with `document` and `summary`.
-        generation_args: options of generation, and the number of rows.
-        model: the fingerprint of the model, or the settings of the training that makes it.
-        dataset: the model's name for the rows' data set; `None` for the main expert only, and for a stock model.
-        options: other options of `Summarizer`, such as `deputy_id`.
+    """A resumable file of `summary` (the reference) and `prediction`. `model` is its fingerprint, or the settings of its
+    training; `dataset` the model's name for the data set, or None for the main expert only; `options` those of
+    `Summarizer`.
     """
 
     def __init__(

@@ -49,12 +49,7 @@ from .summary_file import SummaryFile, hash_rows
 
 
 class SummaryTrainer(Trainer):
-    """The stock Trainer with a sampler for mixed data sets and a separate learning rate for deputies and selectors.
-
-    Args:
-        train_sampler: yields indices of the training rows.
-        deputy_lr_factor: factor of the learning rate.
-    """
+    """The stock Trainer with a sampler for mixed data sets, and a factor of the learning rate of deputies and selectors."""
 
     def __init__(self, *args, train_sampler: TemperatureSampler, deputy_lr_factor: float = 1.0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -73,11 +68,7 @@ class SummaryTrainer(Trainer):
 
 
 class BackboneTrainer(SummaryTrainer):
-    """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm.
-
-    Args:
-        label_smoothing: of the loss.
-    """
+    """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm."""
 
     loss_is_scaled_for_ga = True
 

@@ -51,12 +51,8 @@ def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
 
 
 def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer) -> dict[str, dict]:
-    """For each split its `source`, and the numbers of `documents`, `keyphrases`, and keyphrases `present` in their texts.
-
-    Args:
-        texts, gold: for each split, its texts and their keyphrases.
-        labelled: rows of `tokenize_documents`, for the splits that have them already.
-        tokenizer: for the others.
+    """For each split its `source`, and the numbers of `documents`, `keyphrases`, and those `present` in their texts; rows
+    of `tokenize_documents` are reused for the splits that are `labelled`.
     """
     summary = {}
     for split in texts:

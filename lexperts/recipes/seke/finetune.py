@@ -85,11 +85,8 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
 
 
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, so that errors that the user can fix occur early.
-
-    Returns:
-        The trainer; for each split the texts, the gold keyphrases and the index of each document's file; the record for
-        results.json.
+    """Everything before training, so that errors of the user occur early: the trainer; for each split texts, gold
+    keyphrases and the index of each document's file; the record for results.json.
     """
     output = Path(training_args.output_dir)
     documents = load_documents(data_args)
@@ -136,9 +133,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
 
 def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
-    """The column `style_ids` of the training rows, for a model with styles. Raises a `ValueError` for a style that the
-    model does not have.
-    """
+    """The column `style_ids` of the training rows. Raises a `ValueError` for a style that the model does not have."""
     given = [row.get(STYLE, "") for row in documents]
     if unknown := set(given) - {"", *styles}:
         raise ValueError(
@@ -182,15 +177,7 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
-    """Trains, selects, scores and saves a model.
-
-    Args:
-        folder: the opened run folder, `training_args.output_dir`.
-        prepared: the result of `prepare` with the same arguments, if it was called before.
-
-    Returns:
-        The record that is written to results.json.
-    """
+    """Trains, selects, scores and saves a model in the opened folder -> the record that is written to results.json."""
     trainer, texts, gold, files, record = prepared or prepare(model_args, data_args, training_args)
     train_or_resume(trainer, folder.start)
     ran = training_summary(training_args, trainer.state)

@@ -32,9 +32,8 @@ def score_test_set(phrases: list[list[dict]], texts: list[str], gold: list) -> d
 
 
 def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
-    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any.
-
-    If no temperature fits, the model has none, and `error` is the reason.
+    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any;
+    without a fit the model has no temperature, and `error` is the reason.
     """
     try:
         calibrate(extract, texts["validation"], gold["validation"], rules=rules)
@@ -56,14 +55,8 @@ def gold_phrases(texts: list[str], gold: list, rules: str) -> list[list[str]]:
 
 
 def add_ranker(extract, texts: list[str], gold: list, files: list[int], rules: str, joined: list[int]):
-    """Fits a ranker on validation documents and saves it in the configuration.
-
-    Args:
-        files: for each document the index of its file; all files count the same.
-        joined: also fit on documents that are put together from so many neighbours, as examples of long documents.
-
-    Returns:
-        A pipeline that ranks by it; its weights, and F1@10 on the validation documents, mean over the files.
+    """Fits a ranker on validation documents, in which all files count the same, and on neighbours joined to long
+    documents -> a pipeline that ranks by it; its weights, and F1@10 on the validation documents, mean over the files.
     """
     config, gold = extract.model.config, gold_phrases(texts, gold, rules)
     config.keyphrase_threshold = config.keyphrase_temperature = None
@@ -104,11 +97,8 @@ def mean_f1(phrases: list, gold: list, files: list[int]) -> float:
 def score_test_files(
     phrases: list[list[dict]], texts: list[str], gold: list, files: list[int], args: DataArguments
 ) -> dict[str, dict]:
-    """Scores of each test file that was given as NAME=FILE.
-
-    Returns:
-        For each name, by both sets of rules, precision, recall and F1; the calibration error, the number of scores above 0.8,
-        and the share of these that are right.
+    """Scores of each test file given as NAME=FILE by both sets of rules, the calibration error, the number of scores
+    above 0.8, and the share of these that are right.
     """
     results = {}
     for index, (name, _) in enumerate(map(parse_named_path, args.test_files or [])):

@@ -106,8 +106,8 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
 
 
 def start_run(model_args, data_args, run_args, folder_args, training_args):
-    """Opens the run folder and trains the first stage and the seeds, if any -> the arguments of the last stage, with the folder
-    and the result of `prepare`, or `None` if seeds were trained.
+    """Trains the first stage and the seeds, if any -> the arguments of the last stage, its folder, and what `prepare`
+    returns.
     """
     training_args = with_ablation_folder(model_args, training_args)
     stages = {"several_seeds": bool(run_args.seeds)}
