@@ -40,6 +40,18 @@ def distributed_state():
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
+def open_extractor(model: str | None, **options):
+    """The pipeline of a model, by default of the default model."""
+    from transformers import pipeline
+
+    from keyphrase_tools.default_model import find_default_model
+    from keyphrase_tools.loading import describe_load_errors
+
+    model = model or find_default_model()
+    with describe_load_errors("--model", model):
+        return pipeline("keyphrase-extraction", model=model, **options)
+
+
 @app.command()
 def extract(
     source: Source,
@@ -84,12 +96,9 @@ def extract(
       torchrun --nproc_per_node 2 -m lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
     """
     with user_errors(debug):
-        from transformers import pipeline
-
         from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
-        from keyphrase_tools.default_model import find_default_model
-        from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
+        from keyphrase_tools.loading import parse_device, parse_dtype
 
         check_output(output)
         dtype, state, processes = parse_dtype(dtype), distributed_state(), {}
@@ -97,9 +106,7 @@ def extract(
             processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
         device = state.device if state is not None and device is None else parse_device(device)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
-        model = model or find_default_model()
-        with describe_load_errors("--model", model):
-            extractor = pipeline("keyphrase-extraction", model=model, dtype=dtype, device=device)
+        extractor = open_extractor(model, dtype=dtype, device=device)
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
         options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
@@ -133,16 +140,11 @@ def show(
     Example: lexperts keyphrases show article.txt --output article.html
     """
     with user_errors(debug):
-        from transformers import pipeline
-
-        from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.html_page import render_page
-        from keyphrase_tools.loading import describe_load_errors, parse_device
+        from keyphrase_tools.loading import parse_device
 
         texts = [file.read_text(encoding="utf-8") for file in files]
-        model = model or find_default_model()
-        with describe_load_errors("--model", model):
-            extractor = pipeline("keyphrase-extraction", model=model, device=parse_device(device))
+        extractor = open_extractor(model, device=parse_device(device))
         results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
         for file, phrases in zip(files, results, strict=True):
             print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))

@@ -54,7 +54,8 @@ def required(text: str):
 def check_choice(name: str, value: str, choices) -> None:
     """Raises a ValueError for a value that is not one of the choices."""
     if value not in choices:
-        raise ValueError(f"{name}={value!r} is not supported. Use one of {', '.join(choices)}.")
+        given = f"{name} {value!r}" if name.startswith("--") else f"{name}={value!r}"
+        raise ValueError(f"{given} is not supported. Use one of {', '.join(choices)}.")
 
 
 def check_at_least(least: int, **values: int | None) -> None:

@@ -55,17 +55,11 @@ def fingerprint(source: str | Path) -> dict:
     if path.is_dir():
         files = [(file.relative_to(path).as_posix(), sha256_of(file)) for file in content_files(path)]
         return {"name": path.resolve().name, "sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
-    commit = cached_commit(str(source))
-    return {"name": str(source)} | ({"commit": commit} if commit else {})
-
-
-def cached_commit(name: str) -> str | None:
-    """The commit of a Hub repository in the local cache."""
     for kind in ("models", "datasets"):
-        head = Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}" / "refs" / "main"
+        head = Path(constants.HF_HUB_CACHE) / f"{kind}--{str(source).replace('/', '--')}" / "refs" / "main"
         if head.is_file():
-            return head.read_text(encoding="utf-8").strip()
-    return None
+            return {"name": str(source), "commit": head.read_text(encoding="utf-8").strip()}
+    return {"name": str(source)}
 
 
 def package_version() -> str:

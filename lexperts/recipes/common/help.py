@@ -15,12 +15,6 @@ TRAINING = "transformers.TrainingArguments"  # a name in place of the class, who
 COLUMN = 36  # where the help texts start
 
 
-def docstring_of(module: str) -> str:
-    """The docstring of a module that is not imported."""
-    package, _, name = module.rpartition(".")
-    return ast.get_docstring(ast.parse((files(package) / f"{name}.py").read_text(encoding="utf-8"))) or ""
-
-
 def config_names(recipe: str, module: str) -> tuple[str, ...]:
     """The configurations that come with a command, such as `minilm_cpu`."""
     return import_module(f"lexperts.recipes.{recipe}.arguments").CONFIGS.get(module, ())
@@ -84,7 +78,8 @@ def format_help(command: str, recipe: str, module: str, kinds: tuple) -> str:
     width = min(120, shutil.get_terminal_size((120, 24)).columns)
     names = config_names(recipe, module)
     parts = [f"Usage: {command} [CONFIG] [OPTIONS]"]
-    parts.append(docstring_of(f"lexperts.recipes.{recipe}.{module}"))
+    source = (files(f"lexperts.recipes.{recipe}") / f"{module}.py").read_text(encoding="utf-8")  # not imported
+    parts.append(ast.get_docstring(ast.parse(source)) or "")
     lines = []
     for kind in kinds:
         if kind != TRAINING:

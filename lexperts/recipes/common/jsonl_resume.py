@@ -105,14 +105,13 @@ class ResumableJsonl:
                     import torch
 
                     torch.manual_seed(seed + start)
-                batch = rows[start : start + batch_size]
-                count = min(batch_size, len(rows) - start)
-                lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in process(batch, start)]
-                if len(lines) != count:
-                    raise ValueError(f"{len(lines)} results for the {count} rows from row {start} of {self.path}.")
-                file.writelines(lines[max(done - start, 0) :])
+                batch, count = rows[start : start + batch_size], min(batch_size, len(rows) - start)
+                results, old = list(process(batch, start)), max(done - start, 0)
+                if len(results) != count:
+                    raise ValueError(f"{len(results)} results for the {count} rows from row {start} of {self.path}.")
+                file.write(json_lines(results[old:]))
                 file.flush()
-                bar.update(count - max(done - start, 0))
+                bar.update(count - old)
         return len(rows) - done
 
     def read_part(self) -> list[dict]:
@@ -124,7 +123,7 @@ class ResumableJsonl:
         if lines is None:
             os.replace(self.part, self.path)
         else:
-            replace_file(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            replace_file(self.path, json_lines(lines))
             self.part.unlink(missing_ok=True)
 
     def read_record(self) -> dict:
@@ -152,6 +151,11 @@ def count_lines(path: Path) -> int:
 def read_lines(path: Path) -> list[dict]:
     """The objects of a JSON Lines file, whose lines end at "\\n" alone (a text may contain other line separators)."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def json_lines(rows: Iterable[Mapping]) -> str:
+    """Objects as JSON Lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def digest(value) -> str:

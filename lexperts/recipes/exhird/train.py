@@ -99,13 +99,6 @@ def open_documents(args: DataArguments, backbone: str | None, folder: Path, over
         return prepare(prepare_args, overwrite=True)
 
 
-def document_settings(documents: RunFolder) -> dict:
-    """The settings that documents were prepared with, for the record of a run; independent of their folder."""
-    data = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
-    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
-    return unused | {"data": data}
-
-
 def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """The data arguments, the run folder and the trainer: everything before training, and all errors that the user can fix."""
     data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
@@ -118,9 +111,12 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
+    # the settings that the documents were prepared with, whatever their folder
+    data_settings = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
+    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
     folder = open_run(
         "exhird/train.py", training_args, model_args, data_args, overwrite=overwrite,
-        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **document_settings(documents),
+        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **unused, data=data_settings,
     )  # fmt: skip
     tokenizer = ExhirdTokenizer.from_pretrained(documents.path / "tokenizer")
     rows = {split: load_from_disk(str(documents.path / split)) for split in ("train", "validation")}

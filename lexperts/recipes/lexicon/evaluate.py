@@ -27,11 +27,11 @@ from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
 
 from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
+from ..common.jsonl_resume import json_lines
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns
 from . import scores
 from .arguments import EvaluationArguments
-from .prepare import json_lines
 
 TITLES = {
     "bleu": "BLEU", "rouge": "ROUGE-L", "meteor": "METEOR", "bertscore": "BERTScore", "moverscore": "MoverScore",

@@ -30,7 +30,7 @@ from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_cen
 
 from ..common.arguments import command
 from ..common.fingerprints import fingerprint, package_version
-from ..common.jsonl_resume import ResumableJsonl, digest
+from ..common.jsonl_resume import ResumableJsonl, digest, json_lines
 from ..common.run_folder import replace_file
 from .arguments import GenerateArguments, WritingArguments
 from .embedders import resolve_embedder
@@ -133,29 +133,17 @@ def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
     settings["model_name_or_path"] = fingerprint(args.model_name_or_path)
     if getattr(args, "reward_model", None):
         settings["reward_model"] = fingerprint(args.reward_model)
-    if embedder := embedder_of(args):
+    embedder, config = getattr(args, "embedder", None), Path(args.model_name_or_path) / "config.json"
+    if embedder is None and config.is_file():
+        embedder = json.loads(config.read_text(encoding="utf-8")).get("embedder")  # of the rows' domains
+    if embedder:
         settings["embedder"] = fingerprint(resolve_embedder(embedder))
     return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": package_version()}
-
-
-def embedder_of(args: WritingArguments) -> str | None:
-    """The embedder of the rows' domains: the option, or the one in the configuration of a local mixture."""
-    config = Path(args.model_name_or_path) / "config.json"
-    if getattr(args, "embedder", None) or not config.is_file():
-        return getattr(args, "embedder", None)
-    return json.loads(config.read_text(encoding="utf-8")).get("embedder")
 
 
 def pick_best(samples: list[dict]) -> dict:
     """The sample with the highest score, the first of equals; an empty definition only if all are empty."""
     return max([sample for sample in samples if sample["definition"]] or samples, key=lambda sample: sample["score"])
-
-
-def format_line(row: dict, samples: list[dict], domain_info: dict, keep_samples: bool) -> str:
-    """The output line of a row."""
-    best = pick_best(samples)
-    line = {**row, "generated": best["definition"], "score": best["score"], **domain_info}
-    return json.dumps({**line, "samples": samples} if keep_samples else line, ensure_ascii=False) + "\n"
 
 
 def write_samples(
@@ -179,11 +167,13 @@ def write_best(
     samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, path: Path, keep_samples: bool
 ) -> int:
     """Writes the best of the first n samples of each row -> the number of empty definitions."""
-    lines = [
-        format_line(row, own[:n], info, keep_samples) for row, own, info in zip(rows, samples, domain_info, strict=True)
-    ]
-    replace_file(path, "".join(lines))
-    return sum(not json.loads(line)["generated"] for line in lines)
+    lines = []
+    for row, own, info in zip(rows, samples, domain_info, strict=True):
+        best = pick_best(own[:n])
+        line = {**row, "generated": best["definition"], "score": best["score"], **info}
+        lines.append(line | ({"samples": own[:n]} if keep_samples else {}))
+    replace_file(path, json_lines(lines))
+    return sum(not line["generated"] for line in lines)
 
 
 def write_definitions(

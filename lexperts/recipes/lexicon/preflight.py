@@ -100,13 +100,8 @@ def check_models(step: Step) -> None:
     settings = step.files.get("settings.yml") or {"base_model": step.files.get("mixture.yml", {}).get("base_model")}
     for name in ("base_model", *MODELS):
         path = settings.get(name)
-        if path and path not in outputs and not is_output(path, step):
+        if path and path not in outputs and step.folder.parent not in Path(path).parents:
             check_model(f"{step.kind}.{name}", path)
-
-
-def is_output(path: str, step: Step) -> bool:
-    """Whether a path is in the folder of a step."""
-    return step.folder.parent in Path(path).parents
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..common.arguments import command
+from ..common.jsonl_resume import json_lines
 from ..common.run_folder import replace_file
 from .arguments import PreparationArguments
 from .data import NAMES, SPLITS, RawRow, normalise_key, read_source, split_files
@@ -178,11 +179,6 @@ def overlap(train: list[dict], other: list[dict]) -> dict[str, float]:
     return shares
 
 
-def json_lines(rows) -> str:
-    """Objects as JSON Lines."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
 def format_report(data: dict, output: Path) -> str:
     """The content of data.json as text."""
     read, dropped = sum(data["read"].values()), data["dropped"]
@@ -219,21 +215,19 @@ def prepare(args: PreparationArguments) -> dict:
             replace_file(output / f"{split}.jsonl", json_lines(splits[split]))
         else:
             (output / f"{split}.jsonl").unlink(missing_ok=True)  # of an earlier run
-    groups = ((split, group) for split, rows in splits.items() for group in divergent_groups(rows))
-    replace_file(output / DIVERGENT, json_lines(describe_group(split, group) for split, group in groups))
+    divergent = (
+        {"split": split, "term": group[0]["term"], "context": group[0]["context"],
+         "definitions": list(dict.fromkeys(row["definition"] for row in group)),
+         "sources": sorted({row["source"] for row in group})}
+        for split, rows in splits.items() for group in divergent_groups(rows)
+    )  # fmt: skip
+    replace_file(output / DIVERGENT, json_lines(divergent))
     overlaps = {split: overlap(splits["train"], splits[split]) for split in SPLITS[1:] if split in splits}
     data = counts | {"splits": {split: describe(rows) for split, rows in splits.items()}}
     data |= {"overlap_with_train": overlaps, "options": asdict(args)}
     replace_file(output / "data.json", json.dumps(data, ensure_ascii=False, indent=1))
     print(format_report(data, output), flush=True)
     return data
-
-
-def describe_group(split: str, group: list[dict]) -> dict:
-    """A line of divergent.jsonl."""
-    line = {"split": split, "term": group[0]["term"], "context": group[0]["context"]}
-    line["definitions"] = list(dict.fromkeys(row["definition"] for row in group))
-    return line | {"sources": sorted({row["source"] for row in group})}
 
 
 main = command("lexicon", "prepare", prepare)

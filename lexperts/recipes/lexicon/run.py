@@ -84,15 +84,6 @@ def show_plans(plans: dict[str, Planner], runner: Runner) -> None:
             print(f"  {step.name:15} {state:9} {runner.command_line(step)}")
 
 
-def remove_from(plans: dict[str, Planner], name: str) -> None:
-    """Removes the outputs of a step, and of those that depend on it."""
-    for plan in plans.values():
-        for step in plan.steps:
-            if depends_on(step, {name}) and step.folder.exists():
-                os.close(acquire_lock(step))  # raises an error if another process is running it
-                shutil.rmtree(step.folder)
-
-
 def read_scores(step: Step) -> dict[str, dict[str, float]]:
     """The scores.json of a step -> per cent by system and column."""
     scores = json.loads((step.out / "scores.json").read_text(encoding="utf-8"))
@@ -180,11 +171,14 @@ def run(args: RunArguments, runner: Runner | None = None) -> None:
     runner = runner or Runner(args.jobs)
     if args.dry_run:
         return show_plans(plans, runner)
-    steps = {step.key: step for plan in plans.values() for step in plan.steps}.values()
+    steps = list({step.key: step for plan in plans.values() for step in plan.steps}.values())
     restart = {args.from_step} if args.from_step else set()
     check_run(plans, [step for step in steps if depends_on(step, restart) or not runner.is_done(step)])
     if args.from_step:
-        remove_from(plans, args.from_step)
+        for step in steps:
+            if depends_on(step, restart) and step.folder.exists():
+                os.close(acquire_lock(step))  # raises an error if another process is running it
+                shutil.rmtree(step.folder)
     for name, plan in plans.items():
         if len(plans) > 1:
             print(f"\n{name}", flush=True)

@@ -177,7 +177,11 @@ class Runner:
                 f"(log: {step.folder / 'log.txt'})",
                 2 if code == 2 else 1,
             )
-        check_clusters(step)
+        if step.experts is not None:  # there is one cluster per source in the rows
+            sizes = json.loads((step.out / "clusters.json").read_text(encoding="utf-8"))["sizes"]
+            if len(sizes) != step.experts:
+                found = f"the rows have {len(sizes)} clusters, but experts={step.experts}"
+                raise StepFailedError(f"{found}. Use experts: {len(sizes)}.", 2)
         stamp = {"key": step.key, "name": step.name, "command": self.command_line(step)}
         stamp["seconds"] = round(one.seconds, 2)
         stamp["versions"] = {name: version(name) for name in ("torch", "transformers")}
@@ -211,17 +215,6 @@ def terminate(one: Running) -> None:
             one.process.wait()
         save_time(one)
         os.close(one.lock)
-
-
-def check_clusters(step: Step) -> None:
-    """Raises a StepFailedError if the number of clusters differs from that of experts: there is one per source in the rows."""
-    if step.experts is None:
-        return
-    sizes = json.loads((step.out / "clusters.json").read_text(encoding="utf-8"))["sizes"]
-    if len(sizes) != step.experts:
-        raise StepFailedError(
-            f"the rows have {len(sizes)} clusters, but experts={step.experts}. Use experts: {len(sizes)}.", 2
-        )
 
 
 def last_error(log: Path) -> str:

@@ -49,20 +49,6 @@ def score_pairs(metric: Callable[[str, str], float], pairs: Sequence[Pair]) -> n
     return np.fromiter((metric(*pair) for pair in pairs), dtype=float, count=len(pairs))
 
 
-def count_ngrams(tokens: Sequence[str]) -> tuple[int, list[Counter]]:
-    """Tokens -> their number, and their n-grams of each order."""
-    orders = range(1, ORDER + 1)
-    return len(tokens), [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in orders]
-
-
-def matches(ours: list[Counter], theirs: list[Counter]) -> tuple[list[int], list[int]]:
-    """n-grams of a prediction and a reference -> for each order the matches, and the n-grams of the prediction."""
-    agree = [
-        sum(min(count, other[gram]) for gram, count in own.items()) for own, other in zip(ours, theirs, strict=True)
-    ]
-    return agree, [own.total() for own in ours]
-
-
 def bleu(kind: str = "sacrebleu") -> Metric:
     """Sentence BLEU with one reference. Raises a `ValueError` for another kind.
 
@@ -107,13 +93,19 @@ def nltk_bleu() -> Metric:
 
 def moses_bleu() -> Metric:
     """See `bleu`."""
-    ngrams = cache(lambda text: count_ngrams(text.split()))
+
+    @cache
+    def ngrams(text: str) -> tuple[int, list[Counter]]:
+        words = text.split()
+        orders = range(1, ORDER + 1)
+        return len(words), [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in orders]
 
     def score(prediction: str, reference: str) -> float:
         (sys_len, ours), (ref_len, theirs) = ngrams(prediction), ngrams(reference)
         if not sys_len:
             return 0.0
-        logs = (math.log(c + 1) - math.log(t + 1) for c, t in zip(*matches(ours, theirs), strict=True))
+        pairs = list(zip(ours, theirs, strict=True))  # `&` has the matches of an order
+        logs = (math.log((own & other).total() + 1) - math.log(own.total() + 1) for own, other in pairs)
         return 100 * math.exp(sum(logs) / ORDER + min(0.0, 1 - ref_len / sys_len))
 
     settings = "the formula of Moses' sentence-bleu: add one to all orders; words by white space"

@@ -195,17 +195,13 @@ class Planner:
         settings = {"seed": self.config["seed"]}
         if recipe is not None:
             excluded = (*without, *SET_BY_RECIPE, "seed")
-            shared = read_yaml(self.find_settings(recipe))
+            beside, packaged = Path(self.config["folder"], recipe), FOLDER / f"{recipe.removesuffix('.yml')}.yml"
+            shared = read_yaml(packaged if packaged.exists() and not beside.exists() else beside)
             settings = {name: value for name, value in shared.items() if name not in excluded} | settings
         for name in own:
             if name in SET_BY_RECIPE and not (section == "base" and name == "model_name_or_path"):
                 raise ValueError(f"{section}.{name} is set by the recipe itself. Leave it out.")
         return {name: value for name, value in {**settings, **own}.items() if value is not None}
-
-    def find_settings(self, name: str) -> Path:
-        """A settings file: in the folder of the configuration, or one that comes with the recipe (`small_cpu`)."""
-        own, packaged = Path(self.config["folder"], name), FOLDER / f"{name.removesuffix('.yml')}.yml"
-        return packaged if packaged.exists() and not own.exists() else own
 
     def add(self, name: str, about: dict, inputs: list[Step | None], files: dict, make_command, **more) -> Step:
         """Adds a step that depends on `about`, on its `inputs` and on the content of `files`; `make_command` maps the

@@ -26,7 +26,7 @@ from ..common.arguments import RunFolderArguments, command, did_you_mean
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
-from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
 
 
 def check_fields(from_scratch: str) -> dict:
@@ -94,9 +94,7 @@ def prepare(
         check_fields(model_args.from_scratch)
     overwrite = folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
-    rows = {"train": load_split("train", data_args.train_files)}
-    if data_args.validation_files:
-        rows["validation"] = load_split("validation", data_args.validation_files)
+    rows = load_rows(data_args)
     model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = TRAINED[model_args.train] in name

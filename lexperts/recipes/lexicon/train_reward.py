@@ -30,7 +30,7 @@ from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import RewardArguments
 from .rewards import PairCollator, RewardTrainer, encode_pairs, pair_accuracy, write_pairs
-from .training import load_split, print_rank0, save_and_score, train
+from .training import load_rows, print_rank0, save_and_score, train
 
 
 def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
@@ -40,10 +40,8 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
-    for split, files in (("train", args.train_files), ("validation", args.validation_files)):
-        if not files:
-            continue
-        rows = load_split(split, files)[: args.max_rows]
+    for split, rows in load_rows(args).items():
+        rows = rows[: args.max_rows]
         options = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
         options |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
         settings = {**options, "rows": digest(rows), "lexperts": package_version()}

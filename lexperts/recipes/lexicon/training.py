@@ -12,6 +12,7 @@ from modeling_lexicon.data_lexicon import FIELDS, DataCollatorForDefinitions, lo
 
 from ..common.run_folder import RunFolder, replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
+from .arguments import DataArguments, RewardArguments
 from .nan_guard import StopAtNaN
 from .perplexity import definition_nll, perplexity_metric
 
@@ -27,6 +28,12 @@ def load_split(name: str, paths: list[str]) -> list[dict]:
     rows, dropped = load_definition_rows(paths)
     print_rank0(f"{name}: {len(rows):,} rows; {dropped:,} dropped for an empty or missing field")
     return rows
+
+
+def load_rows(args: DataArguments | RewardArguments) -> dict[str, list[dict]]:
+    """The rows of training and, if there are any, of validation."""
+    files = {"train": args.train_files, "validation": args.validation_files}
+    return {split: load_split(split, paths) for split, paths in files.items() if paths}
 
 
 def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:

@@ -22,7 +22,7 @@ from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
-from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
 
 
 class RoutingReport(TrainerCallback):
@@ -80,16 +80,6 @@ def add_lora(model, parts: tuple[str, ...], r: int):
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
 
 
-def enable_aux_loss(model, coefficient: float) -> None:
-    """Enables the load-balancing loss with this weight."""
-    model.config.router_aux_loss_coef = coefficient
-    if model.config.model_type == "mixtral":
-        model.router_aux_loss_coef = coefficient  # read once, when the model is built
-        model.config.output_router_logits = True  # otherwise the loss is not computed
-        # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
-        model.accepts_loss_kwargs = False
-
-
 def check_domains(rows: Dataset, config) -> Dataset:
     """Rows with their domains if the mixture routes by them. Raises a `ValueError` if it needs them and there are none."""
     if getattr(config, "routing_policy", "token") != "domain":
@@ -114,17 +104,20 @@ def prepare(
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
     freeze(model, args.parts)
     if args.router_aux_loss_coef is not None:
-        enable_aux_loss(model, args.router_aux_loss_coef)
+        model.config.router_aux_loss_coef = args.router_aux_loss_coef
+        if model.config.model_type == "mixtral":
+            model.router_aux_loss_coef = args.router_aux_loss_coef  # read once, when the model is built
+            model.config.output_router_logits = True  # otherwise the loss is not computed
+            # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
+            model.accepts_loss_kwargs = False
     if args.lora:
         model = add_lora(model, args.parts, args.lora_r)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     print_rank0(f"{trainable:,} of {total:,} parameters are trained: {args.train}" + ", LoRA on attention" * args.lora)
     splits = {}
-    for name, paths in (("train", data_args.train_files), ("validation", data_args.validation_files)):
-        if paths:
-            rows = make_dataset(name, load_split(name, paths), tokenizer, data_args.max_length)
-            splits[name] = check_domains(rows, model.config)
+    for name, rows in load_rows(data_args).items():
+        splits[name] = check_domains(make_dataset(name, rows, tokenizer, data_args.max_length), model.config)
     trainer = make_trainer(model, tokenizer, splits, training_args)
     trainer.add_callback(RoutingReport(trainer))
     return trainer, folder

@@ -42,8 +42,8 @@ class ModelArguments:
     temperature: float = option(2.0, "sampling temperature of --mixing temperature")
 
     def __post_init__(self):
-        check_choice("setting", self.setting, SETTINGS)
-        check_choice("variant", self.variant, VARIANTS)
+        check_choice("--setting", self.setting, SETTINGS)
+        check_choice("--variant", self.variant, VARIANTS)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class AnalysisArguments(DebugArguments):
 
     def __post_init__(self):
         for part in self.parts:
-            check_choice("parts", part, PARTS)
+            check_choice("--parts", part, PARTS)
 
 
 ARGUMENTS = {

@@ -54,16 +54,11 @@ def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
     return runs
 
 
-def has_summaries(place: str) -> bool:
-    """Whether a place is a folder of summaries, and not a model."""
-    return os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json"))
-
-
 def summary_files(
     place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
 ) -> dict[str, Path]:
     """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for unknown data sets."""
-    if has_summaries(place):
+    if os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json")):
         files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
         if not files:
             raise ValueError(f"{place} contains neither a model (config.json) nor summaries ({args.only}.jsonl).")
@@ -179,27 +174,19 @@ def count_agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
     return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
 
 
-def fill_gaps(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with empty cells for missing numbers, and integer counts."""
-    table = table.assign(texts=[str(int(count)) if pd.notna(count) else "" for count in table["texts"]])
-    return table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
-
-
-def verdict(low: float, high: float) -> str:
-    """The meaning of an interval."""
-    return "more" if low > 0 else "less" if high < 0 else "a tie"
-
-
 def format_report(scores: Scores, args: EvaluationArguments) -> str:
     """The tables in Markdown."""
     words = "stemmed" if args.stemming else "unstemmed"
     text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
     if args.bertscore_model:
         text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
-    text.append(fill_gaps(score_table(scores)).to_markdown(index=False, floatfmt=".2f"))
+    table = score_table(scores)
+    table["texts"] = [str(int(count)) if pd.notna(count) else "" for count in table["texts"]]
+    table = table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
+    text.append(table.to_markdown(index=False, floatfmt=".2f"))
     if args.baseline and len(scores) > 1:
         tests = difference_table(scores, args.baseline)
-        tests["verdict"] = [verdict(low, high) for low, high in zip(tests.low, tests.high, strict=True)]
+        tests["verdict"] = np.select([tests.low > 0, tests.high < 0], ["more", "less"], "a tie")
         title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
         text += ["", title, ""]
         text.append(tests.to_markdown(index=False, floatfmt=("", "", ".2f", ".2f", ".2f", ".3g", "", "")))

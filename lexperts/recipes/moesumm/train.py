@@ -106,12 +106,6 @@ def load_model(args: ModelArguments, names: list[str]):
     return model, tokenizer
 
 
-def move_label_smoothing(args: ModelArguments, training_args: TrainingArguments):
-    """Moves label smoothing from the Trainer, which would not pass labels to the model, to the model's options."""
-    if training_args.label_smoothing_factor:
-        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
-
-
 def make_trainer(
     model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None
 ) -> SummaryTrainer:
@@ -176,16 +170,12 @@ def train_in_domain(
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
         replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
-        print_truncated(trainer.data_collator)
+        collator = trainer.data_collator
+        for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
+            if count := collator.truncated_rows[kind]:
+                rows = collator.truncated_rows["rows"]
+                print(f"{count:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
         print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
-
-
-def print_truncated(collator: DataCollatorForMoeSumm):
-    """Prints how many documents and summaries were truncated."""
-    rows = collator.truncated_rows["rows"]
-    for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
-        if collator.truncated_rows[kind]:
-            print(f"{collator.truncated_rows[kind]:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
 
 
 @dataclass
@@ -271,7 +261,8 @@ def main(argv: list[str] | None = None) -> None:
     args, few_shot_args, data_args, generation_args, folder_args, training_args = parse_command(
         "moesumm", "train", argv
     )
-    move_label_smoothing(args, training_args)
+    if training_args.label_smoothing_factor:  # the Trainer would not pass labels to the model
+        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
     if args.setting == "few_shot":
         training_args.save_strategy = training_args.eval_strategy = "no"  # each training is short
         FewShot(args, few_shot_args, data_args, generation_args, training_args, folder_args).run()

@@ -30,7 +30,7 @@ class ModelArguments:
 
     def __post_init__(self):
         if self.ablation is not None:
-            check_choice("ablation", self.ablation, ABLATIONS)
+            check_choice("--ablation", self.ablation, ABLATIONS)
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
         if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
             raise ValueError(

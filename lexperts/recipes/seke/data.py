@@ -1,5 +1,7 @@
 """Documents for training, validation and test, from files or from the Hub."""
 
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
@@ -41,13 +43,7 @@ def read_files(paths: list[str], required: tuple[str, ...]) -> list[dict]:
 
 def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
     """At most `limit` rows of each file."""
-    taken: dict[int, int] = {}
-    kept = []
-    for row in rows:
-        taken[row[FILE]] = taken.get(row[FILE], 0) + 1
-        if taken[row[FILE]] <= limit:
-            kept.append(row)
-    return kept
+    return [row for _, of_file in groupby(rows, itemgetter(FILE)) for row in islice(of_file, limit)]
 
 
 def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer) -> dict[str, dict]:
