@@ -90,12 +90,8 @@ class RunFolderArguments(DebugArguments):
 def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tuple:
     """The arguments of a recipe's command: an instance of each class of `ARGUMENTS[module]` in its `arguments.py`.
 
-    Args:
-        recipe: such as `"seke"`; `module`: such as `"train"`.
-        argv: the arguments; by default those of the command line. The first may be a YAML file, or the name of one that
-            comes with the recipe. In YAML `null` means "not set": the default holds.
-
-    `--help` and `--show-config` print and end the process; errors end it in one line with the exit status 2.
+    The first argument may be a YAML file, or the name of one that comes with the recipe; there `null` means "not set": the default
+    holds. `--help` and `--show-config` print and end the process; errors end it in one line with the exit status 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]

@@ -74,19 +74,15 @@ class ResumableJsonl:
         desc: str | None = None,
         unit: str = "row",
     ) -> int:
-        """Appends an object for each row that has none yet. Raises a `SettingsMismatchError` as in `is_complete`.
+        """Appends an object for each row that has none yet -> the number of new rows. Raises errors as `is_complete`.
 
-        An interrupted batch is computed again from its first row. With a `seed`, torch is seeded for each batch, so that
-        sampled results do not depend on interruptions either.
+        An interrupted batch is computed again from its first row. The torch seed of the batch that starts at row i is `seed + i`, so
+        that sampled results do not depend on interruptions either.
 
         Args:
-            rows: all rows.
             process: the rows of a batch, and the index of the first one -> one object for each.
             batch_size: rows that are processed, and flushed to disk, together.
-            seed: the seed of the first batch; the batch that starts at row i has `seed + i`.
             desc, unit: for the progress bar.
-
-        Returns: the number of new rows.
         """
         from tqdm import tqdm
 

@@ -51,11 +51,9 @@ def last_checkpoint(output: str | Path) -> str | None:
 
 
 class RunFolder:
-    """A folder with a record of the settings of its run.
+    """A folder with a record of the settings of its run, which are those of `collect_settings`.
 
     Args:
-        path: the folder.
-        settings: from `collect_settings`.
         outputs: patterns of what the run writes; as long as nothing matches them, other settings are accepted.
         record: the file name of the record.
         inputs: files and folders that the run reads and that overwriting must not remove.

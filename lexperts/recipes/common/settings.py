@@ -29,10 +29,9 @@ IGNORED = {
 
 
 def collect_settings(command: str, *arguments, **more) -> dict:
-    """Everything that the result of a command depends on, as JSON.
+    """Everything that the result of a command such as `seke/train.py` depends on, as JSON.
 
     Args:
-        command: such as `seke/train.py`.
         arguments: dataclasses. Settings in IGNORED are left out; files and PATH_SETTINGS are stored as fingerprints.
         more: computed settings, which replace those of the arguments.
     """

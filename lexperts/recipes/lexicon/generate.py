@@ -176,15 +176,7 @@ def write_best(
     return sum(not line["generated"] for line in lines)
 
 
-def write_definitions(
-    generator: DefinitionGenerator,
-    rows: list[dict],
-    args: WritingArguments,
-    file: ResumableJsonl,
-    domain_info: list[dict],
-    report: dict,
-    oracle=None,
-) -> None:
+def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, domain_info, report, oracle=None):
     """Samples what is missing, then writes the files of the curve and the output."""
     started = time.perf_counter()
     new = write_samples(generator, rows, file, args, oracle)

@@ -14,7 +14,7 @@ from transformers import Trainer
 from modeling_lexicon import tokenize_definitions
 from modeling_lexicon.generation_lexicon import DefinitionGenerator
 
-from ..common.jsonl_resume import ResumableJsonl, read_lines
+from ..common.jsonl_resume import read_lines
 from .scores import bleu, without_full_stops
 
 
@@ -51,19 +51,7 @@ def nearest_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, li
 PAIRS = {"gold": gold_pair, "nearest": nearest_pair}
 
 
-def write_pairs(
-    model,
-    tokenizer,
-    rows: list[dict],
-    file: ResumableJsonl,
-    *,
-    samples: int,
-    kept: int,
-    batch_size: int,
-    seed: int,
-    chosen: str = "gold",
-    **options,
-):
+def write_pairs(model, tokenizer, rows, file, *, samples, kept, batch_size, seed, chosen="gold", **options):
     """Writes term, context, chosen and a list `rejected` of each row; the options are those of `DefinitionGenerator`."""
     generator = DefinitionGenerator(model, tokenizer, best_of=samples, num_definitions=samples, **options)
 

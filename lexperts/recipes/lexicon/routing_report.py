@@ -15,17 +15,15 @@ EXTRA = 3  # columns after those of the experts: entropy, dropped, decisions
 
 
 def routing_sums(router_logits, top_k: int, mask: torch.Tensor, expert_index=None) -> torch.Tensor:
-    """Sums over the decisions of each row's real tokens, which are added up over batches and processes.
+    """Sums over the decisions of each row's real tokens (B, L, 2 E + 3), which are added up over batches and processes: how often
+    each expert was chosen, its summed mixing weight, then summed entropy (nats), summed probability outside the choice, and the
+    number of decisions.
 
     Args:
         router_logits: of L routed modules, each (B*T, E) as Mixtral gives them, (B, T, E), or (B, E) for sequences.
         top_k: k; E if all experts are mixed.
         mask: (B, T), 1 for real tokens.
         expert_index: the chosen experts, if they are not the top k of the logits: of L modules, each (B, T, k), (B, k) or (B,).
-
-    Returns:
-        (B, L, 2 E + 3): how often each expert was chosen, its summed mixing weight, then summed entropy (nats), summed
-        probability outside the choice, and the number of decisions.
     """
     layers = []
     for number, logits in enumerate(router_logits):

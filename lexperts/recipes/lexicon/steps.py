@@ -52,30 +52,18 @@ ROUTER_ONLY = ("train", "router_aux_loss_coef", "lora", "lora_r")  # options of 
 
 @dataclass
 class Step:
-    """One command of a recipe.
+    """One command of a recipe."""
 
-    Args:
-        name: unique in a recipe, such as `expert-2`; `kind` is the same for all experts.
-        key: the hash of everything that the output depends on.
-        folder: contains the output `out`, the settings, the log, and when the step is complete `done.json`.
-        module: the module of this package that it runs, or `None` for a command of `lexperts merge`.
-        arguments: of the command `lexperts`.
-        inputs: the steps that it depends on.
-        files: YAML files in the folder, which the command reads, by name.
-        parallel: whether it may run at the same time as other steps of its kind.
-        experts: for a clustering, the required number of clusters.
-    """
-
-    name: str
-    kind: str
-    key: str
-    folder: Path
-    module: str | None
-    arguments: list[str]
-    inputs: list["Step"]
-    files: dict[str, dict]
-    parallel: bool = False
-    experts: int | None = None
+    name: str  # unique in a recipe, such as expert-2
+    kind: str  # the same for all experts
+    key: str  # the hash of everything that the output depends on
+    folder: Path  # contains the output `out`, the settings, the log, and when the step is complete done.json
+    module: str | None  # of this package, or None for a command of `lexperts merge`
+    arguments: list[str]  # of the command `lexperts`
+    inputs: list["Step"]  # the steps that it depends on
+    files: dict[str, dict]  # YAML files in the folder, which the command reads, by name
+    parallel: bool = False  # whether it may run at the same time as other steps of its kind
+    experts: int | None = None  # for a clustering, the required number of clusters
 
     @property
     def out(self) -> Path:

@@ -15,7 +15,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    TrainingArguments,
     set_seed,
 )
 
@@ -83,12 +82,7 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     return new_model(fields, args.attention_dropout, tokenizer, seed), tokenizer
 
 
-def prepare(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    folder_args: RunFolderArguments,
-    training_args: TrainingArguments,
-):
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
     if model_args.from_scratch is not None:
         check_fields(model_args.from_scratch)

@@ -279,11 +279,9 @@ def plot_shares(path: Path, sets: pd.DataFrame, overall: pd.DataFrame):
         left = np.zeros(len(names))
         for i, colour in enumerate(palette(N)):
             shares = 100 * values[i].to_numpy()
-            axis.barh(names, shares, left=left, color=colour, label=f"deputy {i}", edgecolor="white", height=0.75)
-            for y, (share, start) in enumerate(zip(shares, left, strict=True)):
-                if share >= 7:
-                    text = {"ha": "center", "va": "center", "color": text_colour(colour), "fontsize": 9}
-                    axis.text(start + share / 2, y, f"{share:.0f}", **text)
+            style = {"color": colour, "label": f"deputy {i}", "edgecolor": "white", "height": 0.75}
+            bars, labels = axis.barh(names, shares, left=left, **style), [f"{s:.0f}" if s >= 7 else "" for s in shares]
+            axis.bar_label(bars, labels, label_type="center", color=text_colour(colour), fontsize=9)
             left += shares
         axis.set(title=side, xlim=(0, 100), xlabel="per cent of the tokens, all layers")
         axis.spines[["top", "right"]].set_visible(False)

@@ -29,20 +29,13 @@ def summarize_file(
     overwrite: bool = False,
     **options,
 ) -> tuple[int, int]:
-    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text. Raises an
-    `OSError` for files and models that cannot be opened, or a `ValueError` for missing columns, an unknown dataset,
-    invalid options, and an output with other settings.
-
-    An interrupted call resumes when it is repeated.
+    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text. An interrupted call
+    resumes when it is repeated.
 
     Args:
-        source, output: JSON Lines files.
-        model: folder or Hub id of a summariser.
-        dataset: the dataset of all documents, `None` for none.
-        text_column, dataset_column: columns of the documents, and of the dataset of each.
-        batch_size: documents per batch.
+        dataset: of all documents, `None` for none; or `dataset_column`, that of each.
         device: by default an accelerator if there is one.
-        overwrite: replace an output that was made with other settings.
+        overwrite: replace an output that was made with other settings, which otherwise is a `ValueError`.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 
     Returns: the number of rows, and the number of rows without a text.

@@ -13,7 +13,6 @@ from modeling_moesumm.generation_moesumm import Summarizer
 from ..common.fingerprints import package_version
 from ..common.jsonl_resume import ResumableJsonl, digest, read_lines
 from ..common.run_folder import SettingsMismatchError
-from .arguments import GenerationArguments
 
 CHUNK = 8  # batches that are sorted by length, and written, together
 
@@ -24,15 +23,7 @@ class SummaryFile(ResumableJsonl):
     `Summarizer`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        rows: Dataset,
-        generation_args: GenerationArguments,
-        model: dict,
-        dataset: str | None = None,
-        **options,
-    ):
+    def __init__(self, path: Path, rows: Dataset, generation_args, model: dict, dataset: str | None = None, **options):
         self.generation_args, self.dataset, self.options = generation_args, dataset, options
         self.rows = rows.select(range(min(generation_args.max_test_rows or len(rows), len(rows))))
         settings = asdict(generation_args) | {"rows": len(self.rows), "dataset": dataset, "model": model, **options}

@@ -124,13 +124,7 @@ def make_trainer(
     return trainer_class(**options, train_sampler=sampler, deputy_lr_factor=args.deputy_lr_factor)
 
 
-def prepare_in_domain(
-    args: ModelArguments,
-    data_args: DataArguments,
-    generation_args: GenerationArguments,
-    training_args,
-    folder_args: RunFolderArguments,
-):
+def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
     """The run folder and the trainer."""
     sources = load_sources(data_args)
     require_split(sources, "train", data_args)
@@ -151,13 +145,7 @@ def prepare_in_domain(
     return folder, make_trainer(model, tokenizer, args, data_args, training_args, train, validation)
 
 
-def train_in_domain(
-    args: ModelArguments,
-    data_args: DataArguments,
-    generation_args: GenerationArguments,
-    training_args,
-    folder_args: RunFolderArguments,
-):
+def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
     """Trains all weights, and saves the model with its pipeline."""
     arguments = (args, data_args, generation_args, training_args, folder_args)
     folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=folder_args.traceback)

@@ -1,6 +1,6 @@
 """Training on several data sets at once: how often each is sampled, and when the model is told the style of a row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,17 +20,7 @@ class MixtureSampler(Sampler[int]):
     seed.
     """
 
-    def __init__(
-        self,
-        files: Sequence[int],
-        documents: Sequence[int],
-        lengths: Sequence[int],
-        *,
-        temperature: float,
-        num_rows: int,
-        batch_size: int,
-        seed: int,
-    ):
+    def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):
         self.lengths, self.num_rows, self.batch_size, self.seed, self.epoch = lengths, num_rows, batch_size, seed, 0
         shares = np.array(documents, dtype=float) ** (1 / temperature)
         files = np.asarray(files)
