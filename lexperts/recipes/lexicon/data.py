@@ -98,21 +98,18 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
     if re.fullmatch(r"https?://\S+", first):
         raise ValueError(f"{path} contains a link, not rows. Download {first} and pass that file.")
     split = split_of(path)
-    if path.suffix == ".txt":
-        yield from read_examples(name, path, split)
-    elif path.suffix == ".src":
-        yield from read_source_and_target(name, path, split)
-    elif path.suffix == ".jsonl":
+    if path.suffix in (".txt", ".src"):
+        read = read_examples if path.suffix == ".txt" else read_source_and_target
+        yield from read(name, path, split)
+        return
+    if path.suffix == ".jsonl":
         rows = read_jsonl(path, example='{"term": "...", "context": "...", "definition": "..."}')
-        yield from rows_with_columns(name, rows, columns, str(path), split)
-    elif path.suffix == ".json":
-        rows = read_json(path)
-        if isinstance(rows[0], list):
-            yield from read_triples(name, rows, path, split)
-        else:
-            yield from rows_with_columns(name, rows, columns, str(path), split)
     else:
-        yield from rows_with_columns(name, read_table(path), columns, str(path), split)
+        rows = read_json(path) if path.suffix == ".json" else read_table(path)
+    if path.suffix == ".json" and isinstance(rows[0], list):
+        yield from read_triples(name, rows, path, split)
+    else:
+        yield from rows_with_columns(name, rows, columns, str(path), split)
 
 
 def read_table(path: Path) -> Iterator[dict]:

@@ -14,6 +14,7 @@ conversation, by the tokenizer's chat template.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,9 @@ def plain_prompt(shots: Iterable[dict], row: dict) -> str:
 
 def conversation(shots: Iterable[dict], row: dict) -> list[dict]:
     """The same as turns of a user and an assistant."""
-    turns = []
-    for shot in shots:
-        turns.append({"role": "user", "content": question(shot)})
-        turns.append({"role": "assistant", "content": one_line(shot["definition"])})
-    return [*turns, {"role": "user", "content": question(row)}]
+    texts = [text for shot in shots for text in (question(shot), one_line(shot["definition"]))]
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, [*texts, question(row)], strict=False)]
 
 
 class PromptMaker:

@@ -196,16 +196,14 @@ class Planner:
         step's folder to arguments of `lexperts` and the YAML files that they read.
         """
         steps = [step for step in inputs if step is not None]
-        kind, module = more.setdefault("kind", name), more.pop("module", None)
+        kind, module = more.pop("kind", name), more.pop("module", None)
         hashes = {role: [self.hash_of(path) for path in paths] for role, paths in files.items()}
-        inputs = [step.key for step in steps]
-        key = digest({"kind": kind, "about": about, "inputs": inputs, "files": hashes, "lexperts": package_version()})
+        keys = [step.key for step in steps]
+        key = digest({"kind": kind, "about": about, "inputs": keys, "files": hashes, "lexperts": package_version()})
         folder = self.work / "steps" / f"{name}-{key[:12]}"
         arguments, contents = make_command(folder)
-        options = {"module": module, "arguments": arguments, "files": contents, "inputs": steps}
-        step = Step(name=name, key=key, folder=folder, **options, **more)
-        self.steps.append(step)
-        return step
+        self.steps.append(Step(name, kind, key, folder, module, arguments, steps, contents, **more))
+        return self.steps[-1]
 
     def add_module(
         self, name, module, settings, paths, inputs, files=None, about=None, output="output_dir", **more
