@@ -55,16 +55,11 @@ def vocabulary_texts(columns: dict[str, list]):
         yield phrases if isinstance(phrases, str) else " ; ".join(phrases)
 
 
-def data_folder(args: PrepareArguments) -> RunFolder:
-    """The folder of prepared documents, not yet opened."""
-    backbone = fingerprint(resolve_backbone(args.backbone)) if args.backbone else None
-    settings = collect_settings("exhird/prepare.py", args, backbone=backbone)
-    return RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED)
-
-
 def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
     """Prepares the documents, unless that is done. Raises a `SettingsMismatchError` for those of other files or settings."""
-    folder = data_folder(args).open(overwrite)
+    backbone = fingerprint(resolve_backbone(args.backbone)) if args.backbone else None
+    settings = collect_settings("exhird/prepare.py", args, backbone=backbone)
+    folder = RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED).open(overwrite)
     if folder.finished:
         print(f"the documents in {args.output_dir} are already prepared")
         return folder
