@@ -46,9 +46,7 @@ def content_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(source: str | Path) -> dict:
-    """The `name` of a file, folder or Hub repository, and the `sha256` of its content, or the `commit` that was
-    downloaded.
-    """
+    """The `name` of a file, folder or Hub repository, and its content's `sha256`, or the downloaded `commit`."""
     path = Path(source)
     if path.is_file():
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}

@@ -24,7 +24,7 @@ def f1(predicted: str, gold: str) -> float:
 
 
 def squad_scores(predicted: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in per cent, over all questions, each against its best gold answer; "" is no answer. With
+    """Exact match and F1 in per cent, over all questions, each against its best gold answer; "" for no answer. With
     unanswerable questions also `HasAns_*` and `NoAns_*`. Gold answers that are empty after normalising are ignored, as in
     the script of SQuAD 2.0.
     """

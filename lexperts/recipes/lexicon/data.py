@@ -113,9 +113,7 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 
 
 def read_table(path: Path) -> Iterator[dict]:
-    """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells or wrong
-    encoding.
-    """
+    """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells."""
     csv.field_size_limit(sys.maxsize)  # 3D-EX's lists of examples are long
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -49,9 +49,7 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 
 def load_model(args: WritingArguments, changes: dict | None = None):
-    """The model, with `changes` of its routing, and its tokenizer. Raises a `ValueError` for a model without experts or
-    gates.
-    """
+    """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
@@ -199,9 +197,7 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
 
 
 def is_complete(file: ResumableJsonl) -> bool:
-    """Whether the output exists, which is printed. Raises a `SettingsMismatchError` if it was started with other
-    settings.
-    """
+    """Whether the output exists, which is printed; a `SettingsMismatchError` if it has other settings."""
     if file.is_complete():
         print(f"{file.path} is complete already", flush=True)
         return True

@@ -56,9 +56,7 @@ def conversation(shots: Iterable[dict], row: dict) -> list[dict]:
 
 
 class PromptMaker:
-    """Examples and a row -> token ids that leave room for a definition. Raises a `ValueError` for `chat` without a
-    template.
-    """
+    """Examples and a row -> token ids that leave room for a definition; `chat` needs a chat template."""
 
     def __init__(self, tokenizer, max_length: int, chat: bool, on_long: str):
         if chat and not tokenizer.chat_template:
@@ -153,9 +151,7 @@ def random_order(count: int, seed: int, row: int) -> Iterator[int]:
 
 
 def nearest_first(train: list[dict], rows: list[dict], args: InContextArguments) -> Callable[[int], Iterable[int]]:
-    """A row's index -> the indices of training rows, nearest first, by cosine of embeddings or TF-IDF, which may be
-    missing.
-    """
+    """A row's index -> the indices of training rows, nearest first, by cosine of embeddings or TF-IDF."""
     texts = [[format_prompt(row["term"], row["context"]) for row in some] for some in (train, rows)]
     if args.embedder:
         embedder = resolve_embedder(args.embedder)

@@ -41,9 +41,8 @@ def in_chunks(pairs: Sequence[Pair], name: str) -> Iterator[Sequence[Pair]]:
 
 
 class BertScore:
-    """F1 of BERTScore (Zhang et al. 2020) by a layer of this model, not rescaled, without IDF.
-
-    The default layer is the package's recommendation for the model, or else the last.
+    """F1 of BERTScore (Zhang et al. 2020), not rescaled, without IDF; by default of the layer that the package
+    recommends.
     """
 
     def __init__(self, model: str, layer: int | None = None, batch_size: int = 64):

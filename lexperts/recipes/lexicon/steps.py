@@ -97,9 +97,7 @@ def content_of(place: str) -> str:
 
 
 def read_config(path: str | Path, *changes: dict) -> dict:
-    """A recipe's YAML file with changes. Raises a `ValueError` for unknown keys, with the nearest known, and missing
-    sections.
-    """
+    """A recipe's YAML file with changes. Raises a `ValueError` for unknown keys and missing sections."""
     config = {**DEFAULTS, **read_yaml(path)}
     for change in changes:
         config = merge_configs(config, change)
@@ -175,9 +173,7 @@ class Planner:
         return self.digests[path]
 
     def settings(self, section: str, without: tuple[str, ...] = ()) -> dict:
-        """The settings of a section, over those of the file that its key `recipe` names, except those `without` a meaning
-        here.
-        """
+        """The settings of a section, over those of the file of its key `recipe`, `without` some of the latter."""
         own = dict(self.config[section])
         recipe = own.pop("recipe", None)
         settings = {"seed": self.config["seed"]}
@@ -325,9 +321,7 @@ class Planner:
         return self.add("mixture", about, [base.step, clusters, *experts], {}, make_command)
 
     def router(self, model: Step, clusters: Step | None) -> Step:
-        """Tunes the mixture. With the domain policy it reads clusters, which have the experts of rows, and no validation
-        rows.
-        """
+        """Tunes the mixture. With the domain policy it reads clusters, which have the experts of rows."""
         settings = self.settings("router", EXPERT_ONLY)
         paths: dict = {"model_name_or_path": str(model.out)}
         by_domain = self.config["compose"].get("routing_policy") == "domain"

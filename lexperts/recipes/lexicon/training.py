@@ -58,10 +58,8 @@ def make_dataset(name: str, rows: list[dict], tokenizer, max_length: int) -> Dat
 
 
 class CheckpointTrainer(Trainer):
-    """Loads checkpoints by `from_pretrained`, which converts names of tensors that a model stores under others.
-
-    The stock Trainer loads the file without this conversion: a Mixtral resumes with the gates and experts that it started
-    with (transformers 5.23).
+    """Loads checkpoints by `from_pretrained`, which converts names of tensors. The stock Trainer does not: a Mixtral
+    resumes with the gates and experts that it started with (transformers 5.23).
     """
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):

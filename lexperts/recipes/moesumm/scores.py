@@ -30,9 +30,7 @@ def one_sentence_per_line(text: str) -> str:
 
 
 def load_bertscore(model: str, layer: int):
-    """bert-score's scorer. RoBERTa's first word gets a space, which bert-score requests by an argument that transformers 5
-    ignores.
-    """
+    """bert-score's scorer, with the space before RoBERTa's first word that transformers 5 ignores."""
     from bert_score import BERTScorer
 
     scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)

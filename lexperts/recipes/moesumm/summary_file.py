@@ -18,9 +18,8 @@ CHUNK = 8  # batches that are sorted by length, and written, together
 
 
 class SummaryFile(ResumableJsonl):
-    """A resumable file of `summary` (the reference) and `prediction`. `model` is its fingerprint, or the settings of its
-    training; `dataset` the model's name for the data set, or None for the main expert only; `options` those of
-    `Summarizer`.
+    """A resumable file of `summary` (the reference) and `prediction`, by a model with this fingerprint or these settings
+    of its training; `dataset` is None for the main expert only. The options are those of `Summarizer`.
     """
 
     def __init__(self, path: Path, rows: Dataset, generation_args, model: dict, dataset: str | None = None, **options):

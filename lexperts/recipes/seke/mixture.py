@@ -15,9 +15,8 @@ SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 class MixtureSampler(Sampler[int]):
     """Draws rows with replacement so that data set f has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
 
-    `files` has the data set of each of the N rows, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of
-    similar length come together, in batches of random order. The draws of an epoch depend only on its number and the
-    seed.
+    `files` has the data set of each row, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of similar
+    length come together, in batches of random order. The draws of an epoch depend only on its number and the seed.
     """
 
     def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):

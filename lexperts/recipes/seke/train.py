@@ -106,9 +106,7 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
 
 
 def start_run(model_args, data_args, run_args, folder_args, training_args):
-    """Trains the first stage and the seeds, if any -> the arguments of the last stage, its folder, and what `prepare`
-    returns.
-    """
+    """Trains the first stage and the seeds, if any -> the last stage's arguments, folder, and what `prepare` returns."""
     training_args = with_ablation_folder(model_args, training_args)
     stages = {"several_seeds": bool(run_args.seeds)}
     run_folder_args = with_output_dir(
