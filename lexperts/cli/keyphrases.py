@@ -61,9 +61,7 @@ def extract(
         int | None,
         typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Threshold for a word's probability; by default the model's.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="A word's threshold; by default the model's.")] = None,
     min_score: Annotated[
         float | None,
         typer.Option(help="Leave out keyphrases with a lower score; by default the model decides how many there are."),
@@ -73,9 +71,7 @@ def extract(
         Path | None,
         typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
     ] = None,
-    diversity: Annotated[
-        float, typer.Option(min=0, max=1, help="Choose different keyphrases: 0 by score only, 1 by difference.")
-    ] = 0.0,
+    diversity: Annotated[float, typer.Option(min=0, max=1, help="0: choose by score only; 1: by difference.")] = 0.0,
     language: Annotated[
         str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
     ] = None,
@@ -157,9 +153,7 @@ def score(
     predictions: Annotated[Path, typer.Argument(help="JSON Lines with keyphrases, as `extract` writes them.")],
     gold: Annotated[Path, typer.Argument(help="JSON Lines with title, text and keyphrases, in the same order.")],
     convention: Annotated[str, typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
-    rules: Annotated[
-        str, typer.Option(help="How gold keyphrases are matched to texts: lexperts or seke.")
-    ] = "lexperts",
+    rules: Annotated[str, typer.Option(help="How gold keyphrases are matched: lexperts or seke.")] = "lexperts",
     k: Annotated[list[int] | None, typer.Option("-k", help="Cutoff k of F1@k; can be repeated.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -183,9 +177,7 @@ def score(
 @app.command()
 def explain(
     source: Source,
-    output: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder to write the tables, the heat map and the page to.")
-    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for tables, heat map and page.")],
     model: Model = None,
     spacy: Annotated[str, typer.Option(help="An installed spaCy pipeline, or blank:LANGUAGE.")] = "blank:en",
     documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
@@ -231,12 +223,8 @@ def explain(
 
 @app.command()
 def card(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The output folder of a training run, with results.json.")
-    ],
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the card to DIR/README.md instead of printing it.")
-    ] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A training run's folder, with results.json.")],
+    write: Annotated[bool, typer.Option("--write", help="Write DIR/README.md instead of printing the card.")] = False,
     debug: Debug = False,
 ):
     """Create the model card of a training run.

@@ -346,9 +346,7 @@ def export(
 def route(
     folder: Folder,
     text: Annotated[list[str], typer.Option("--text", help="A text to route; can be repeated.")],
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map to this file.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map there.")] = None,
     domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -369,9 +367,7 @@ def route(
 
 @app.command()
 def cluster(
-    data: Annotated[
-        list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines files or folders, then the output folder.")
-    ],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines or folders, then the output.")],
     k: Annotated[int, typer.Option("--clusters", "-k", help="Number of clusters.")] = 4,
     method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
     embedder: Annotated[
