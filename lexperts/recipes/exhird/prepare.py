@@ -78,12 +78,10 @@ def write_data(args: PrepareArguments):
             tokenizer = tokenizer.with_subword_tokenizer(subword_tokenizer)
     tokenizer.save_pretrained(output / "tokenizer")
     print(f"vocabulary: {len(tokenizer):,} words")
-    lengths = {"max_source_length": args.max_source_length, "max_target_length": args.max_target_length}
+    given = {name: getattr(args, name) for name in ("max_source_length", "max_target_length")}
     for split, columns in splits.items():
         options = {"batched": True, "remove_columns": list(COLUMNS), "desc": split, "load_from_cache_file": False}
-        rows = Dataset.from_dict(columns).map(
-            tokenize_documents, fn_kwargs={"tokenizer": tokenizer, **lengths}, **options
-        )
+        rows = Dataset.from_dict(columns).map(tokenize_documents, fn_kwargs=given | {"tokenizer": tokenizer}, **options)
         rows.save_to_disk(output / split)
         starts = [row[0] for labels in rows["labels"] for row in labels]
         present, absent = (starts.count(i) for i in (tokenizer.present_token_id, tokenizer.absent_token_id))

@@ -76,9 +76,7 @@ def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterat
     elif path.is_file():
         yield from read_file(name, path, columns)
     elif path.suffix in (*SUFFIXES, *COMPANIONS) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", place):
-        raise FileNotFoundError(
-            f"{place} does not exist. Pass --sources {name}=PLACE with a file, a folder or a Hub id."
-        )
+        raise FileNotFoundError(f"{place} does not exist. Pass --sources {name}=PLACE with a file, folder or a Hub id.")
     else:
         yield from read_hub(name, place, columns)
 

@@ -187,9 +187,8 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     for n, path in paths:
         empty = write_best(samples, rows, domain_info, n, path, keep_samples)
-    file.add_report(
-        {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed, **versions}
-    )
+    about = {"model": args.model_name_or_path, "rows": len(rows)}
+    file.add_report({**about, **report, "empty": empty, **speed, **versions})
     file.part.unlink()
     print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
     for _, path in paths:

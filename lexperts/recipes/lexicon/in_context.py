@@ -67,9 +67,8 @@ class PromptMaker:
     def encode(self, shots: Iterable[dict], row: dict) -> list[int]:
         """Examples and a row -> token ids, whatever their number."""
         if self.chat:
-            text = self.tokenizer.apply_chat_template(
-                conversation(shots, row), tokenize=False, add_generation_prompt=True
-            )
+            turns = conversation(shots, row)
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = self.tokenizer(plain_prompt(shots, row), split_special_tokens=True, verbose=False)["input_ids"]
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids  # the text continues

@@ -326,9 +326,7 @@ class Planner:
         paths: dict = {"model_name_or_path": str(model.out)}
         by_domain = self.config["compose"].get("routing_policy") == "domain"
         if by_domain and clusters is None:
-            raise ValueError(
-                "compose.routing_policy: domain needs clusters, and cluster.method is none. Use another method."
-            )
+            raise ValueError("compose.routing_policy: domain needs clusters, but cluster.method is none. Use another.")
         if by_domain:
             paths["train_files"] = [str(clusters.out / f"{k}.jsonl") for k in range(self.config["experts"])]
             settings["eval_strategy"], files = "no", {}

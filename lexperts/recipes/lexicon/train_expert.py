@@ -41,9 +41,7 @@ def check_fields(from_scratch: str) -> dict:
     known = LlamaConfig().to_dict()
     for name in fields:
         if name not in known:
-            raise ValueError(
-                f"from_scratch has {name!r}, which is not a field of LlamaConfig.{did_you_mean(name, known)}"
-            )
+            raise ValueError(f"from_scratch has {name!r}, not a field of LlamaConfig.{did_you_mean(name, known)}")
     return fields
 
 

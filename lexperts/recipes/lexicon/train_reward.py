@@ -69,6 +69,4 @@ def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-reward`."""
     trainer, folder = command("lexicon", "train_reward", prepare)(argv)
     train(trainer, folder.start)
-    save_and_score(
-        trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of the pairs"
-    )
+    save_and_score(trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs")

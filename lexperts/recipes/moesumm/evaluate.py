@@ -150,9 +150,7 @@ def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
             names = list(sets) if name == ALL else [name]
             missing = [one for one in names if one not in scores[baseline]]
             if missing:
-                raise ValueError(
-                    f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same data sets."
-                )
+                raise ValueError(f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same sets.")
             pairs = [(sets[one], scores[baseline][one]) for one in names]
             ours, theirs = ([mean_rouge(pair[i]) for pair in pairs] for i in (0, 1))
             for one, x, y in zip(names, ours, theirs, strict=True):

@@ -31,9 +31,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # the first four with BAR
 def train_tokenizer(texts: list[str], vocab_size: int, positions: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with BART's special tokens."""
     tokenizer = train_bpe(texts, vocab_size, SPECIAL)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
     names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")} | {
         "bos_token": "<s>",
         "eos_token": "</s>",

@@ -48,9 +48,7 @@ def summarize_file(
     for name, column in (("text_column", text_column), ("dataset_column", dataset_column)):
         if column is not None and column not in rows[0]:
             hint = did_you_mean(column, rows[0])
-            raise ValueError(
-                f"{source} has no column {column!r}; its columns are {', '.join(rows[0])}.{hint} Use --{name}."
-            )
+            raise ValueError(f"{source} has no column {column!r}; it has {', '.join(rows[0])}.{hint} Use --{name}.")
     texts = [row.get(text_column) for row in rows]
     has_text = [isinstance(text, str) and bool(text.strip()) for text in texts]
     settings = {

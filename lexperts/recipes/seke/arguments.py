@@ -76,9 +76,7 @@ class DataArguments:
                 "Pass both, or neither."
             )
         if self.mixing_temperature is not None and self.mixing_temperature <= 0:
-            raise ValueError(
-                f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 to keep proportions."
-            )
+            raise ValueError(f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 for proportions.")
 
 
 @dataclass

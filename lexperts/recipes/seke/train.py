@@ -109,11 +109,10 @@ def start_run(model_args, data_args, run_args, folder_args, training_args):
     """Trains the first stage and the seeds, if any -> the last stage's arguments, folder, and what `prepare` returns."""
     training_args = with_ablation_folder(model_args, training_args)
     stages = {"several_seeds": bool(run_args.seeds)}
-    run_folder_args = with_output_dir(
-        training_args, training_args.output_dir, **({"seed": 0} if run_args.seeds else {})
-    )
+    changes = {"seed": 0} if run_args.seeds else {}
+    whole_run_args = with_output_dir(training_args, training_args.output_dir, **changes)
     folder = open_stage(
-        model_args, data_args, run_folder_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
+        model_args, data_args, whole_run_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
     )  # fmt: skip
     if run_args.first_files or run_args.first_dataset:
         model_args = first_stage(model_args, data_args, run_args, training_args)
