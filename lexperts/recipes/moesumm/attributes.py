@@ -93,9 +93,7 @@ def standardised(features: np.ndarray) -> np.ndarray:
 
 
 def project(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first two principal components `(E, 2)` of features `(E, F)`, and their shares of the variance `(2,)`; 0 for equal
-    rows.
-    """
+    """The first two principal components `(E, 2)` of `(E, F)`, and their shares of the variance `(2,)`; 0 for equal rows."""
     if np.allclose(features, features[0], atol=1e-9):
         return np.zeros((len(features), 2)), np.zeros(2)
     pca = PCA(n_components=2, svd_solver="full")
