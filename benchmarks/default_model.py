@@ -51,8 +51,8 @@ def long_documents(options, name: str) -> tuple[list[str], list[list[str]]]:
     rows = read_jsonl(data_file(options, name, "test"))
     texts = [full_text(row) for row in rows]
     gold = gold_phrases(texts, [row["keyphrases"] for row in rows], "seke")
-    joined, phrases, _ = join_neighbours(texts, gold, [0] * len(texts), JOINED[name])
-    return joined[: options.long_documents], phrases[: options.long_documents]
+    joined = join_neighbours(texts, gold, [0] * len(texts), JOINED[name])[: options.long_documents]
+    return [text for text, _, _ in joined], [phrases for _, phrases, _ in joined]
 
 
 def score_long(options, extract, name: str) -> dict:

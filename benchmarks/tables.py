@@ -44,6 +44,7 @@ MAKERS = {
     "table:exhird_speed": exhird.exhird_speed,
     "table:all_sets": domains.all_sets,
     "table:left_out": domains.left_out,
+    "table:exported": domains.exported,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,

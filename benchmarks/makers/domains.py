@@ -163,3 +163,29 @@ def comparison() -> str:
         "krapivin and nus are unseen; of the other sets the default model was trained on the training documents. "
         "[All scores, and sets left out in training](docs/keyphrases.md#the-default-model).",
     ])  # fmt: skip
+
+
+def exported() -> str:
+    """The default model in PyTorch and as graphs, beside YAKE and KeyBERT: speed, quality, size, start-up and memory."""
+    record = load("export")
+    base = record["results"]["PyTorch float32"]["per_second"]
+    lines = [
+        "| | documents a second | times float32 | F1@10 | keyphrases as in float32 | file, MB | start-up, s | peak memory, MB |",
+        "| --- |" + " --- |" * 7,
+    ]
+    for system, row in record["results"].items():
+        export = row["export"] or {}
+        same = f"{100 * export['agreement']:.0f}%" if export else ""
+        size = f"{export['size'] / 1e6:.0f}" if export else ""
+        lines.append(
+            f"| {system} | {row['per_second']:.1f} | {row['per_second'] / base:.2f} | {100 * row['f1@10']:.1f} | {same} | {size} | "
+            f"{row['startup']:.1f} | {row['megabytes']:,.0f} |"
+        )
+    settings = record["settings"]
+    note = (
+        f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT read "
+        "the first 50. The share of equal keyphrases is that of validation documents. "
+    )
+    return "\n".join(
+        [*lines, "", f"{note}{provenance(record)} `python benchmarks/export.py --data PATH --work FOLDER`"]
+    )

@@ -1,0 +1,115 @@
+"""Speed, quality, size, start-up time and memory of the default model in PyTorch, ONNX and OpenVINO, beside YAKE and KeyBERT.
+
+    python benchmarks/export.py --data PATH --work FOLDER       # PATH/keyphrases/inspec; pip install lexperts[onnx,openvino] yake keybert
+
+Each system runs in a process of its own, from texts to keyphrases, on the same test documents of Inspec; systems take turns, and
+the median of the rounds counts. int8 is calibrated and checked on validation documents. KeyBERT reads the first documents only.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common import write
+from seke_domains import data_file
+
+from keyphrase_tools.jsonl import full_text, read_jsonl
+
+GRAPHS = [(f, p) for f in ("onnx", "openvino") for p in ("fp32", "int8")]
+SYSTEMS = ("PyTorch float32", "PyTorch bfloat16", *(f"{f} {p}" for f, p in GRAPHS), "YAKE", "KeyBERT")
+NUM_KEYBERT = 50
+
+
+def export_graphs(options) -> dict[str, dict]:
+    """Writes the graphs, and returns what `export_model` says of each."""
+    from keyphrase_tools.default_model import find_default_model
+    from keyphrase_tools.export import export_model
+
+    rows = read_jsonl(data_file(options, "inspec", "validation"))[: options.checked]
+    rows = [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in rows]
+    reports = {}
+    for format, precision in GRAPHS:
+        folder = Path(options.work) / f"{format}-{precision}"
+        report = export_model(find_default_model(), folder, format=format, precision=precision, evaluation=rows)
+        reports[f"{format} {precision}"] = report
+        print(f"{format} {precision}: {report}", flush=True)
+    return reports
+
+
+def open_system(system: str, work: str):
+    """A function from texts to keyphrases."""
+    if system in ("YAKE", "KeyBERT"):
+        from seke_quality import BASELINES
+
+        return BASELINES[system]
+    import torch
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401  (registers the pipeline)
+
+    if system.startswith("PyTorch"):
+        extract = pipeline("keyphrase-extraction", dtype=getattr(torch, system.split()[1]), device="cpu")
+    else:
+        extract = pipeline("keyphrase-extraction", model=str(Path(work) / system.replace(" ", "-")))
+    return lambda texts: extract(texts, batch_size=8)
+
+
+def run_system(options) -> None:
+    """Prints the figures of one system as JSON."""
+    start = time.perf_counter()
+    from keyphrase_tools.evaluation import score_phrases
+    from keyphrase_tools.labels import present
+    from keyphrase_tools.words import split_words
+
+    rows = read_jsonl(data_file(options, "inspec", "test"))[: options.documents]
+    rows = rows[:NUM_KEYBERT] if options.run == "KeyBERT" else rows
+    texts = [full_text(row) for row in rows]
+    extract = open_system(options.run, options.work)
+    extract(texts[:1])
+    startup = time.perf_counter() - start
+    start = time.perf_counter()
+    phrases = extract(texts)
+    seconds = time.perf_counter() - start
+    gold = [present(split_words(t), row["keyphrases"], rules="seke") for t, row in zip(texts, rows, strict=True)]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    f1 = score_phrases(phrases, gold)["f1@10"]
+    figures = {"documents": len(texts), "per_second": len(texts) / seconds, "startup": startup, "megabytes": memory}
+    print(json.dumps(figures | {"f1@10": f1}))
+
+
+def main():
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
+    parser.add_argument("--work", required=True, help="folder for the graphs")
+    parser.add_argument("--documents", type=int, default=500, help="test documents")
+    parser.add_argument("--checked", type=int, default=200, help="validation documents of the exporter's quality check")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--run", choices=SYSTEMS, help="measure one system, in this process")
+    options = parser.parse_args()
+    if options.run:
+        return run_system(options)
+    reports, rounds = export_graphs(options), {system: [] for system in SYSTEMS}
+    for _ in range(options.rounds):
+        for system in SYSTEMS:
+            command = [sys.executable, *sys.argv, "--run", system]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{system}: {done.stderr[-2000:]}")
+            rounds[system].append(json.loads(done.stdout.splitlines()[-1]))
+            print(system, rounds[system][-1], flush=True)
+    results = {}
+    for system, figures in rounds.items():
+        medians = {name: statistics.median(row[name] for row in figures) for name in figures[0]}
+        results[system] = medians | {"export": reports.get(system)}
+    settings = {"documents": options.documents, "checked": options.checked, "rounds": options.rounds}
+    return write("export", results, **settings)
+
+
+if __name__ == "__main__":
+    main()
