@@ -195,6 +195,7 @@ def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, 
     """Writes the float32 graph, with any number of rows and any length up to the limit."""
     batch, length = torch.export.Dim("batch", min=1, max=1 << 16), torch.export.Dim("length", min=1, max=limit)
     shapes = [{0: batch} if name == "style_ids" else {0: batch, 1: length} for name in inputs]
+    others = [tuple(shapes[2:])] if shapes[2:] else []  # an argument list that is empty has no shapes
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -202,7 +203,7 @@ def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, 
                 wrapped,
                 tuple(inputs.values()),
                 dynamo=True,
-                dynamic_shapes=(*shapes[:2], tuple(shapes[2:])),
+                dynamic_shapes=(*shapes[:2], *others),
                 input_names=list(inputs),
                 output_names=["logits", "last_hidden_state"],
                 opset_version=OPSET,
