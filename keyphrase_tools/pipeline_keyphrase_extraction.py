@@ -457,9 +457,9 @@ class KeyphraseExtractionPipeline(Pipeline):
             ranker = self._rankers.get(style, self._rankers[None])
             phrases = ranker.rank(document.text, document.words, p, language)
             if min_score is None:
-                number = ranker.best_number([phrase["score"] for phrase in phrases])
-                phrases = phrases[: 2 * number if diversity else number]
-                top_k = number if top_k is None else min(top_k, number)
+                best = ranker.best_number([phrase["score"] for phrase in phrases])
+                phrases = phrases[: 2 * best if diversity else best]
+                top_k = best if top_k is None else min(top_k, best)
         else:
             # tags are only computed without a threshold
             threshold, tags = self._threshold(threshold), word_probabilities.tags(number)

@@ -191,3 +191,6 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     assert pipeline("keyphrase-extraction", model=str(tmp_path))(text) == extract(text)
     batch = [text, "graph", "", "learning networks " * 90]
     assert extract(batch, min_score=0.0) == [extract(one, min_score=0.0) for one in batch]
+    diverse = extract(batch, diversity=0.5)
+    assert diverse == [extract(one, diversity=0.5) for one in batch]
+    assert [len(phrases) for phrases in diverse] == [len(phrases) for phrases in extract(batch)]
