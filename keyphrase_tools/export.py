@@ -140,7 +140,7 @@ def export_model(
         entry |= {name: report[name] for name in ("documents", "f1@10", "agreement") if name in report}
         extract.model.config.exported = {**exported, format: entry}
         save_folder(extract, folder)
-        write_card(folder, Path(model).name, extract.model.config.exported)
+        write_card(folder, model, extract.model.config.exported)
         (folder / "plain.onnx").unlink()
         shutil.rmtree(output / format, ignore_errors=True)  # a graph of the other precision
         shutil.copytree(folder, output, dirs_exist_ok=True)
@@ -303,8 +303,10 @@ def save_folder(extract, folder: Path) -> None:
     extract.tokenizer.save_pretrained(folder)
 
 
-def write_card(folder: Path, name: str, exported: Mapping[str, Mapping]) -> None:
+def write_card(folder: Path, model: str, exported: Mapping[str, Mapping]) -> None:
     """Writes README.md: what the folder holds, how to open it, and what was measured."""
+    is_local = Path(model).exists()
+    name = Path(model).resolve().name if is_local else model
     rows = []
     for format, entry in exported.items():
         f1 = entry.get("f1@10")
@@ -313,7 +315,7 @@ def write_card(folder: Path, name: str, exported: Mapping[str, Mapping]) -> None
         file = graph_file(format, entry["precision"])
         rows.append(f"| `{file}` | {entry['precision']} | {entry['size'] / 1e6:.1f} MB | {scores} | {documents} |")
     tags = [*exported, "token-classification", "keyphrase-extraction"]
-    metadata = ModelCardData(base_model=name, library_name="lexperts", tags=tags).to_yaml()
+    metadata = ModelCardData(base_model=None if is_local else name, library_name="lexperts", tags=tags).to_yaml()
     formats = " or ".join(f"`backend={format!r}`" for format in exported)
     text = CARD.format(metadata=metadata, name=name, rows="\n".join(rows), formats=formats)
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -16,9 +16,15 @@ from keyphrase_tools.export import export_model
 from keyphrase_tools.exported_model import ExportedModel
 from modeling_seke import SekeConfig, SekeForTokenClassification
 
-from .test_export import FORMATS, padded_batch, save
+from .test_export import padded_batch, save
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 130}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 130,
+}
 RELATIVE = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 BACKBONES = {
     "deberta-v2": lambda: DebertaV2Config(**SIZES, **RELATIVE, max_position_embeddings=64, norm_rel_ebd="layer_norm"),
@@ -34,9 +40,9 @@ BACKBONES = {
 }
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize(("name", "format"), [*((name, "onnx") for name in BACKBONES), ("deberta-v2", "openvino")])
 def test_logits_equal_those_of_pytorch_on_every_encoder(name, format, tiny_tokenizer, tmp_path):
+    pytest.importorskip(format)
     torch.manual_seed(0)
     seke = SekeForTokenClassification(SekeConfig(text_config=BACKBONES[name]()))
     folder = save(seke, tiny_tokenizer, tmp_path / "seke")
