@@ -1,7 +1,7 @@
 """Diverse keyphrases: maximal marginal relevance (Carbonell and Goldstein 1998) on the model's own states.
 
-The next phrase is the one with the largest (1 - diversity) * score - diversity * (largest cosine to a phrase before it). The
-vector of a phrase is the mean of the backbone's last hidden states at the first sub-tokens of its words, over all mentions.
+The next phrase is the one with the largest (1 - diversity) * score / (best score) - diversity * (largest cosine to a phrase before
+it). The scores are relative, since cosines would outweigh the small probabilities of an unusual document. The vector of a phrase is the mean of the backbone's last hidden states at the first sub-tokens of its words, over all mentions.
 """
 
 from bisect import bisect_left
@@ -105,6 +105,7 @@ def diversify(phrases: Sequence[dict], vectors: np.ndarray, diversity: float, to
         The chosen phrases, in order. The first is always the best; of equal values the earlier phrase is chosen.
     """
     scores = np.array([phrase["score"] for phrase in phrases], dtype=np.float64)
+    scores = scores / max(scores.max(initial=0), 1e-9)
     left, chosen, nearest = np.ones(len(phrases), dtype=bool), [], np.zeros(len(phrases))
     while left.any() and (top_k is None or len(chosen) < top_k):
         value = (1 - diversity) * scores - diversity * nearest if chosen else scores

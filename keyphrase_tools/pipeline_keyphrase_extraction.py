@@ -458,8 +458,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             phrases = ranker.rank(document.text, document.words, p, language)
             if min_score is None:
                 best = ranker.best_number([phrase["score"] for phrase in phrases])
-                phrases = phrases[: 2 * best if diversity else best]
                 top_k = best if top_k is None else min(top_k, best)
+                phrases = phrases[: max(best, 2 * top_k) if diversity else best]
         else:
             # tags are only computed without a threshold
             threshold, tags = self._threshold(threshold), word_probabilities.tags(number)

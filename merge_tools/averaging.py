@@ -8,6 +8,8 @@ import numpy as np
 
 from .errors import MergeError
 
+NUMPY_DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+
 
 def to_float64(raw: np.ndarray, dtype: str) -> np.ndarray:
     """Converts raw elements (unsigned integers of the dtype's width) to float64."""
@@ -22,25 +24,18 @@ def to_float32(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def view(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Reinterprets raw elements of F16, F32 or F64 as numbers.
-
-    Raises:
-        MergeError: for other dtypes.
-    """
-    numpy_dtypes = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
-    if dtype not in numpy_dtypes:
+    """Reinterprets raw elements of F16, F32 or F64 as numbers; raises a `MergeError` for other dtypes."""
+    if dtype not in NUMPY_DTYPES:
         raise MergeError(f"Cannot average or convert a tensor of dtype {dtype}. Use a floating-point checkpoint.")
-    return raw.view(numpy_dtypes[dtype])
+    return raw.view(NUMPY_DTYPES[dtype])
 
 
 def from_float(values: np.ndarray, dtype: str) -> np.ndarray:
     """Converts float32 or float64 values to raw elements of the dtype: one rounding to nearest, ties to even."""
-    if dtype != "BF16":
-        numpy_dtypes = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
-        with np.errstate(over="ignore"):
-            return values.astype(numpy_dtypes[dtype]).view(f"<u{np.dtype(numpy_dtypes[dtype]).itemsize}")
     with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
+        single = values.astype(NUMPY_DTYPES.get(dtype, np.float32))
+    if dtype != "BF16":
+        return single.view(f"<u{single.itemsize}")
     bits = single.view(np.uint32)
     if values.dtype == np.float64:
         # If the float32 value is on a tie of bf16 but the float64 value is not, rounding twice would go wrong.
@@ -58,20 +53,14 @@ def bf16_from_bits(bits: np.ndarray) -> np.ndarray:
 
 def mean_float64(raws: list[np.ndarray], dtypes: list[str], weights: list[float], out: str) -> np.ndarray:
     """sum_e w_e x_e in float64, rounded once. The reference for the faster functions below."""
-    total = to_float64(raws[0], dtypes[0]) * weights[0]
-    for raw, dtype, weight in zip(raws[1:], dtypes[1:], weights[1:], strict=True):
-        total += to_float64(raw, dtype) * weight
-    return from_float(total, out)
+    return from_float(sum(to_float64(raw, d) * w for raw, d, w in zip(raws, dtypes, weights, strict=True)), out)
 
 
 def mean_equal(raws: list[np.ndarray], dtypes: list[str], out: str) -> np.ndarray:
     """The mean of E tensors: the float64 mean rounded once, computed in float32 where that is exactly equal."""
     if out == "BF16" and all(dtype == "BF16" for dtype in dtypes):
         return mean_bf16(raws)
-    total = to_float64(raws[0], dtypes[0])
-    for raw, dtype in zip(raws[1:], dtypes[1:], strict=True):
-        total += to_float64(raw, dtype)
-    return from_float(total / len(raws), out)
+    return from_float(sum(map(to_float64, raws, dtypes)) / len(raws), out)
 
 
 def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:

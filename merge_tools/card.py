@@ -6,14 +6,21 @@ from typing import Any
 from .errors import format_size
 
 SHA_DIGITS = 16  # of a hash
+IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
+HOW_TO_OPEN = """```python
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+```"""
 
 
-def model_card(record: dict[str, Any], counts: dict[str, int], nbytes: int) -> bytes:
+def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     """README.md: how to open the mixture, its sources, a routing preview, and the recipe."""
     sections = [
         front_matter(record),
-        summary(record["recipe"], counts, nbytes),
-        how_to_open(record["format"] == "mixtral"),
+        summary(record["recipe"], sizes),
+        HOW_TO_OPEN.format(imports="" if record["format"] == "mixtral" else IMPORTS),
         sources_table(record),
         routing_table(record),
         "## Recipe\n\n```yaml\n" + to_yaml(record["recipe"]) + "\n```",
@@ -34,25 +41,16 @@ def front_matter(record: dict[str, Any]) -> str:
     return f"---\n{to_yaml(metadata)}\n---"
 
 
-def summary(recipe: dict[str, Any], counts: dict[str, int], nbytes: int) -> str:
+def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
     """The title, the number of parameters, and the routing."""
     policy, k = recipe["routing_policy"], recipe["experts_per_token"]
     routing = f"{policy} (top {k})" if policy == "token" else policy
     return (
         f"# Mixture of {len(recipe['experts'])} experts\n\n"
-        f"{counts['total']:,} parameters, {counts['active']:,} of them active per token; {format_size(nbytes)}.\n"
+        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; "
+        f"{format_size(sizes['bytes'])}.\n"
         f"Routed: {', '.join(recipe['router_layers'])}. Policy: {routing}."
     )
-
-
-def how_to_open(stock: bool) -> str:
-    """The code that opens the mixture."""
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
-    if not stock:
-        lines.insert(0, "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True")
-    lines += ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
-    lines.append('tokenizer = AutoTokenizer.from_pretrained("PATH")')
-    return "\n".join(["```python", *lines, "```"])
 
 
 def sources_table(record: dict[str, Any]) -> str:
@@ -65,7 +63,8 @@ def sources_table(record: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(map(in_cell, cells))} |")
     shared = f"copied from {record['base']['source']}"
     if recipe["average"] == "mean":
-        shared = f"the mean over {', '.join(record.get('shared_from') or names_of(record))}"
+        names = record.get("shared_from") or [expert["name"] for expert in record["experts"]]
+        shared = f"the mean over {', '.join(names)}"
     lines += ["", f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}."]
     if recipe["gate_mode"] != "none":
         lines[-1] += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
@@ -77,14 +76,9 @@ def in_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def names_of(record: dict[str, Any]) -> list[str]:
-    """The names of the experts."""
-    return [expert["name"] for expert in record["experts"]]
-
-
 def routing_table(record: dict[str, Any]) -> str:
     """Where the prompts of the recipe are routed; empty if the experts have changed since."""
-    names = names_of(record)
+    names = [expert["name"] for expert in record["experts"]]
     rows = record["gates"].get("prompts")
     if not rows or record["gates"]["experts"] != names:  # measured with other experts
         return ""

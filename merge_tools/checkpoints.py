@@ -14,12 +14,13 @@ import numpy as np
 
 from .averaging import from_float, to_float32
 from .errors import MergeError, join_names, short_reason
-from .tensor_files import TORCH_NAMES, TensorEntry, read_blocks, read_header
+from .tensor_files import TORCH_NAMES, TensorEntry, equal_blocks, read_blocks, read_header
 
 MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."
 # Options of peft with which an adapter is not W + scaling * B A.
-UNSUPPORTED_OPTIONS = ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens")
-UNSUPPORTED_OPTIONS += ("use_qalora",)
+UNSUPPORTED_OPTIONS = (
+    "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora",
+)  # fmt: skip
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -36,10 +37,6 @@ class Checkpoint:
         """The safetensors files, sorted."""
         return sorted({entry.file for entry in self.entries.values()})
 
-    def tensors_of(self, file: Path) -> list[TensorEntry]:
-        """The tensors of one file in the order of their bytes."""
-        return sorted((e for e in self.entries.values() if e.file == file), key=lambda e: e.start)
-
 
 @dataclass
 class Adapter:
@@ -54,9 +51,8 @@ class Adapter:
 
     @property
     def entries(self) -> list[TensorEntry]:
-        """All tensors of the adapter in the order of their bytes."""
-        halves = [entry for a, b, _ in self.lora_pairs.values() for entry in (a, b)]
-        return sorted([*halves, *self.full_modules.values()], key=lambda entry: entry.start)
+        """All tensors of the adapter."""
+        return [entry for a, b, _ in self.lora_pairs.values() for entry in (a, b)] + list(self.full_modules.values())
 
     @property
     def changed(self) -> list[str]:
@@ -73,20 +69,15 @@ class Source:
     checkpoint: Checkpoint
     adapter: Adapter | None = None
 
-    @property
-    def config(self) -> dict:
-        """config.json of the checkpoint."""
-        return self.checkpoint.config
+    def __post_init__(self):
+        self.config = self.checkpoint.config
+        self.files = self.checkpoint.files + (self.adapter.files if self.adapter else [])  # with tensors of this source
+        self.folder = self.adapter.folder if self.adapter else self.checkpoint.folder  # has tokenizer and licence
 
-    @property
-    def files(self) -> list[Path]:
-        """All files with tensors of this source."""
-        return self.checkpoint.files + (self.adapter.files if self.adapter else [])
-
-    @property
-    def folder(self) -> Path:
-        """The folder that is searched first for tokenizer and licence."""
-        return self.adapter.folder if self.adapter else self.checkpoint.folder
+    def tensors_of(self, file: Path) -> list[TensorEntry]:
+        """The tensors of one file in the order of their bytes."""
+        entries = [*self.checkpoint.entries.values(), *(self.adapter.entries if self.adapter else [])]
+        return sorted((entry for entry in entries if entry.file == file), key=lambda entry: entry.start)
 
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint.entries
@@ -103,31 +94,23 @@ class Source:
 
     def blocks(self, name: str, elements: int):
         """Yields the raw elements of a tensor in blocks, with the adapter applied."""
-        entry = self.entry(name)
         if self.is_verbatim(name):
-            yield from read_blocks(entry, elements)
-            return
-        a, b, scaling = self.adapter.lora_pairs[name]
+            return read_blocks(self.entry(name), elements)
+        return equal_blocks(self._lora_rows(name, elements), elements)
+
+    def _lora_rows(self, name: str, elements: int):
+        entry, (a, b, scaling) = self.entry(name), self.adapter.lora_pairs[name]
         rows, columns = entry.shape
-        a = to_float32(*read_all(a)).reshape(a.shape)
-        b = to_float32(*read_all(b)).reshape(b.shape)
         step = max(elements // columns, 1)
-        rest = np.empty(0, f"<u{entry.nbytes // (rows * columns)}")
-        for top in range(0, rows, step):
-            base = next(read_blocks(entry, step * columns, top * columns, min(top + step, rows) * columns))
+        a, b = (to_float32(*read_all(half)).reshape(half.shape) for half in (a, b))
+        for top, base in zip(range(0, rows, step), read_blocks(entry, step * columns), strict=True):
             value = to_float32(base, entry.dtype).reshape(-1, columns) + (b[top : top + step] @ a) * scaling
-            rest = np.concatenate([rest, from_float(value.ravel(), entry.dtype)])
-            while len(rest) >= elements:  # equal block sizes, so several sources can be read in parallel
-                yield rest[:elements]
-                rest = rest[elements:]
-        if len(rest):
-            yield rest
+            yield from_float(value.ravel(), entry.dtype)
 
 
 def read_all(entry: TensorEntry) -> tuple[np.ndarray, str]:
     """All raw elements of a small tensor, and its dtype."""
-    count = entry.nbytes
-    return next(read_blocks(entry, max(count, 1)), np.empty(0, "<u2")), entry.dtype
+    return next(read_blocks(entry, entry.elements), np.empty(0, "<u2")), entry.dtype
 
 
 def open_source(name: str, origin: str, base: str | None = None) -> Source:
@@ -135,7 +118,6 @@ def open_source(name: str, origin: str, base: str | None = None) -> Source:
 
     Args:
         name: name of the expert, for messages.
-        origin: folder or Hub id.
         base: model to use as the adapter's base if the one that it names does not exist.
 
     Raises:
@@ -214,11 +196,7 @@ def suggest_sibling(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """Reads a JSON object.
-
-    Raises:
-        MergeError: if the file is missing, unreadable, or holds something else.
-    """
+    """Reads a JSON object; raises a `MergeError` if the file is missing, unreadable, or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -239,9 +217,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file() and index.is_file():
-        raise MergeError(
-            f"{folder} has both model.safetensors and {index.name}, which is ambiguous. Remove the outdated one."
-        )
+        raise MergeError(f"{folder} has both model.safetensors and {index.name}. Remove the outdated one.")
     if single.is_file():
         return Checkpoint(folder, config, {entry.name: entry for entry in read_header(single)})
     if index.is_file():
@@ -291,8 +267,7 @@ def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
 def open_adapter(folder: Path) -> Adapter:
     """Opens a LoRA adapter as peft saves it.
 
-    Raises:
-        MergeError: for other kinds of adapters, which have to be merged with peft first, and for broken files.
+    Raises a `MergeError` for other kinds of adapters, which have to be merged with peft first, and for broken files.
     """
     config = read_json(folder / "adapter_config.json")
     if config.get("peft_type") != "LORA":
@@ -325,11 +300,7 @@ def open_adapter(folder: Path) -> Adapter:
 def lora_pair(
     folder: Path, config: dict, module: str, half: dict[str, TensorEntry]
 ) -> tuple[TensorEntry, TensorEntry, float]:
-    """A, B and the scaling of one module.
-
-    Raises:
-        MergeError: if A and B do not match each other or the configuration.
-    """
+    """A, B and the scaling of one module; raises a `MergeError` if they do not match each other or the configuration."""
     if set(half) != {"A", "B"}:
         raise MergeError(f"{folder}: {module!r} has only lora_{''.join(half)}. Save the adapter again.")
     a, b = half["A"], half["B"]

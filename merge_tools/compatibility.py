@@ -1,7 +1,7 @@
 """Compatibility of sources: each must be a Llama that matches its configuration, and all must agree with each other."""
 
-import hashlib
 import re
+from dataclasses import asdict
 from typing import Any
 
 from .checkpoints import Source
@@ -36,20 +36,15 @@ MAX_TENSOR_ERRORS = 3
 
 
 def check_shapes(report: Report, source: Source) -> bool:
-    """Checks that a source is a Llama and has every tensor in its shape.
-
-    Returns:
-        False if the source cannot be compared with others.
-    """
+    """Checks that a source is a Llama and has every tensor in its shape; False if it cannot be compared with others."""
     model_type = source.config.get("model_type")
     if model_type != "llama":
         message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
         report.add("error", "model type", source.name, message)
         return False
-    errors = find_config_errors(source.config)
-    for error in errors:
-        report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
-    if errors:
+    if errors := find_config_errors(source.config):
+        for error in errors:
+            report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
         return False
     shape = LlamaShape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
@@ -89,8 +84,10 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
     """Differences between the stored tensors and those that the configuration requires."""
     entries = source.checkpoint.entries
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
-    if layers != shape.layers:
-        return [f"num_hidden_layers is {shape.layers} in config.json, but the files have tensors of {layers} layers"]
+    if layers != shape.num_hidden_layers:
+        return [
+            f"num_hidden_layers is {shape.num_hidden_layers} in config.json, but the files have tensors of {layers} layers"
+        ]
     expected, errors = shape.tensors(), []
     for name, dims in expected.items():
         if name not in entries:
@@ -109,14 +106,18 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
     return errors
 
 
-def check_configuration(report: Report, first: Source, other: Source, dtype: str | None = None):
+def check_with(report: Report, first: Source, other: Source, dtype: str | None):
+    """Compares a source with the first one: configurations, embedding rows and RoPE settings."""
+    if other.checkpoint is not first.checkpoint:
+        check_configuration(report, first, other, dtype)
+        check_rows(report, first, other)
+    check_rope(report, first, other)
+
+
+def check_configuration(report: Report, first: Source, other: Source, dtype: str | None):
     """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported.
 
-    Args:
-        report: where findings are added.
-        first: the source to compare with.
-        other: the source to check.
-        dtype: dtype of the output, if the recipe sets one.
+    `dtype` is that of the output, if the recipe sets one.
     """
     ours, theirs = with_llama_defaults(first.config), with_llama_defaults(other.config)
     differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
@@ -141,19 +142,10 @@ def describe_difference(key: str, theirs: dict[str, Any], ours: dict[str, Any], 
 
 def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with LlamaConfig's defaults for missing fields."""
-    shape = LlamaShape.from_config(config)
     defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
-    return {
-        **defaults,
-        "initializer_range": 0.02,
-        "dtype": config.get("torch_dtype"),
-        **{key: value for key, value in config.items() if value is not None},
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "attention_bias": shape.attention_bias,
-        "mlp_bias": shape.mlp_bias,
-        "tie_word_embeddings": shape.tied,
-    }
+    defaults |= {"initializer_range": 0.02, "dtype": config.get("torch_dtype")}
+    values = {key: value for key, value in config.items() if value is not None}
+    return {**defaults, **values, **asdict(LlamaShape.from_config(config))}
 
 
 def check_rope(report: Report, first: Source, other: Source):
@@ -168,12 +160,6 @@ def check_rope(report: Report, first: Source, other: Source):
     report.add("error", "rope", other.name, message, "rope")
 
 
-def check_vocabulary(report: Report, first: Source, other: Source):
-    """Compares embedding rows and tokenizers."""
-    check_rows(report, first, other)
-    check_tokenizer(report, first, other)
-
-
 def check_rows(report: Report, first: Source, other: Source):
     """Compares the number of embedding rows."""
     ours, theirs = (LlamaShape.from_config(source.config).vocab_size for source in (first, other))
@@ -184,22 +170,22 @@ def check_rows(report: Report, first: Source, other: Source):
 
 def check_own_tokenizers(report: Report, sources: list[Source]):
     """Checks that tokenizers can be read and that every token id has an embedding row."""
-    last_ids: dict[bytes, int] = {}  # SHA-256 of a file -> its last id; most experts share one tokenizer
+    last_ids: dict[bytes, int] = {}  # content of a file -> its last id; most experts share one tokenizer
     for source in sources:
         file = source_tokenizer(source)
         if file is None or file.suffix != ".json":
             continue
         try:
-            digest = hashlib.sha256(file.read_bytes()).digest()
-            if digest not in last_ids:
-                last_ids[digest] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
+            content = file.read_bytes()
+            if content not in last_ids:
+                last_ids[content] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
         except (MergeError, OSError) as error:
             report.add("error", "tokenizer", source.name, str(error))
             continue
         rows = source.config["vocab_size"]
-        if last_ids[digest] >= rows:
+        if last_ids[content] >= rows:
             message = (
-                f"its tokenizer has ids up to {last_ids[digest]}, but its embeddings have {rows} rows: the "
+                f"its tokenizer has ids up to {last_ids[content]}, but its embeddings have {rows} rows: the "
                 "model fails on such a token."
             )
             report.add("warning", "tokenizer", source.name, message)

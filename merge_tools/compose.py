@@ -2,24 +2,24 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .card import model_card
-from .centroids import read_centroids
 from .checkpoints import Source
 from .errors import MergeError
 from .findings import Report
 from .gates import Gates, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
-from .plan import OutputTensor, centroid_tensor, count_parameters, plan_tensors
+from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
-from .provenance import RECORD, merge_record
+from .provenance import RECORD, package_version, source_record
 from .recipe import Recipe
-from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, Writer, assign_shards, commit_output, staging_folder
-from .tensor_files import TensorEntry, has_nonfinite, read_header
+from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, write_checkpoint
+from .tensor_files import ScanResult, has_nonfinite
 from .tokenizers import mixture_tokenizer
 
 
@@ -34,25 +34,23 @@ class Plan:
     format: str  # "mixtral" or "lexicon"
     tensors: list[OutputTensor]
     gates: Gates
-    counts: dict[str, int]  # parameters: total, active
     config: dict[str, Any]
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """`bytes`, `parameters` and `active_parameters`, those that are active per token."""
+        return measure(self.recipe, self.tensors)
 
     def summary(self) -> dict[str, Any]:
         """Format, experts, size on disk and in memory, parameters in total and active per token."""
-        return {
-            "format": self.format,
-            "experts": self.recipe.names,
-            "tensors": len(self.tensors),
-            "bytes": self.nbytes,
-            "parameters": self.counts["total"],
-            "active_parameters": self.counts["active"],
-            "memory_bytes": self.nbytes,
-        }
+        summary = {"format": self.format, "experts": self.recipe.names, "tensors": len(self.tensors)}
+        return {**summary, **self.sizes, "memory_bytes": self.sizes["bytes"]}
+
+    def record(self, scans: dict[Path, ScanResult]) -> dict[str, Any]:
+        """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
+        record = {"made_by": f"lexperts {package_version()}", "format": self.format, "recipe": self.recipe.to_dict()}
+        experts = [source_record(expert, scans) for expert in self.experts]
+        return {**record, "base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
 
 
 def check_and_plan(
@@ -85,8 +83,7 @@ def make_plan(preflight: Preflight, gates: Gates) -> Plan:
         tensors.append(centroid_tensor(centroids))
     vocab_size = tensors[0].shape[0]
     config = mixture_config(recipe, base, vocab_size, format, None if centroids is None else centroids.shape[1])
-    counts = count_parameters(recipe, tensors)
-    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, counts, config)
+    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, config)
 
 
 def compose(
@@ -116,48 +113,27 @@ def compose(
     Raises:
         MergeError: if the preflight finds errors. Nothing is written then.
     """
-    progress = progress or Progress()
     out = Path(out)
     plan = check_and_plan(recipe, out, low_memory=low_memory, **changes)
-    write_mixture(plan, out, resume=resume, shard_bytes=shard_bytes, progress=progress)
+    sources = [*plan.experts, plan.base]
+
+    def make_files(scans) -> dict[str, bytes]:
+        tokenizer = mixture_tokenizer(plan.base, plan.experts)
+        return tokenizer | metadata_files(plan.config, plan.record(scans), plan.sizes)
+
+    try:
+        write_checkpoint(out, plan.tensors, sources, make_files, progress, resume, shard_bytes)
+    except NotFiniteError as error:
+        name = next(source.name for source in sources if error.file in source.files)
+        raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
 
 
-def write_mixture(plan: Plan, out: Path, *, resume: bool, shard_bytes: int, progress: Progress):
-    """Writes the tensors and metadata files of a plan."""
-    shards = assign_shards(plan.tensors, shard_bytes)
-    files = source_files([plan.base, *plan.experts])
-    with staging_folder(out, resume) as folder:
-        try:
-            scans = Writer(folder, shards, files, resume, progress).run()
-        except NotFiniteError as error:
-            raise MergeError(name_expert(error, [*plan.experts, plan.base])) from error
-        record = merge_record(plan.recipe, plan.format, plan.base, plan.experts, scans, plan.gates.info)
-        commit_output(folder, out, shards, metadata_files(plan, record), progress)
-
-
-def metadata_files(plan: Plan, record: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a mixture except its weights: tokenizer, configuration, record, model card, and code if needed."""
-    files = mixture_tokenizer(plan.base, plan.experts)
-    files |= {
-        "config.json": to_json_bytes(plan.config),
-        RECORD: to_json_bytes(record),
-        "README.md": model_card(record, plan.counts, plan.nbytes),
-    }
-    return files | (code_files() if plan.format == "lexicon" else {})
-
-
-def source_files(sources: list[Source]) -> dict[Path, list[TensorEntry]]:
-    """All files of the sources with the tensors in them."""
-    return {file: read_header(file) for source in sources for file in source.files}
-
-
-def name_expert(error: NotFiniteError, sources: list[Source]) -> str:
-    """The message of an error, with the name of the expert that the file belongs to."""
-    for source in sources:
-        if error.file in source.files:
-            return f"{source.name}: {error.file.name}: {describe_nonfinite(list(error.names))}"
-    return str(error)
+def metadata_files(config: dict[str, Any], record: dict[str, Any], sizes: dict[str, int]) -> dict[str, bytes]:
+    """The files of a mixture except weights and tokenizer: configuration, record, model card, and code if needed."""
+    files = {"config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
+    files["README.md"] = model_card(record, sizes)
+    return files | (code_files() if record["format"] == "lexicon" else {})
 
 
 def load_experts(
@@ -173,11 +149,8 @@ def load_experts(
 
     Args:
         experts: folders, Hub ids, or mappings as in a recipe.
-        base_model: see `Recipe`.
-        routing_policy: see `Recipe`.
-        gate_mode: see `Recipe`.
+        base_model, routing_policy, gate_mode, options: keys of a recipe, see `Recipe`.
         low_memory: computes gates with one layer of the base model in memory at a time.
-        options: other keys of a recipe, such as `experts_per_token`, `average`, `dtype`.
 
     Returns:
         A `LexiconForCausalLM` that equals `compose` followed by `from_pretrained`.
@@ -189,16 +162,8 @@ def load_experts(
 
     from .llama_runtime import load_state, to_torch
 
-    recipe = {
-        "experts": [e if isinstance(e, dict) else str(e) for e in experts],
-        "base_model": None if base_model is None else str(base_model),
-        "routing_policy": routing_policy,
-        "gate_mode": gate_mode,
-        "format": "lexicon",
-        **options,
-    }
-    recipe = {key: value for key, value in recipe.items() if value is not None}
-    plan = check_and_plan(recipe, low_memory=low_memory)
+    recipe = {"base_model": base_model, "routing_policy": routing_policy, "gate_mode": gate_mode, "format": "lexicon"}
+    plan = check_and_plan({"experts": list(experts), **recipe, **options}, low_memory=low_memory)
     state = {}
     for tensor in plan.tensors:
         raw = np.concatenate(list(tensor.blocks()))

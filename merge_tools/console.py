@@ -31,12 +31,10 @@ class ProgressBars(Progress):
 
     def start(self, phase: str, total: int):
         """Adds a bar, or extends the bar of the phase."""
-        if phase not in PHASES:
-            return
         if phase in self.tasks:  # another file in the same phase
             task = self.bars.tasks[self.tasks[phase]]
             self.bars.update(self.tasks[phase], total=task.total + total)
-        else:
+        elif phase in PHASES:
             self.tasks[phase] = self.bars.add_task(PHASES[phase], total=total)
 
     def advance(self, phase: str, count: int):
@@ -52,11 +50,17 @@ class ProgressBars(Progress):
         self.bars.stop()
 
 
+def new_table(*columns: str, **options) -> Table:
+    """A table without lines between its cells; `options` are those of its columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(Text(column), **options)
+    return table
+
+
 def render_findings(report: Report) -> Table:
     """The preflight as a table: errors last, equal messages once."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "check", "subject", "result"):
-        table.add_column(name, overflow="fold")
+    table = new_table("", "check", "subject", "result", overflow="fold")
     for level in LEVELS:
         colour, sign = SIGNS[level]
         for check, subjects, message in grouped(report.findings, level):
@@ -75,25 +79,22 @@ def render_verdict(report: Report) -> Text:
     """Whether the recipe can be merged."""
     errors, warnings = len(report.errors), len(report.warnings)
     if errors:
-        return Text(
-            f"{errors} error{'s' * (errors > 1)}. Fix {'them' if errors > 1 else 'it'} before merging.", style="red"
-        )
-    return Text(
-        f"Ready to merge{f', with {warnings} warning' + 's' * (warnings > 1) if warnings else ''}.", style="green"
-    )
+        fix = f"Fix {'them' if errors > 1 else 'it'} before merging."
+        return Text(f"{errors} error{'s' * (errors > 1)}. {fix}", style="red")
+    noted = f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    return Text(f"Ready to merge{noted}.", style="green")
 
 
 def render_summary(plan: dict[str, Any]) -> Table:
     """The summary of a plan or of a finished mixture."""
-    return key_value_table(
-        {
-            "format": plan["format"],
-            "experts": ", ".join(plan["experts"]),
-            "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
-            "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
-            "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
-        }
-    )
+    content = {
+        "format": plan["format"],
+        "experts": ", ".join(plan["experts"]),
+        "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
+        "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
+        "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
+    }
+    return key_value_table(content)
 
 
 def key_value_table(content: dict[str, str]) -> Table:
@@ -106,41 +107,31 @@ def key_value_table(content: dict[str, str]) -> Table:
 
 def render_mixture(facts: dict[str, Any]) -> Group:
     """The result of `inspect`."""
-    policy = facts["routing_policy"]
-    top = key_value_table(
-        {
-            "format": f"{facts['format']}, made by {facts['made_by']}",
-            "routed": f"{', '.join(facts['router_layers'])} in {format_layers(facts['router_layers_index'])}",
-            "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
-            "shared weights": facts["shared"],
-            "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
-            "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
-            "on disk": format_size(facts["bytes"]),
-        }
-    )
-    experts = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("expert", "source", "licence", "file", "sha256"):
-        experts.add_column(name, overflow="fold")
+    policy, layers = facts["routing_policy"], facts["router_layers_index"]
+    layers = "all layers" if layers is None else f"layers {', '.join(map(str, layers))}"
+    content = {
+        "format": f"{facts['format']}, made by {facts['made_by']}",
+        "routed": f"{', '.join(facts['router_layers'])} in {layers}",
+        "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
+        "shared weights": facts["shared"],
+        "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
+        "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
+        "on disk": format_size(facts["bytes"]),
+    }
+    experts = new_table("expert", "source", "licence", "file", "sha256", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
             experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
-    parts = [top, Text(), experts]
+    parts = [key_value_table(content), Text(), experts]
     if facts["gates"]:
-        gates = Table(box=None, pad_edge=False, header_style="bold")
-        for name in (f"gate ({facts['gate_mode']})", "condition number", "row norms"):
-            gates.add_column(name)
+        gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")
         for gate in facts["gates"]:
             name = f"layer {gate['layer']}" + (f" {gate['part']}" if gate["part"] != "mlp" else "")
             condition = "infinite" if gate["condition_number"] is None else f"{gate['condition_number']:.3g}"
             gates.add_row(name, condition, " ".join(f"{norm:.3g}" for norm in gate["row_norms"]))
         parts += [Text(), gates]
     return Group(*parts)
-
-
-def format_layers(index: list[int] | None) -> str:
-    """The routed layers."""
-    return "all layers" if index is None else f"layers {', '.join(map(str, index))}"
 
 
 def render_routings(routings: Sequence[Routing]) -> Group:
@@ -151,8 +142,7 @@ def render_routings(routings: Sequence[Routing]) -> Group:
     for e, name in enumerate(names):
         legend.append(f" {e} {name} ", style=f"black on {COLOURS[e % len(COLOURS)]}").append(" ")
     for routing in routings:
-        table = Table(box=None, pad_edge=False, header_style="bold", title=None)
-        table.add_column("router", no_wrap=True)
+        table = new_table("router", no_wrap=True)
         table.add_column("tokens and their first experts", overflow="fold")
         for name in names:
             table.add_column(Text(name), justify="right")
@@ -168,8 +158,7 @@ def render_routings(routings: Sequence[Routing]) -> Group:
 
 def render_clusters(result: dict) -> Group:
     """The result of `cluster`: size and terms of each cluster, and measures of their separation."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cluster", no_wrap=True)
+    table = new_table("cluster", no_wrap=True)
     table.add_column("rows", justify="right")
     table.add_column("terms", overflow="fold")
     for name, rows, terms in zip(result["names"], result["sizes"], result["terms"], strict=True):

@@ -1,6 +1,5 @@
 """Edits a mixture: adds or removes an expert, extracts one as a dense model, exports to the other format."""
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from .averaging import from_float, to_float64
-from .card import model_card
 from .checkpoints import Source, open_source
-from .compatibility import check_configuration, check_rope, check_shapes, check_vocabulary
-from .compose import compose, source_files
+from .compatibility import check_shapes, check_tokenizer, check_with
+from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
-from .gates import gates_from_texts, prompts_for, random_row
+from .gates import gate_without_texts, gates_from_texts, prompts_for
 from .mixture import Mixture
-from .output_config import code_files, dense_config, mixture_config, to_json_bytes
-from .plan import CHUNK, OutputTensor, copy_tensor, count_parameters
+from .output_config import dense_config, mixture_config, to_json_bytes
+from .plan import CHUNK, OutputTensor, copy_tensor, measure
 from .preflight import OpenedSources, check_adapters, check_disk, check_output_path, check_values
-from .provenance import RECORD, source_record
+from .provenance import source_record
 from .recipe import Recipe, read_recipe
-from .shard_writer import SHARD_BYTES, Progress, Writer, assign_shards, commit_output, staging_folder
+from .shard_writer import Progress, write_checkpoint
 from .tensor_files import read_blocks
 from .tokenizers import carried_files
 
@@ -47,9 +45,8 @@ def add(
         expert: folder, Hub id, or a mapping as in a recipe (`source_model`, `name`, `positive_prompts`, ...).
         out: output folder, which must not exist or be empty.
         reaverage: composes again from all sources, so the shared weights include the new expert.
-        low_memory: computes gates with one layer of the base model in memory at a time.
+        low_memory, progress: as in `compose`.
         allow: differences to accept, see `Recipe`.
-        progress: receives the progress of each phase.
 
     Returns:
         What was written, and `warnings`.
@@ -57,7 +54,7 @@ def add(
     Raises:
         MergeError: if the expert is not compatible, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     expert = expert if isinstance(expert, dict) else {"source_model": str(expert)}
     options = old.recipe.to_dict()
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, allow=list(allow))
@@ -77,9 +74,8 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     """Compares a new expert with the mixture, as `compose` compares experts with the base. Returns the warnings."""
     report = Report(allow=recipe.allow)
     if check_shapes(report, source):
-        check_configuration(report, old.source, source, recipe.dtype)
-        check_rope(report, old.source, source)
-        check_vocabulary(report, old.source, source)
+        check_with(report, old.source, source, recipe.dtype)
+        check_tokenizer(report, old.source, source)
         check_values(report, [source], deep=False)
         if source.adapter:
             check_adapters(report, recipe, OpenedSources(old.open_base(), [source]))
@@ -89,10 +85,8 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
 
 def new_gate_rows(recipe: Recipe, old: Mixture, low_memory: bool) -> dict[str, np.ndarray]:
     """Name of a gate -> its row for the last expert of the recipe, equal to that of a new compose."""
-    if recipe.gate_mode == "zeros":
-        return {part.gate: np.zeros(part.input_size(old.shape), np.float32) for part in old.gated}
-    if recipe.gate_mode == "random":
-        return {p.gate: random_row(recipe.seed, p, old.next_row, p.input_size(old.shape)) for p in old.gated}
+    if recipe.gate_mode in ("zeros", "random"):
+        return {part.gate: gate_without_texts(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
     if not old.gated:
         return {}
     texts = prompts_for(recipe, recipe.experts[-1])
@@ -109,23 +103,16 @@ def remove(
     low_memory: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Removes an expert from a mixture. Everything else stays the same.
+    """Removes an expert, given by its name, from a mixture. Everything else stays the same. Returns what was written.
 
     Args:
-        mixture: the mixture.
-        expert: name of the expert.
-        out: output folder, which must not exist or be empty.
         reaverage: composes again from the sources of the other experts.
-        low_memory: computes gates with one layer of the base model in memory at a time.
-        progress: receives the progress of each phase.
-
-    Returns:
-        What was written.
+        mixture, out, low_memory, progress: as in `add`.
 
     Raises:
         MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     removed = old.index_of(expert)
     if len(old.names) == 2:
         raise MergeError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
@@ -150,7 +137,7 @@ def write_with_experts(
     experts: list[ExpertSource],
     rows: dict[str, np.ndarray],
     out: Path,
-    progress: Progress,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Writes the mixture with other experts; `rows` are appended to the gates."""
     tensors = plan_with_experts(old, experts, rows)
@@ -171,7 +158,7 @@ def write_with_experts(
         record["experts"] = [
             old.record["experts"][e] if isinstance(e, int) else source_record(e, scans) for e in experts
         ]
-        return metadata_files(old, record, recipe, tensors)
+        return edited_files(old, record, recipe, tensors)
 
     new = [expert for expert in experts if isinstance(expert, Source)]
     return write_edited(tensors, [old.source, *new], out, progress, make_files)
@@ -179,52 +166,40 @@ def write_with_experts(
 
 def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str, np.ndarray]) -> list[OutputTensor]:
     """The tensors of a mixture with other experts; all but the gates are copied."""
-    dense_of = {(part, suffix): dense for part in old.parts for dense, suffix in part.expert_tensors(old.shape)}
-    part_of = {part.expert(0, suffix): part for part in old.parts for _, suffix in part.expert_tensors(old.shape)}
-    gates = {part.gate: part for part in old.gated}
-    tensors, planned = [], set()
-    for name in old.tensor_names():
-        entry = old.source.entry(name)
-        if name in gates:
-            values = old.gate(gates[name])[[e for e in experts if isinstance(e, int)]]
-            if name in rows:
-                values = np.concatenate([values, from_float(rows[name], entry.dtype)[None]])
-            tensors.append(OutputTensor(name, entry.dtype, values.shape, values=np.ascontiguousarray(values)))
-        elif ".experts." not in name:
-            tensors.append(copy_tensor(name, name, entry.dtype, old.source))
-        elif name in part_of and part_of[name] not in planned:
-            part = part_of[name]
-            planned.add(part)
-            for index, expert in enumerate(experts):
-                for _, suffix in part.expert_tensors(old.shape):
-                    dtype = old.source.entry(part.expert(0, suffix)).dtype
-                    is_old = isinstance(expert, int)
-                    source = old.source if is_old else expert
-                    tensor = part.expert(expert, suffix) if is_old else dense_of[part, suffix]
-                    tensors.append(copy_tensor(part.expert(index, suffix), tensor, dtype, source))
+    tensors, gated = [], old.gated
+    for item in old.layout():
+        if isinstance(item, str):
+            tensors.append(copy_tensor(item, item, old.source.entry(item).dtype, old.source))
+            continue
+        if item in gated:
+            dtype, values = (
+                old.source.entry(item.gate).dtype,
+                old.gate(item)[[e for e in experts if isinstance(e, int)]],
+            )
+            if item.gate in rows:
+                values = np.concatenate([values, from_float(rows[item.gate], dtype)[None]])
+            tensors.append(OutputTensor(item.gate, dtype, values.shape, values=np.ascontiguousarray(values)))
+        for index, expert in enumerate(experts):
+            for dense, suffix in item.expert_tensors(old.shape):
+                dtype = old.source.entry(item.expert(0, suffix)).dtype
+                is_old = isinstance(expert, int)
+                source, tensor = (old.source, item.expert(expert, suffix)) if is_old else (expert, dense)
+                tensors.append(copy_tensor(item.expert(index, suffix), tensor, dtype, source))
     return tensors
 
 
-def metadata_files(
-    old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]
-) -> dict[str, bytes]:
+def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, bytes]:
     """The files of an edited mixture except its weights."""
-    format, nbytes = record["format"], sum(tensor.nbytes for tensor in tensors)
-    config = mixture_config(recipe, old.source, tensors[0].shape[0], format, old.config.get("centroid_size"))
-    files = carried_files(old.folder)
-    files |= {
-        "config.json": to_json_bytes(config),
-        RECORD: to_json_bytes(record),
-        "README.md": model_card(record, count_parameters(recipe, tensors), nbytes),
-    }
-    return files | (code_files() if format == "lexicon" else {})
+    centroid_size = old.config.get("centroid_size")
+    config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
+    return carried_files(old.folder) | metadata_files(config, record, measure(recipe, tensors))
 
 
 def write_edited(
     tensors: list[OutputTensor],
     sources: list[Source],
     out: Path,
-    progress: Progress,
+    progress: Progress | None,
     make_files: Callable[[dict], dict[str, bytes]],
 ) -> dict[str, Any]:
     """Checks the output path, writes the tensors, and then the files that `make_files` builds from the scan results."""
@@ -233,10 +208,7 @@ def write_edited(
     nbytes = sum(tensor.nbytes for tensor in tensors)
     check_disk(report, out, nbytes)
     report.raise_for_errors()
-    shards = assign_shards(tensors, SHARD_BYTES)
-    with staging_folder(out, resume=False) as folder:
-        scans = Writer(folder, shards, source_files(sources), False, progress).run()
-        commit_output(folder, out, shards, make_files(scans), progress)
+    write_checkpoint(out, tensors, sources, make_files, progress)
     return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}
 
 
@@ -244,10 +216,8 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     """Extracts an expert as a dense Llama: its own routed weights with the mixture's shared weights.
 
     Args:
-        mixture: the mixture.
         expert: name of the expert.
-        out: output folder, which must not exist or be empty.
-        progress: receives the progress of each phase.
+        mixture, out, progress: as in `add`.
 
     Returns:
         What was written, and `shared`, which compares the shared weights with those of the expert's source if it still
@@ -256,11 +226,9 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     Raises:
         MergeError: if the expert does not exist, or `out` is not free.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     index = old.index_of(expert)
-    stored = {
-        dense: part.expert(index, suffix) for part in old.parts for dense, suffix in part.expert_tensors(old.shape)
-    }
+    stored = {dense: p.expert(index, suffix) for p in old.parts for dense, suffix in p.expert_tensors(old.shape)}
     names = {name: stored.get(name, name) for name in old.shape.tensors()}
     tensors = [copy_tensor(name, own, old.source.entry(own).dtype, old.source) for name, own in names.items()]
     files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config))}
@@ -279,7 +247,7 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     names = [name for name in old.shape.tensors() if name not in routed and name in source]
     for name in names:
         ours, theirs = old.source.entry(name), source.entry(name)
-        count, difference = min(math.prod(ours.shape), math.prod(theirs.shape)), 0.0
+        count, difference = min(ours.elements, theirs.elements), 0.0
         for a, b in zip(read_blocks(ours, CHUNK, 0, count), source.blocks(name, CHUNK), strict=False):
             gap = np.abs(to_float64(a, ours.dtype) - to_float64(b[: len(a)], theirs.dtype))
             difference = max(difference, float(gap.max(initial=0.0)))
@@ -290,21 +258,16 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
 
 
 def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Writes the same weights in another format.
+    """Writes the same weights in another format. Returns what was written.
 
     Args:
-        mixture: the mixture.
-        out: output folder, which must not exist or be empty.
         format: "mixtral" (opens without this package) or "lexicon" (supports all policies).
-        progress: receives the progress of each phase.
-
-    Returns:
-        What was written.
+        mixture, out, progress: as in `add`.
 
     Raises:
         MergeError: if the format cannot represent the mixture.
     """
-    old, progress = Mixture.open(mixture), progress or Progress()
+    old = Mixture.open(mixture)
     if format not in ("mixtral", "lexicon"):
         raise MergeError(f"Invalid format: {format!r}. Use mixtral or lexicon.")
     recipe = read_recipe({**old.recipe.to_dict(), "format": format})
@@ -313,5 +276,5 @@ def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progr
         raise MergeError(f"{old.folder} has {feature}, which a Mixtral does not support. Use --format lexicon.")
     tensors = plan_with_experts(old, list(range(len(old.names))), {})
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
-    make_files = lambda scans: metadata_files(old, record, recipe, tensors)  # noqa: E731
-    return write_edited(tensors, [old.source], Path(out), progress, make_files)
+    files = edited_files(old, record, recipe, tensors)
+    return write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)

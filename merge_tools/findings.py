@@ -54,11 +54,7 @@ class Report:
         return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def raise_for_errors(self):
-        """Raises one exception that lists every error and how to accept it.
-
-        Raises:
-            MergeError: if there are errors.
-        """
+        """Raises one `MergeError` that lists every error and how to accept it, if there are errors."""
         if self.errors:
             raise MergeError("\n".join(f"{f.subject}: {f.message}{hint(f)}" for f in self.errors))
 

@@ -4,8 +4,11 @@ A gate is a matrix `(E, d)` with one row per expert. With `gate_mode: hidden`, r
 over expert e's prompts, i.e. of the input of the routed module after the norm, without padding.
 """
 
+import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,32 +34,26 @@ class Gates:
 
 
 def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gates:
-    """Makes the gates of a recipe.
-
-    Args:
-        recipe: the recipe.
-        base: the model that is run on prompts or samples, if the mode needs it.
-        low_memory: runs the base with one layer in memory at a time.
-    """
+    """The gates of a recipe; if they are computed from texts, `low_memory` runs the base one layer at a time."""
     shape = LlamaShape.from_config(base.config)
-    parts = gated_parts(recipe, shape.layers)
-    count = len(recipe.experts)
-    mode = recipe.gate_mode
-    if mode == "zeros":
-        return Gates({p.gate: np.zeros((count, p.input_size(shape)), np.float32) for p in parts}, {"mode": mode})
-    if mode in ("random", "none"):
-        values = {
-            p.gate: np.stack([random_row(recipe.seed, p, e, p.input_size(shape)) for e in range(count)]) for p in parts
-        }
-        return Gates(values, {"mode": mode})
+    parts = gated_parts(recipe, shape.num_hidden_layers)
+    if recipe.gate_mode in ("zeros", "random", "none"):
+        values = {part.gate: gate_without_texts(recipe, part, shape, range(len(recipe.experts))) for part in parts}
+        return Gates(values, {"mode": recipe.gate_mode})
     groups = [prompts_for(recipe, expert) for expert in recipe.experts]
     return gates_from_texts(recipe, base, parts, groups, low_memory)
 
 
-def random_row(seed: int, part: RoutedPart, expert: int, width: int) -> np.ndarray:
-    """A row from N(0, 0.02), seeded by router and expert, so adding an expert does not change the other rows."""
-    key = [seed, part.layer, *part.part.encode(), expert]
-    return (np.random.default_rng(key).standard_normal(width) * GATE_STD).astype(np.float32)
+def gate_without_texts(recipe: Recipe, part: RoutedPart, shape: LlamaShape, experts: Iterable[int]) -> np.ndarray:
+    """A gate of zeros or, with `gate_mode: random`, of rows from N(0, 0.02) for these experts.
+
+    Rows are seeded by router and expert, so adding an expert does not change the other rows.
+    """
+    width, rows = part.input_size(shape), []
+    for expert in experts:
+        generator = np.random.default_rng([recipe.seed, part.layer, *part.part.encode(), expert])
+        rows.append(generator.standard_normal(width) * GATE_STD if recipe.gate_mode == "random" else np.zeros(width))
+    return np.stack(rows).astype(np.float32)
 
 
 def prompts_for(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
@@ -66,15 +63,11 @@ def prompts_for(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[s
     return expert.positive_prompts, expert.negative_prompts
 
 
-def read_samples(path: Path, seed: int, count: int = MAX_SAMPLES) -> list[str]:
+def read_samples(path: Path, seed: int) -> list[str]:
     """Reads a .txt file (one text per line) or a .jsonl file (`text`, `prompt`, or `term` and `context`).
 
-    Lines end at line feeds only, because texts can contain other Unicode line separators.
-
-    Args:
-        path: the file.
-        seed: seed of the selection.
-        count: maximum number of texts; if there are more, some are selected at random.
+    Lines end at line feeds only, because texts can contain other Unicode line separators. Of more than MAX_SAMPLES texts
+    some are selected at random.
 
     Raises:
         MergeError: if the file is missing, not UTF-8, empty, or has rows without text.
@@ -85,6 +78,9 @@ def read_samples(path: Path, seed: int, count: int = MAX_SAMPLES) -> list[str]:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it to UTF-8.") from error
+    if path.suffix == ".jsonl":
+        from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
+
     texts = []
     for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
         if not line.strip():
@@ -92,60 +88,46 @@ def read_samples(path: Path, seed: int, count: int = MAX_SAMPLES) -> list[str]:
         if path.suffix == ".jsonl":
             try:
                 row = json.loads(line)
-                line = row.get("text") or row.get("prompt") or definition_prompt(row["term"], row["context"])
+                line = row.get("text") or row.get("prompt") or format_prompt(row["term"], row["context"])
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise MergeError(f"{path}, line {number} needs text, prompt, or term and context.") from error
         texts.append(line)
     if not texts:
         raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")
-    if len(texts) > count:
-        indices = np.random.default_rng(seed).choice(len(texts), count, replace=False)
+    if len(texts) > MAX_SAMPLES:
+        indices = np.random.default_rng(seed).choice(len(texts), MAX_SAMPLES, replace=False)
         texts = [texts[i] for i in sorted(indices)]
     return texts
-
-
-def definition_prompt(term: str, context: str) -> str:
-    """LM-Lexicon's prompt without special tokens, which the tokenizer adds."""
-    return f'"{context}" What is the definition of "{term}"?'
 
 
 def gates_from_texts(
     recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]], low_memory: bool
 ) -> Gates:
-    """Computes gates from texts in one run of the base model.
-
-    Args:
-        recipe: the recipe.
-        base: the model that is run.
-        parts: the routers.
-        groups: one pair (positive texts, negative texts) per expert.
-        low_memory: runs the base with one layer in memory at a time.
-    """
+    """Computes gates from one pair (positive texts, negative texts) per expert, in one run of the base model."""
     tokens = tokenize(base, [text for pair in groups for texts in pair for text in texts])
     if recipe.gate_mode == "cheap_embed":
         means = mean_embeddings(base, parts, tokens)
     else:
         means = mean_inputs(base, parts, tokens, low_memory)
-    values, start = {}, 0
-    spans = []
-    for positive, negative in groups:
-        spans.append((start, start + len(positive), start + len(positive) + len(negative)))
-        start = spans[-1][2]
     # samples are weighted by their number of tokens, prompts equally
     weights = np.array([len(t) if recipe.gate_mode == "centroid" else 1 for t in tokens], np.float64)
+    bounds = np.cumsum([0, *(len(texts) for pair in groups for texts in pair)])
+    spans = [slice(*span) for span in pairwise(bounds)]  # positive and negative texts in turn
+    positive, negative = spans[::2], spans[1::2]
+
+    def mean(gate: str, span: slice):
+        return np.average(means[gate][span], axis=0, weights=weights[span]) if span.stop > span.start else 0
+
+    values = {}
     for part in parts:
-        rows = []
-        for start, middle, stop in spans:
-            row = np.average(means[part.gate][start:middle], axis=0, weights=weights[start:middle])
-            if stop > middle:
-                row = row - np.average(means[part.gate][middle:stop], axis=0, weights=weights[middle:stop])
-            rows.append(row)
+        rows = [mean(part.gate, a) - mean(part.gate, b) for a, b in zip(positive, negative, strict=True)]
         values[part.gate] = np.stack(rows).astype(np.float32)
-    previews = []
-    for (positive, _), (start, _, _) in zip(groups, spans, strict=True):
-        for offset, text in enumerate(positive[:CARD_PROMPTS]):
-            previews.append((shorten(text), {p.gate: means[p.gate][start + offset] for p in parts}))
     info = {"mode": recipe.gate_mode, "model": base.origin, "experts": recipe.names}
+    previews = [
+        (shorten(text), {part.gate: means[part.gate][span.start + i] for part in parts})
+        for (texts, _), span in zip(groups, positive, strict=True)
+        for i, text in enumerate(texts[:CARD_PROMPTS])
+    ]
     if previews:
         info["prompts"] = routing_preview(values, previews)
     return Gates(values, info)
@@ -158,41 +140,33 @@ def shorten(text: str) -> str:
 
 def routing_preview(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[str, np.ndarray]]]) -> list[dict]:
     """For each prompt, the share of routers that select each expert for its mean vector."""
-    rows = []
+    rows, count = [], len(next(iter(gates.values())))
     for text, vectors in prompts:
         selected = [int(np.argmax(gates[name] @ vector)) for name, vector in vectors.items()]
-        count = len(next(iter(gates.values())))
         rows.append({"prompt": text, "shares": [round(selected.count(e) / len(selected), 4) for e in range(count)]})
     return rows
 
 
 def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text with the special tokens of the base's tokenizer, without truncation.
-
-    Raises:
-        MergeError: if the base has no tokenizer, or a text is empty or too long.
-    """
+    """Token ids of each text with special tokens; raises a `MergeError` without a tokenizer, and for an unusable text."""
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(base.folder)
-    except (OSError, ValueError):
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(base.checkpoint.folder)
-        except (OSError, ValueError) as error:
-            raise MergeError(
-                f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set "
-                "base_model to a model with a tokenizer, or use gate_mode: random."
-            ) from error
+    for folder in (base.folder, base.checkpoint.folder):
+        with contextlib.suppress(OSError, ValueError):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            break
+    else:
+        raise MergeError(
+            f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set base_model to "
+            "a model with a tokenizer, or use gate_mode: random."
+        )
     longest = base.config.get("max_position_embeddings") or 2048
     tokens = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
     for text, ids in zip(texts, tokens, strict=True):
         if not ids:
             raise MergeError("A prompt has no tokens. Remove it, or use a longer text.")
         if len(ids) > longest:
-            raise MergeError(
-                f"The prompt {shorten(text)!r} has {len(ids)} tokens; the model supports {longest}. Shorten it."
-            )
+            raise MergeError(f"The prompt {shorten(text)!r} has {len(ids)} tokens; the limit is {longest}. Shorten it.")
     return tokens
 
 
@@ -213,9 +187,7 @@ def mean_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int
     return {part.gate: means for part in parts}
 
 
-def mean_inputs(
-    base: Source, parts: list[RoutedPart], tokens: list[list[int]], low_memory: bool
-) -> dict[str, np.ndarray]:
+def mean_inputs(base: Source, parts: list[RoutedPart], tokens, low_memory: bool) -> dict[str, np.ndarray]:
     """The mean input of each router for each text: name of the gate -> `(texts, d)`."""
     import torch
 

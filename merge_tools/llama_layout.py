@@ -1,6 +1,6 @@
 """The layout of a Llama according to its config.json: tensor names and shapes, RoPE settings, and routed modules."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from .errors import MergeError
 from .recipe import LINEARS, MLP_LINEARS, Recipe
@@ -12,46 +12,35 @@ DEFAULT_THETA = 10000.0
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The sizes that determine the shapes of all tensors."""
+    """The fields of config.json that determine the shapes of all tensors."""
 
     hidden_size: int
     intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
     vocab_size: int
     attention_bias: bool
     mlp_bias: bool
-    tied: bool
+    tie_word_embeddings: bool
 
     @classmethod
     def from_config(cls, config: dict) -> "LlamaShape":
-        """Reads the sizes from a config.json.
-
-        Raises:
-            MergeError: if one is missing.
-        """
+        """Reads the sizes from a config.json; raises a `MergeError` if one is missing."""
         try:
-            hidden, heads = config["hidden_size"], config["num_attention_heads"]
-            return cls(
-                hidden_size=hidden,
-                intermediate_size=config["intermediate_size"],
-                layers=config["num_hidden_layers"],
-                heads=heads,
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or hidden // heads,
-                vocab_size=config["vocab_size"],
-                attention_bias=bool(config.get("attention_bias")),
-                mlp_bias=bool(config.get("mlp_bias")),
-                tied=bool(config.get("tie_word_embeddings", False)),
-            )
+            heads = config["num_attention_heads"]
+            optional = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads}
+            optional |= dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), False)
+            values = {name: config.get(name) or default for name, default in optional.items()}
+            return cls(**{f.name: config[f.name] for f in fields(cls) if f.name not in values}, **values)
         except KeyError as error:
             raise MergeError(f"config.json is missing {error.args[0]!r}. Copy or download it again.") from error
 
     def linear(self, name: str) -> tuple[int, int]:
         """Shape `(out, in)` of a linear layer."""
-        d, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        d = self.hidden_size
+        queries, keys = (heads * self.head_dim for heads in (self.num_attention_heads, self.num_key_value_heads))
         shapes = {"q_proj": (queries, d), "k_proj": (keys, d), "v_proj": (keys, d), "o_proj": (d, queries)}
         shapes["gate_proj"] = shapes["up_proj"] = (self.intermediate_size, d)
         shapes["down_proj"] = (d, self.intermediate_size)
@@ -61,7 +50,7 @@ class LlamaShape:
         """Name -> shape of all tensors, in the order in which a forward pass uses them."""
         d = self.hidden_size
         shapes = {"model.embed_tokens.weight": (self.vocab_size, d)}
-        for layer in range(self.layers):
+        for layer in range(self.num_hidden_layers):
             prefix = f"model.layers.{layer}"
             shapes[f"{prefix}.input_layernorm.weight"] = (d,)
             for name in LINEARS:
@@ -72,16 +61,14 @@ class LlamaShape:
                 if self.mlp_bias if name in MLP_LINEARS else self.attention_bias:
                     shapes[f"{module}.bias"] = self.linear(name)[:1]
         shapes["model.norm.weight"] = (d,)
-        if not self.tied:
+        if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, d)
         return shapes
 
 
 def rope_parameters(config: dict) -> dict:
     """The RoPE settings of a config of transformers 4 or 5 as `{"rope_type", "rope_theta", ...}`."""
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
-    settings = {**old, **new}
+    settings = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rope_type = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
     theta = settings.pop("rope_theta", None) or config.get("rope_theta") or DEFAULT_THETA
@@ -142,8 +129,7 @@ class RoutedPart:
 def routed_parts(layers: int, router_layers: list[str], index: list[int] | None) -> list[RoutedPart]:
     """All routers in the order of a forward pass.
 
-    Raises:
-        MergeError: if `index` contains a layer that does not exist.
+    Raises a `MergeError` if `index` contains a layer that does not exist.
     """
     order = [name for name in (*LINEARS[:4], "mlp", *MLP_LINEARS) if name in router_layers]
     chosen = range(layers) if index is None else sorted(set(index))
@@ -151,6 +137,12 @@ def routed_parts(layers: int, router_layers: list[str], index: list[int] | None)
         if not isinstance(layer, int) or not 0 <= layer < layers:
             raise MergeError(f"router_layers_index contains {layer!r}; the experts have layers 0 to {layers - 1}.")
     return [RoutedPart(layer, part) for layer in chosen for part in order]
+
+
+def mixture_layout(shape: LlamaShape, parts: list[RoutedPart]) -> list[str | RoutedPart]:
+    """The names of the tensors that are not routed, and the routed parts, in the order of a forward pass."""
+    part_of = {dense: part for part in parts for dense, _ in part.expert_tensors(shape)}
+    return list(dict.fromkeys(part_of.get(name, name) for name in shape.tensors()))
 
 
 def gated_parts(recipe: Recipe, layers: int) -> list[RoutedPart]:

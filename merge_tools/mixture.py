@@ -1,7 +1,6 @@
 """A mixture on disk: opens the folder and reads what it consists of."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
 from .compatibility import find_config_errors
 from .errors import MergeError
-from .llama_layout import LlamaShape, RoutedPart, gated_parts, rope_parameters, routed_parts
+from .llama_layout import LlamaShape, RoutedPart, gated_parts, mixture_layout, rope_parameters, routed_parts
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
@@ -25,12 +24,23 @@ class Mixture:
     record: dict[str, Any]
     recipe: Recipe
 
+    def __post_init__(self):
+        self.folder, self.config, self.names = self.source.folder, self.source.config, self.recipe.names
+        # the names of the experts that the shared weights are the mean of
+        self.shared_from = self.record.get("shared_from", self.names)
+        # the number that seeds each expert's random gate row: its index in the first mixture it was added to
+        self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
+        self.next_row = max(self.gate_rows) + 1
+        self.shape = LlamaShape.from_config(self.config)
+        layers = self.shape.num_hidden_layers
+        self.parts = routed_parts(layers, self.recipe.router_layers, self.recipe.router_layers_index)
+        self.gated = gated_parts(self.recipe, layers)
+
     @classmethod
     def open(cls, folder: str | Path) -> "Mixture":
         """Opens a mixture and checks that its files agree.
 
-        Raises:
-            MergeError: if the folder is not a mixture, or is damaged.
+        Raises a `MergeError` if the folder is not a mixture, or is damaged.
         """
         folder = Path(folder).expanduser()
         record = read_record(folder)
@@ -43,9 +53,7 @@ class Mixture:
             mixture._check_record()
             expected = mixture.tensor_names()
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise MergeError(
-                f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose the mixture again."
-            ) from error
+            raise MergeError(f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose it again.") from error
         missing = [name for name in expected if name not in mixture.source]
         if missing:
             raise MergeError(f"{folder} is missing the tensor {missing[0]!r}. Copy or compose the mixture again.")
@@ -61,75 +69,22 @@ class Mixture:
             for file in source["files"]:
                 file["name"], file["sha256"]
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the mixture."""
-        return self.source.checkpoint.folder
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.json."""
-        return self.source.config
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the experts."""
-        return self.recipe.names
-
-    @property
-    def shared_from(self) -> list[str]:
-        """The names of the experts that the shared weights are the mean of."""
-        return self.record.get("shared_from", self.names)
-
-    @property
-    def gate_rows(self) -> list[int]:
-        """The number that seeds each expert's random gate row: its index in the first mixture it was added to."""
-        return self.record.get("gate_rows", list(range(len(self.names))))
-
-    @property
-    def next_row(self) -> int:
-        """The number that seeds the gate row of the next expert."""
-        return max(self.gate_rows) + 1
-
-    @cached_property
-    def shape(self) -> LlamaShape:
-        """The sizes of the model."""
-        return LlamaShape.from_config(self.config)
-
-    @property
-    def parts(self) -> list[RoutedPart]:
-        """All routers."""
-        return routed_parts(self.shape.layers, self.recipe.router_layers, self.recipe.router_layers_index)
-
-    @property
-    def gated(self) -> list[RoutedPart]:
-        """The routers that have a gate."""
-        return gated_parts(self.recipe, self.shape.layers)
+    def layout(self) -> list[str | RoutedPart]:
+        """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""
+        centroids = ["domain_centroids"] * ("domain_centroids" in self.source)
+        return mixture_layout(self.shape, self.parts) + centroids
 
     def tensor_names(self) -> list[str]:
-        """The names of all tensors in the order in which they are written."""
-        part_of = {dense: part for part in self.parts for dense, _ in part.expert_tensors(self.shape)}
-        names, listed_parts = [], set()
-        for name in self.shape.tensors():
-            part = part_of.get(name)
-            if part is None:
-                names.append(name)
-            elif part not in listed_parts:
-                listed_parts.add(part)
-                names += [part.gate] * (part in self.gated)
-                names += [
-                    part.expert(e, suffix)
-                    for e in range(len(self.names))
-                    for _, suffix in part.expert_tensors(self.shape)
-                ]
-        return names + ["domain_centroids"] * ("domain_centroids" in self.source)
+        """The names of all tensors."""
+        layout = self.layout()
+        names = [name for name in layout if isinstance(name, str)] + [part.gate for part in self.gated]
+        for part in self.parts:
+            suffixes = [suffix for _, suffix in part.expert_tensors(self.shape)]
+            names += [part.expert(e, suffix) for e in range(len(self.names)) for suffix in suffixes]
+        return names
 
     def index_of(self, name: str) -> int:
-        """The index of an expert.
-
-        Raises:
-            MergeError: if the expert does not exist.
-        """
+        """The index of an expert; raises a `MergeError` if the expert does not exist."""
         if name not in self.names:
             raise MergeError(f"{self.folder} has no expert {name!r}. Its experts: {', '.join(self.names)}.")
         return self.names.index(name)
@@ -151,14 +106,12 @@ class Mixture:
 def inspect(folder: str | Path) -> dict[str, Any]:
     """The contents of a mixture: experts and their sources, parameters, gates, files.
 
-    Raises:
-        MergeError: if the folder is not a mixture, or is damaged.
+    Raises a `MergeError` if the folder is not a mixture, or is damaged.
     """
     mixture = Mixture.open(folder)
     entries = mixture.source.checkpoint.entries
-    elements = {name: int(np.prod(entry.shape, dtype=np.int64)) for name, entry in entries.items()}
-    total = sum(elements.values())
-    in_experts = sum(count for name, count in elements.items() if ".experts." in name)
+    total = sum(entry.elements for entry in entries.values())
+    in_experts = sum(entry.elements for name, entry in entries.items() if ".experts." in name)
     recipe, count = mixture.recipe, len(mixture.names)
     return {
         "folder": str(mixture.folder),
@@ -172,7 +125,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         if recipe.average == "base"
         else f"mean of {', '.join(mixture.shared_from)}",
         "rope": rope_parameters(mixture.config),
-        "tied": mixture.shape.tied,
+        "tied": mixture.shape.tie_word_embeddings,
         "parameters": total,
         "active_parameters": active_parameters(recipe, total, in_experts),
         "parameters_per_expert": in_experts // count,

@@ -1,6 +1,7 @@
 """The config.json of a mixture or an extracted expert, and the modeling code that is saved with it."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ from .recipe import Recipe
 from .tensor_files import TORCH_NAMES
 
 COPIED_FIELDS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
-    "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "attention_dropout", "bos_token_id",
-    "eos_token_id", "pad_token_id",
+    "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "attention_dropout",
+    "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
 LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}  # Mixtral has other defaults
 
@@ -27,18 +27,10 @@ def output_format(recipe: Recipe, base: Source) -> str:
 
 def common_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The fields that a Llama and a mixture of Llamas have in common."""
-    shape = LlamaShape.from_config(config)
-    return {
-        **LLAMA_DEFAULTS,
-        **{key: config[key] for key in COPIED_FIELDS if key in config},
-        "vocab_size": shape.vocab_size,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "tie_word_embeddings": shape.tied,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-        **rope_config_v4_and_v5(config),
-    }
+    shape = asdict(LlamaShape.from_config(config))
+    copied = {key: config[key] for key in COPIED_FIELDS if key in config}
+    copied |= {key: value for key, value in shape.items() if not key.endswith("_bias")}
+    return {**LLAMA_DEFAULTS, **copied, "dtype": dtype, "torch_dtype": dtype, **rope_config_v4_and_v5(config)}
 
 
 def dense_config(config: dict[str, Any]) -> dict[str, Any]:

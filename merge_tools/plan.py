@@ -1,16 +1,19 @@
 """The plan of a mixture: every tensor to be written and the sources that it is computed from."""
 
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from .averaging import from_float, mean_equal, mean_float64, to_float32, view
-from .checkpoints import Source
+from .checkpoints import Source, read_all
 from .errors import MergeError
-from .llama_layout import LlamaShape, RoutedPart, gated_parts, routed_parts
+from .llama_layout import LlamaShape, gated_parts, mixture_layout, routed_parts
 from .recipe import Recipe
-from .tensor_files import DTYPE_BYTES, FLOATS, TensorEntry, read_blocks
+from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
 CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
 
@@ -39,7 +42,7 @@ class OutputTensor:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -99,45 +102,58 @@ def plan_tensors(
 ) -> list[OutputTensor]:
     """All tensors of the mixture in the order in which a forward pass uses them.
 
-    Args:
-        recipe: the recipe.
-        base: the base model.
-        experts: the experts, in the order of the recipe.
-        gates: name of a gate -> values `(E, d)`, float32.
-        averaged: the experts that weights without routing are averaged over; default: all.
+    `gates` maps the name of a gate to its values `(E, d)`, float32. `averaged` are the experts that weights without
+    routing are averaged over; default: all.
     """
     shape = LlamaShape.from_config(base.config)
-    parts = routed_parts(shape.layers, recipe.router_layers, recipe.router_layers_index)
-    with_gate = set(gated_parts(recipe, shape.layers))
-    part_of: dict[str, RoutedPart] = {}
-    for part in parts:
-        part_of.update({dense: part for dense, _ in part.expert_tensors(shape)})
+    parts = routed_parts(shape.num_hidden_layers, recipe.router_layers, recipe.router_layers_index)
+    with_gate = gated_parts(recipe, shape.num_hidden_layers)
     weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
-    averaged = experts if averaged is None else averaged
-    planned, tensors = set(), []
-    for name in shape.tensors():
-        dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(name).dtype
-        part = part_of.get(name)
-        if part is None:
-            tensors.append(shared_tensor(name, dtype, recipe.average, base, averaged, weights))
+    averaged, tensors = experts if averaged is None else averaged, []
+    for item in mixture_layout(shape, parts):
+        first = item if isinstance(item, str) else item.expert_tensors(shape)[0][0]
+        dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(first).dtype
+        if isinstance(item, str):
+            tensors.append(shared_tensor(item, dtype, recipe.average, base, averaged, weights))
             continue
-        if part in planned:
-            continue
-        planned.add(part)
-        if part in with_gate:
-            values = gates[part.gate]
-            tensors.append(OutputTensor(part.gate, dtype, values.shape, values=from_float(values, dtype)))
+        if item in with_gate:
+            values = gates[item.gate]
+            tensors.append(OutputTensor(item.gate, dtype, values.shape, values=from_float(values, dtype)))
         for index, expert in enumerate(experts):
-            for dense, suffix in part.expert_tensors(shape):
-                tensors.append(copy_tensor(part.expert(index, suffix), dense, dtype, expert))
+            for dense, suffix in item.expert_tensors(shape):
+                tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
     return tensors
 
 
 def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
     """A tensor of one source under another name."""
-    shape = source.entry(tensor).shape
-    count = int(np.prod(shape, dtype=np.int64))
-    return OutputTensor(name, dtype, shape, tensor, (Slice((source,), (1.0,), 0, count),))
+    entry = source.entry(tensor)
+    return OutputTensor(name, dtype, entry.shape, tensor, (Slice((source,), (1.0,), 0, entry.elements),))
+
+
+def read_centroids(recipe: Recipe) -> np.ndarray | None:
+    """Reads the only tensor of `recipe.centroids` as float32 of shape `(E, size)`; None if the recipe has no centroids.
+
+    Raises a `MergeError` if the file is missing, holds other tensors, or holds values that are not finite.
+    """
+    if recipe.centroids is None:
+        return None
+    path = Path(recipe.centroids)
+    if not os.path.isfile(path):
+        raise MergeError(f"centroids={str(path)!r:.300} does not exist. Give the centroids.safetensors of `cluster`.")
+    entries = read_header(path)
+    if len(entries) != 1 or len(entries[0].shape) != 2 or entries[0].shape[0] != len(recipe.experts):
+        shapes = [list(entry.shape) for entry in entries[:4]]
+        raise MergeError(
+            f"{path} holds tensors of shapes {shapes}; expected one tensor of shape ({len(recipe.experts)}, size), with "
+            "one centroid per expert in the order of the experts."
+        )
+    if recipe.is_stock and recipe.format != "lexicon":
+        raise MergeError("A Mixtral cannot store centroids. Use format: lexicon, or remove the key centroids.")
+    raw, dtype = read_all(entries[0])
+    if dtype not in TORCH_NAMES or has_nonfinite(raw, dtype):
+        raise MergeError(f"{path} (dtype {dtype}) holds values that are not finite numbers. Run `cluster` again.")
+    return np.ascontiguousarray(to_float32(raw, dtype).reshape(entries[0].shape))
 
 
 def centroid_tensor(centroids: np.ndarray) -> OutputTensor:
@@ -150,17 +166,11 @@ def shared_tensor(
 ) -> OutputTensor:
     """A tensor that is not routed: the mean over the experts, or the base's. Rows that only some have are their mean.
 
-    Args:
-        name: name of the tensor.
-        dtype: dtype of the output.
-        average: "mean" or "base".
-        base: the base model.
-        experts: the experts to average.
-        weights: `id` of an expert -> its weight in the mean.
+    `weights` maps the `id` of an expert to its weight in the mean; `average` is "mean" or "base".
     """
     sources = [base, *experts]
     largest = max(sources, key=lambda source: source.entry(name).shape[0]).entry(name).shape
-    width = int(np.prod(largest[1:], dtype=np.int64))
+    width = math.prod(largest[1:])
     preferred = [base] if average == "base" else [s for s in experts if weights[id(s)] > 0]
     slices, start = [], 0
     for stop in sorted({source.entry(name).shape[0] for source in sources}):
@@ -185,11 +195,11 @@ def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:
     return tuple(merged)
 
 
-def count_parameters(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
-    """The number of parameters, and how many of them are active per token."""
+def measure(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:
+    """The size of a mixture in bytes, its number of parameters, and how many of them are active per token."""
     total = sum(t.elements for t in tensors)
-    in_experts = sum(t.elements for t in tensors if ".experts." in t.name)
-    return {"total": total, "active": active_parameters(recipe, total, in_experts)}
+    active = active_parameters(recipe, total, sum(t.elements for t in tensors if ".experts." in t.name))
+    return {"bytes": sum(t.nbytes for t in tensors), "parameters": total, "active_parameters": active}
 
 
 def active_parameters(recipe: Recipe, total: int, in_experts: int) -> int:

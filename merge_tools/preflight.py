@@ -6,25 +6,17 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .centroids import read_centroids
 from .checkpoints import Checkpoint, Source, open_source
-from .compatibility import (
-    check_configuration,
-    check_own_tokenizers,
-    check_rope,
-    check_rows,
-    check_shapes,
-    check_tokenizer,
-)
+from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with
 from .errors import MergeError, format_size, short_reason
 from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
 from .llama_layout import LlamaShape, rope_parameters
 from .output_config import output_format
-from .plan import plan_tensors
+from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
 from .shard_writer import partial_folder
-from .tensor_files import hash_and_scan, sample_nonfinite
+from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
 SLACK = 16 << 20  # bytes reserved for files other than tensors
@@ -106,11 +98,11 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     def try_open(name: str, origin: str, base: str | None) -> Source | None:
         try:
             source = open_source(name, origin, base)
-        except MergeError as error:
-            report.add("error", "files", name, str(error))
-            return None
-        except OSError as error:
-            report.add("error", "files", name, f"{origin} cannot be read: {error.strerror or error}.")
+        except (MergeError, OSError) as error:
+            reason = (
+                str(error) if isinstance(error, MergeError) else f"{origin} cannot be read: {error.strerror or error}."
+            )
+            report.add("error", "files", name, reason)
             return None
         count, total = len(source.files), sum(file.stat().st_size for file in source.files)
         report.add("ok", "files", name, f"{count} file{'s' * (count > 1)}, {format_size(total)}")
@@ -140,10 +132,7 @@ def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources
     with_tokenizer = next((source for source in [first, *sources] if source_tokenizer(source)), first)
     check_own_tokenizers(report, sources)
     for source in sources:
-        if source is not first and source.checkpoint is not first.checkpoint:
-            check_configuration(report, first, source, recipe.dtype)
-            check_rows(report, first, source)
-        check_rope(report, first, source)
+        check_with(report, first, source, recipe.dtype)
         if source is not with_tokenizer:
             check_tokenizer(report, with_tokenizer, source)
 
@@ -155,8 +144,7 @@ def check_values(report: Report, sources: list[Source], deep: bool):
         for file in source.files:
             if file in bad_by_file:
                 continue
-            of_adapter = source.adapter and file in source.adapter.files
-            entries = source.adapter.entries if of_adapter else source.checkpoint.tensors_of(file)
+            entries = source.tensors_of(file)
             bad_by_file[file] = list(hash_and_scan(file, entries).nonfinite) if deep else sample_nonfinite(entries)
         bad = [name for file in source.files for name in bad_by_file[file]]
         if bad:
@@ -175,15 +163,11 @@ def describe_nonfinite(names: list[str]) -> str:
 def sampled_digest(checkpoint: Checkpoint, modules: tuple[str, ...] = ()) -> str:
     """SHA-256 of some bytes from the middle of every tensor (of `modules` only, if given)."""
     digest = hashlib.sha256()
-    handles = {file: os.open(file, os.O_RDONLY) for file in checkpoint.files}
-    try:
-        for name, entry in sorted(checkpoint.entries.items()):
-            if not modules or any(module in name for module in modules):
-                count = min(entry.nbytes, 4096)
-                digest.update(os.pread(handles[entry.file], count, entry.start + (entry.nbytes - count) // 2))
-    finally:
-        for handle in handles.values():
-            os.close(handle)
+    for name, entry in sorted(checkpoint.entries.items()):
+        if not modules or any(module in name for module in modules):
+            count = min(entry.elements, 1024)
+            start = (entry.elements - count) // 2
+            digest.update(b"".join(read_blocks(entry, count, start, start + count)))
     return digest.hexdigest()
 
 
@@ -198,12 +182,10 @@ def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
     for source in experts:
         adapter = str(source.adapter.folder.resolve()) if source.adapter else ""
         key = (adapter, sampled_digest(source.checkpoint, modules))
-        if key in names:
-            message = (
-                f"has the same routed weights as {names[key]} (in all samples): routing between them has no effect."
-            )
+        other = names.setdefault(key, source.name)
+        if other != source.name:
+            message = f"has the same routed weights as {other} (in all samples): routing between them has no effect."
             report.add("warning", "experts", source.name, message)
-        names.setdefault(key, source.name)
 
 
 def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
@@ -215,20 +197,19 @@ def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
     first = base if base and (recipe.base_model or base.adapter) else adapters[0]
     expected = sampled_digest(first.checkpoint)
     for expert in adapters:
+        folder = expert.checkpoint.folder
         if sampled_digest(expert.checkpoint) != expected:
             message = (
-                f"is an adapter over {expert.checkpoint.folder}, whose weights differ from those of {first.name} "
+                f"is an adapter over {folder}, whose weights differ from those of {first.name} "
                 f"({first.checkpoint.folder}). Set base_model to its own base, or merge it with peft first."
             )
             report.add("error", "adapter", expert.name, message)
         elif expert.adapter.base_is_fallback:
             trained_on = expert.adapter.config.get("base_model_name_or_path")
-            message = (
-                f"was trained on {trained_on!r}, which does not exist; {expert.checkpoint.folder} is used instead."
-            )
+            message = f"was trained on {trained_on!r}, which does not exist; {folder} is used instead."
             report.add("warning", "adapter", expert.name, message)
         else:
-            report.add("ok", "adapter", expert.name, f"LoRA over {expert.checkpoint.folder}")
+            report.add("ok", "adapter", expert.name, f"LoRA over {folder}")
         check_left_out(report, recipe, expert)
 
 
@@ -258,7 +239,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source):
             report.add("error", "gates", expert.name, str(error))
         except (OSError, ValueError) as error:
             report.add("error", "gates", expert.name, f"its samples cannot be read ({short_reason(error)}).")
-    if any(finding.check in ("gates", "tokenizer") and finding.level == "error" for finding in report.findings):
+    if any(finding.check in ("gates", "tokenizer") for finding in report.errors):
         return
     try:
         tokens = tokenize(base, texts)
@@ -288,14 +269,11 @@ def check_centroids(report: Report, recipe: Recipe):
 def check_format(report: Report, recipe: Recipe, base: Source):
     """Checks that the format can represent the mixture, and which software can read it."""
     shape, rope = LlamaShape.from_config(base.config), rope_parameters(base.config)
-    bad = [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.layers]
-    if bad:
-        message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.layers - 1}."
+    if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.num_hidden_layers]:
+        message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.num_hidden_layers - 1}."
         report.add("error", "recipe", "router_layers_index", message)
     if shape.mlp_bias and "mlp" in recipe.router_layers:
-        message = (
-            "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj instead."
-        )
+        message = "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj."
         report.add("error", "format", base.name, message)
     if recipe.format == "mixtral" and shape.attention_bias:
         message = "its attention has biases, which a Mixtral does not support. Use format: lexicon."
@@ -311,31 +289,31 @@ def check_format(report: Report, recipe: Recipe, base: Source):
             "output with transformers 5."
         )
         report.add("warning", "rope", "output", message)
-    if shape.head_dim * shape.heads != shape.hidden_size:
+    if shape.head_dim * shape.num_attention_heads != shape.hidden_size:
         report.add("warning", "format", "output", f"only transformers 5 reads head_dim ({shape.head_dim}).")
 
 
 def check_output_path(report: Report, out: Path, sources: OpenedSources):
     """Checks that the output folder is free and outside the sources."""
-    target = out.expanduser().resolve()
-    for source in [sources.base, *sources.experts]:
-        folders = {source.checkpoint.folder.resolve(), source.folder.resolve()} if source else set()
-        for folder in folders:
+    problem = find_output_problem(out.expanduser().resolve(), sources)
+    report.add("error" if problem else "ok", "output", str(out), problem or "is free")
+
+
+def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
+    """Why nothing can be written to the folder, if so."""
+    for source in filter(None, [sources.base, *sources.experts]):
+        for folder in {source.checkpoint.folder.resolve(), source.folder.resolve()}:
             relation = "is" if target == folder else "contains" if target in folder.parents else "is inside"
             if relation != "is inside" or folder in target.parents:
-                message = f"{relation} the source {source.name!r}, which must not be modified. Choose another folder."
-                report.add("error", "output", str(out), message)
-                return
+                return f"{relation} the source {source.name!r}, which must not be modified. Choose another folder."
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        report.add("error", "output", str(out), "exists and is not empty. Choose another folder, or delete it first.")
-        return
+        return "exists and is not empty. Choose another folder, or delete it first."
     parent = existing_parent(target)
     if not parent.is_dir():
-        report.add("error", "output", str(out), f"cannot be created: {parent} is a file. Choose another folder.")
-    elif not os.access(parent, os.W_OK | os.X_OK):
-        report.add("error", "output", str(out), f"cannot be created: {parent} is not writable. Choose another folder.")
-    else:
-        report.add("ok", "output", str(out), "is free")
+        return f"cannot be created: {parent} is a file. Choose another folder."
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return f"cannot be created: {parent} is not writable. Choose another folder."
+    return None
 
 
 def planned_bytes(recipe: Recipe, sources: OpenedSources) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 from .checkpoints import Source
 from .errors import MergeError
-from .recipe import Recipe
 from .tensor_files import ScanResult
 
 RECORD = "merge_record.json"
@@ -31,9 +30,7 @@ def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, An
     license = read_license(source.folder) or read_license(source.checkpoint.folder)
     if license:
         record["license"] = license
-    record["files"] = [
-        {"name": file.name, "bytes": scans[file].nbytes, "sha256": scans[file].sha256} for file in source.files
-    ]
+    record["files"] = [{"name": f.name, "bytes": scans[f].nbytes, "sha256": scans[f].sha256} for f in source.files]
     return record
 
 
@@ -54,31 +51,8 @@ def read_license(folder: Path) -> str | None:
     return ", ".join(map(str, license)) if isinstance(license, list) else str(license or "") or None
 
 
-def merge_record(
-    recipe: Recipe,
-    format: str,
-    base: Source,
-    experts: list[Source],
-    scans: dict[Path, ScanResult],
-    gates: dict[str, Any],
-) -> dict[str, Any]:
-    """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
-    return {
-        "made_by": f"lexperts {package_version()}",
-        "format": format,
-        "recipe": recipe.to_dict(),
-        "base": source_record(base, scans),
-        "experts": [source_record(expert, scans) for expert in experts],
-        "gates": gates,
-    }
-
-
 def read_record(folder: Path) -> dict[str, Any]:
-    """Reads the record of a mixture.
-
-    Raises:
-        MergeError: if the folder has no record, or an incomplete one.
-    """
+    """Reads the record of a mixture; raises a `MergeError` if the folder has no record, or an incomplete one."""
     path = folder / RECORD
     if not folder.is_dir():
         raise MergeError(f"Folder {str(folder)!r} does not exist.")

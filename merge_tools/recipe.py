@@ -91,18 +91,14 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as it would be written to a YAML file, without keys that have their default."""
-        content = {name: value for name, value in asdict(self).items() if value not in (None, [], {})}
-        content["experts"] = [
-            {
-                key: value
-                for key, value in expert.items()
-                if value not in (None, [], "") and (key, value) != ("weight", 1.0)
-            }
-            if isinstance(expert, dict)
-            else expert
-            for expert in content["experts"]
-        ]
-        return content
+
+        def without_defaults(options):
+            if not isinstance(options, dict):
+                return options
+            return {k: v for k, v in options.items() if v not in (None, [], "") and (k, v) != ("weight", 1.0)}
+
+        content = without_defaults(asdict(self))
+        return content | {"experts": [without_defaults(expert) for expert in content.get("experts", [])]}
 
 
 def is_text(value) -> bool:
@@ -128,13 +124,17 @@ def list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
 PATH = ("a path", is_text)
 PATH_OR_ID = ("a path or a Hub id", is_text)
 TEXTS = ("a string or a list of strings, none of them empty", list_of(is_text))
-# Key -> (what it must be, validator). Keys with a fixed set of values are checked by `validate`.
+CHOICES = {
+    "gate_mode": GATE_MODES, "routing_policy": POLICIES, "average": AVERAGES, "format": FORMATS, "dtype": DTYPES,
+    "allow": tuple(ALLOWANCES), "router_layers": ("mlp", *LINEARS),
+}  # fmt: skip
+# Key -> (what it must be, validator).
 VALIDATORS = {
     "base_model": PATH_OR_ID,
     "router_layers": ("mlp or a list of linear layers", list_of(is_text)),
     "router_layers_index": (
         "a list of layer indices (integers of at least 0)",
-        lambda value: list_of(is_count)(value) and bool(value),
+        lambda value: bool(value) and list_of(is_count)(value),
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
     "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
@@ -248,6 +248,9 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
         expected, is_valid = VALIDATORS.get(name, ("", lambda _: True))
         if not is_valid(value):
             raise MergeError(f"{name} in {where} must be {expected}, got {short_repr(value)}.")
+        for item in value if name in LIST_OR_STRING else [value]:
+            if name in CHOICES and item not in CHOICES[name]:
+                raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return valid
 
@@ -287,12 +290,7 @@ def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
 
 
 def validate(recipe: Recipe):
-    """Checks the values against each other.
-
-    Raises:
-        MergeError: for the first value that is not valid.
-    """
-    validate_choices(recipe)
+    """Checks the values against each other; raises a `MergeError` for the first one that is not valid."""
     count, k = len(recipe.experts), recipe.experts_per_token
     if count < 2:
         raise MergeError("The recipe has one expert. A mixture needs two or more.")
@@ -331,31 +329,17 @@ def validate(recipe: Recipe):
             )
 
 
-def validate_choices(recipe: Recipe):
-    """Checks the keys that have a fixed set of values."""
-    choices = {"gate_mode": GATE_MODES, "routing_policy": POLICIES, "average": AVERAGES, "format": FORMATS}
-    choices |= {"dtype": DTYPES} if recipe.dtype is not None else {}
-    for key, valid in choices.items():
-        value = getattr(recipe, key)
-        if value not in valid:
-            raise MergeError(f"Invalid {key}: {short_repr(value)}.{did_you_mean(str(value), valid)}")
-    for key, valid in (("allow", tuple(ALLOWANCES)), ("router_layers", ("mlp", *LINEARS))):
-        for value in getattr(recipe, key):
-            if value not in valid:
-                raise MergeError(f"Invalid value in {key}: {short_repr(value)}.{did_you_mean(value, valid)}")
-
-
 def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
     """Resolves paths that exist relative to the recipe's folder, but not to the working directory."""
 
     def resolve(path: str | None) -> str | None:
-        exists = path is None or folder is None or os.path.exists(path)
-        return path if exists or not os.path.exists(folder / path) else str(folder / path)
+        if path is None or folder is None or os.path.exists(path) or not os.path.exists(folder / path):
+            return path
+        return str(folder / path)
 
-    def resolve_file(path: str | None) -> str | None:
-        return path and resolve(os.path.expanduser(path))
-
-    recipe.base_model, recipe.centroids = resolve(recipe.base_model), resolve_file(recipe.centroids)
+    recipe.base_model = resolve(recipe.base_model)
+    recipe.centroids = resolve(recipe.centroids and os.path.expanduser(recipe.centroids))
     for expert in recipe.experts:
-        expert.source_model, expert.samples = resolve(expert.source_model), resolve_file(expert.samples)
+        expert.source_model = resolve(expert.source_model)
+        expert.samples = resolve(expert.samples and os.path.expanduser(expert.samples))
     return recipe

@@ -9,6 +9,7 @@ import numpy as np
 
 from .checkpoints import read_json
 from .errors import MergeError
+from .llama_layout import routed_parts
 from .provenance import RECORD, read_record
 from .tokenizers import tokenizer_file
 
@@ -18,8 +19,7 @@ class Routing:
     """The experts that a mixture selects for one text.
 
     Attributes:
-        text: the text.
-        tokens: its T tokens.
+        text, tokens: the text and its T tokens.
         routers: names of the R routers, such as "layer 3" or "layer 3 q_proj".
         experts: `(R, T, k)`, the selected experts by decreasing weight; equal for all tokens if the policy routes whole
             sequences.
@@ -36,9 +36,8 @@ class Routing:
 
     def load(self) -> np.ndarray:
         """Each router's share of weight on each expert, `(R, E)`; rows sum to 1."""
-        load = np.zeros((len(self.routers), len(self.names)))
-        for e in range(len(self.names)):
-            load[:, e] = (self.weights * (self.experts == e)).sum((1, 2))
+        experts = range(len(self.names))
+        load = np.stack([(self.weights * (self.experts == e)).sum((1, 2)) for e in experts], 1, dtype=np.float64)
         return load / np.maximum(load.sum(1, keepdims=True), 1e-12)
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,8 +56,6 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     """Runs a mixture on texts and returns the experts that it selects.
 
     Args:
-        folder: the mixture.
-        texts: the texts.
         domain: name of the expert, for a mixture with the domain policy.
 
     Raises:
@@ -68,10 +65,12 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
 
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("A text is empty. Give at least one non-empty text (--text).")
-    model, tokenizer = open_mixture(Path(folder).expanduser())
-    config = model.config
-    names = expert_names(Path(folder).expanduser(), config.num_local_experts)
-    options = {}
+    folder = Path(folder).expanduser()
+    model, tokenizer = open_mixture(folder)
+    config, options = model.config, {}
+    names = [f"expert {e}" for e in range(config.num_local_experts)]
+    if (folder / RECORD).is_file():
+        names = [expert["name"] for expert in read_record(folder)["experts"]]
     if domain is not None:
         if policy_of(config) != "domain":
             raise MergeError(
@@ -83,16 +82,14 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     routings = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
-        length = inputs["input_ids"].shape[1]
-        if length > config.max_position_embeddings:
-            raise MergeError(
-                f"A text has {length} tokens; the model supports {config.max_position_embeddings}. Shorten it."
-            )
-        with torch.no_grad():
-            try:
+        length, limit = inputs["input_ids"].shape[1], config.max_position_embeddings
+        if length > limit:
+            raise MergeError(f"A text has {length} tokens; the model supports {limit}. Shorten it.")
+        try:
+            with torch.no_grad():
                 outputs = model(**inputs, **options, output_router_logits=True, use_cache=False)
-            except ValueError as error:
-                raise MergeError(str(error)) from error
+        except ValueError as error:
+            raise MergeError(str(error)) from error
         tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
         experts, weights = selected_experts(config, outputs, length)
         routings.append(Routing(text, tokens, router_names(config), experts, weights, names))
@@ -100,11 +97,7 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
 
 
 def open_mixture(folder: Path):
-    """Opens the model in eval mode, and its tokenizer.
-
-    Raises:
-        MergeError: if the folder is not a mixture with a tokenizer.
-    """
+    """Opens the model in eval mode, and its tokenizer; raises a `MergeError` if the folder has not both."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
@@ -124,17 +117,8 @@ def policy_of(config) -> str:
     return getattr(config, "routing_policy", "token")
 
 
-def expert_names(folder: Path, count: int) -> list[str]:
-    """The names in the merge record, or "expert 0", ... without one."""
-    if (folder / RECORD).is_file():
-        return [expert["name"] for expert in read_record(folder)["experts"]]
-    return [f"expert {e}" for e in range(count)]
-
-
 def router_names(config) -> list[str]:
     """One name per router."""
-    from .llama_layout import routed_parts
-
     if policy_of(config) == "domain":
         return ["all layers"]
     index = getattr(config, "router_layers_index", None)
@@ -158,16 +142,10 @@ def selected_experts(config, outputs, length: int) -> tuple[np.ndarray, np.ndarr
 
 
 def plot(routings: Sequence[Routing], path: str | Path):
-    """Draws a heat map: one panel per text, one row per router, one column per token.
+    """Draws a heat map into an image file: one panel per text, one row per router, one column per token.
 
-    The colour shows the expert with the largest weight; it is paler for smaller weights.
-
-    Args:
-        routings: results of `route`.
-        path: image file.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
+    The colour shows the expert with the largest weight; it is paler for smaller weights. Raises an `ImportError` without
+    matplotlib.
     """
     try:
         from matplotlib.colors import to_rgb
@@ -190,8 +168,7 @@ def plot(routings: Sequence[Routing], path: str | Path):
         axis.set_xlim(-0.5, widest - 0.5)
         title = routing.text if len(routing.text) < 100 else routing.text[:99] + "…"
         axis.set_title(title.replace("$", r"\$"), fontsize=9, loc="left")
-        for side in ("top", "right", "bottom", "left"):
-            axis.spines[side].set_visible(False)
+        axis.spines[:].set_visible(False)
     handles = [Patch(color=colour, label=name) for name, colour in zip(names, palette, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6), fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)

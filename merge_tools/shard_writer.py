@@ -27,6 +27,7 @@ from .tensor_files import (
     pack_header,
     pwrite_all,
     read_blocks,
+    read_header,
 )
 
 try:
@@ -35,7 +36,6 @@ except ImportError:  # no file locks on this system; two runs into one folder ar
     fcntl = None
 
 SHARD_BYTES = 5_000_000_000
-PHASES = ("read", "write", "sync", "rename")
 
 
 class Progress:
@@ -46,6 +46,15 @@ class Progress:
 
     def advance(self, phase: str, count: int):
         """`count` more bytes were processed. Called from several threads."""
+
+
+def write_checkpoint(out: Path, tensors, sources, make_files, progress=None, resume=False, shard_bytes=SHARD_BYTES):
+    """Writes tensors, and the files that `make_files` builds from the scans of the sources' files."""
+    progress, shards = progress or Progress(), assign_shards(tensors, shard_bytes)
+    files = {file: read_header(file) for source in sources for file in source.files}
+    with staging_folder(out, resume) as folder:
+        scans = Writer(folder, shards, files, resume, progress).run()
+        commit_output(folder, out, shards, make_files(scans), progress)
 
 
 @dataclass(frozen=True)
@@ -63,16 +72,15 @@ class Shard:
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
 
-def assign_shards(tensors: list[OutputTensor], limit: int = SHARD_BYTES) -> list[Shard]:
+def assign_shards(tensors: list[OutputTensor], limit: int) -> list[Shard]:
     """Assigns tensors in order to files of at most `limit` bytes; a larger tensor gets a file of its own."""
-    groups: list[list[OutputTensor]] = [[]]
-    filled = 0
+    groups, filled = [[]], 0
     for tensor in tensors:
-        if groups[-1] and filled + tensor.nbytes > limit:
-            groups.append([])
-            filled = 0
-        groups[-1].append(tensor)
         filled += tensor.nbytes
+        if groups[-1] and filled > limit:
+            groups.append([])
+            filled = tensor.nbytes
+        groups[-1].append(tensor)
     shards = []
     for index, group in enumerate(groups, 1):
         name = "model.safetensors" if len(groups) == 1 else f"model-{index:05d}-of-{len(groups):05d}.safetensors"
@@ -90,8 +98,7 @@ def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> st
     """A hash of everything that determines the output. A run with the same fingerprint can be resumed."""
     digest = hashlib.sha256()
     for file in files:
-        status = file.stat()
-        digest.update(f"{file.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(repr((str(file.resolve()), stat_key(file))).encode())
     for shard in shards:
         digest.update(shard.header)
         for tensor in shard.tensors:
@@ -119,12 +126,11 @@ class Journal:
                 if not file.is_file() or file.stat().st_size != shard.nbytes:  # deleted or lost
                     self.synced.discard(shard.name)
                     self.written.difference_update(tensor.name for tensor in shard.tensors)
-        lines = [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
+        lines = [{"plan": plan, "boot": boot}]
+        lines += [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
         lines += [{"audit": record} for record in self.audits.values()]
         new = path.with_suffix(".new")
-        new.write_text(
-            "".join(json.dumps(line) + "\n" for line in [{"plan": plan, "boot": boot}, *lines]), encoding="utf-8"
-        )
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         os.replace(new, path)  # atomic
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
@@ -138,15 +144,10 @@ class Journal:
         if not lines or lines[0].get("plan") != plan:
             reason = "it has another recipe or other sources" if lines else "its journal is missing"
             raise ResumableError(f"Cannot resume the run in {path.parent}: {reason}. Start again without --resume.")
-        for line in lines[1:]:
-            if "written" in line:
-                self.written.add(line["written"])
-            if "synced" in line:
-                self.synced.add(line["synced"])
-            if "audit" in line:
-                self.audits[line["audit"]["file"]] = line["audit"]
-        if lines[0].get("boot") != boot:  # after a reboot, pages that were not synced are lost
-            self.written.clear()
+        if lines[0].get("boot") == boot:  # after a reboot, pages that were not synced are lost
+            self.written |= {line["written"] for line in lines if "written" in line}
+        self.synced |= {line["synced"] for line in lines if "synced" in line}
+        self.audits = {line["audit"]["file"]: line["audit"] for line in lines if "audit" in line}
 
     def add(self, **line):
         """Appends a line."""
@@ -197,26 +198,19 @@ def staging_folder(out: Path, resume: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a folder.
-
-    Raises:
-        ResumableError: if another run holds it.
-    """
+    """Holds an exclusive lock on a folder; raises a `ResumableError` if another run holds it."""
     busy = ResumableError(f"Another run is writing to {folder}. Wait for it, or choose another output folder.")
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        if fcntl is not None:
-            try:
+    with opened(folder) as handle:
+        try:
+            if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise busy from None
-            except OSError:  # a file system without locks
-                pass
+        except BlockingIOError:
+            raise busy from None
+        except OSError:  # a file system without locks
+            pass
         if not folder.is_dir() or not os.path.samestat(os.fstat(handle), folder.stat()):
             raise busy  # the other run has just finished and renamed its folder
         yield
-    finally:
-        os.close(handle)
 
 
 class Writer:
@@ -233,10 +227,7 @@ class Writer:
                 path.unlink()
 
     def run(self) -> dict[Path, ScanResult]:
-        """Writes all shards.
-
-        Returns:
-            The scan result of each source file.
+        """Writes all shards. Returns the scan result of each source file.
 
         Raises:
             MergeError: if a source holds NaN or infinity, or changes while it is read.
@@ -253,24 +244,21 @@ class Writer:
     def _run(self, readers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, ScanResult]:
         scans = {}
         try:
-            # largest first, so both readers commit_output at about the same time
+            # largest first, so both readers end at about the same time
             order = sorted(self.files, key=lambda file: -file.stat().st_size)
             scans = {file: readers.submit(self._scan, file) for file in order}
             syncs = []
             for shard in self.shards:
-                if shard.name not in self.journal.synced:
-                    self._write(shard)
-                    syncs.append(syncer.submit(self._sync, shard))
-                else:
+                if shard.name in self.journal.synced:
                     self.progress.advance("write", shard.nbytes)
+                    continue
+                self._write(shard)
+                syncs.append(syncer.submit(self._sync, shard))
             for sync in syncs:
                 sync.result()
             results = {file: scans[file].result() for file in self.files}
-            for file, before in self.stat_keys.items():
-                if stat_key(file) != before:
-                    raise MergeError(
-                        f"{file} was modified during the merge. Start again when no other program writes to it."
-                    )
+            if changed := [file for file, before in self.stat_keys.items() if stat_key(file) != before]:
+                raise MergeError(f"{changed[0]} was modified during the merge. Start again when nothing writes to it.")
             return results
         except BaseException as error:
             self.stop.set()
@@ -292,11 +280,11 @@ class Writer:
         return advance
 
     def _scan(self, file: Path) -> ScanResult:
-        status = file.stat()
+        size, modified = stat_key(file)
         recorded = self.journal.audits.get(str(file))
-        if recorded and (recorded["nbytes"], recorded["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
-            self.progress.advance("read", status.st_size)
-            return ScanResult(file, recorded["sha256"], status.st_size, ())
+        if recorded and (recorded["nbytes"], recorded["mtime_ns"]) == (size, modified):
+            self.progress.advance("read", size)
+            return ScanResult(file, recorded["sha256"], size, ())
         try:
             scan = hash_and_scan(file, self.files[file], self._tick("read"))
             if scan.nonfinite:
@@ -304,15 +292,12 @@ class Writer:
         except BaseException:
             self.stop.set()
             raise
-        record = {"file": str(file), "sha256": scan.sha256, "nbytes": scan.nbytes, "mtime_ns": status.st_mtime_ns}
-        self.journal.add(audit=record)
+        self.journal.add(audit={"file": str(file), "sha256": scan.sha256, "nbytes": scan.nbytes, "mtime_ns": modified})
         return scan
 
     def _write(self, shard: Shard):
         tick = self._tick("write")
-        target = os.open(self.folder / shard.name, os.O_RDWR | os.O_CREAT, 0o644)
-        sources: dict[Path, int] = {}
-        try:
+        with opened(self.folder / shard.name, os.O_RDWR | os.O_CREAT) as target:
             if os.fstat(target).st_size != shard.nbytes:
                 os.truncate(target, 0)
                 preallocate(target, shard.nbytes)
@@ -322,36 +307,28 @@ class Writer:
                 if tensor.name in self.journal.written:
                     tick(tensor.nbytes)
                     continue
-                entry = tensor.copy_source
-                if entry is not None:
-                    if entry.file not in sources:
-                        sources[entry.file] = os.open(entry.file, os.O_RDONLY)
-                    try:
-                        copy_range(sources[entry.file], entry.start, entry.nbytes, target, start, tick)
-                    except EOFError:
-                        raise MergeError(
-                            f"{entry.file} was truncated while it was copied. Restore it and start again."
-                        ) from None
-                else:
-                    position = start
-                    for block in tensor.blocks():
-                        if tensor.dtype == "F16" and has_nonfinite(block, "F16"):
-                            raise overflow_error(tensor)
-                        position += pwrite_all(target, block, position)
-                        tick(block.nbytes)
+                self._write_tensor(tensor, target, start, tick)
                 self.journal.add(written=tensor.name)
-        finally:
-            os.close(target)
-            for handle in sources.values():
-                os.close(handle)
+
+    def _write_tensor(self, tensor: OutputTensor, target: int, start: int, tick):
+        entry = tensor.copy_source
+        if entry is not None:
+            with opened(entry.file) as source:
+                try:
+                    copy_range(source, entry.start, entry.nbytes, target, start, tick)
+                except EOFError:
+                    message = f"{entry.file} was truncated while it was copied. Restore it and start again."
+                    raise MergeError(message) from None
+            return
+        for block in tensor.blocks():
+            if tensor.dtype == "F16" and has_nonfinite(block, "F16"):
+                raise overflow_error(tensor)
+            start += pwrite_all(target, block, start)
+            tick(block.nbytes)
 
     def _sync(self, shard: Shard):
         self.progress.start("sync", shard.nbytes)
-        handle = os.open(self.folder / shard.name, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_to_disk(self.folder / shard.name)
         self.journal.add(synced=shard.name)
         self.progress.advance("sync", shard.nbytes)
 
@@ -375,9 +352,7 @@ def overflow_error(tensor: OutputTensor) -> MergeError:
             entry = source.entry(tensor.tensor)
             if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
                 return NotFiniteError(entry.file, (entry.name,))
-    return MergeError(
-        f"{tensor.name!r} has values above 65,504, the maximum of float16. Use dtype: bfloat16 or float32."
-    )
+    return MergeError(f"{tensor.name!r} has values above 65,504, float16's maximum. Use dtype: bfloat16 or float32.")
 
 
 def stat_key(file: Path) -> tuple[int, int]:
@@ -410,14 +385,12 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         files["model.safetensors.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
     progress.start("rename", len(files))
-    for name in sorted(files, key=lambda name: (name in last, last.index(name) if name in last else 0, name)):
-        with open(folder / name, "wb") as handle:
-            handle.write(files[name])
-            handle.flush()
-            os.fsync(handle.fileno())
+    for name in [*sorted(files.keys() - set(last)), *(name for name in last if name in files)]:
+        (folder / name).write_bytes(files[name])
+        sync_to_disk(folder / name)
         progress.advance("rename", 1)
     (folder / "journal.jsonl").unlink(missing_ok=True)
-    sync_folder(folder)
+    sync_to_disk(folder)
     out = out.expanduser().resolve()
     try:
         os.rename(folder, out)
@@ -427,14 +400,21 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
         raise ResumableError(
             f"{out} was created by another program during the merge. The complete mixture is in {folder}: move it."
         ) from error
-    sync_folder(out.parent)
+    sync_to_disk(out.parent)
     progress.advance("rename", 0)
 
 
-def sync_folder(folder: Path):
-    """Syncs the entries of a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY)
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Opens a file or a folder as a file descriptor."""
+    handle = os.open(path, flags, 0o644)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
+
+
+def sync_to_disk(path: Path):
+    """Syncs a file, or the entries of a folder, to disk."""
+    with opened(path) as handle:
+        os.fsync(handle)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,10 @@ BLOCK = 1 << 20  # bytes: a block stays in a core's cache while it is read, hash
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LARGEST_HEADER = 100_000_000  # bytes, as in the reference implementation
-LFS_START = b"version "
 FLOATS = {name: code for code, name in TORCH_NAMES.items()}
-EXPONENTS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000), "F64": ("<u8", 0x7FF << 52)}
+EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}
+SAMPLES = 4  # per tensor, of SAMPLE_BYTES each
+SAMPLE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,23 @@ class TensorEntry:
         """Size in bytes."""
         return self.stop - self.start
 
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 def read_header(file: Path) -> list[TensorEntry]:
     """All tensors of a safetensors file in the order of their bytes, which must fill the file without gaps.
 
-    Raises:
-        MergeError: if the file is truncated or its header is invalid. The message names the file.
+    Raises a `MergeError` if the file is truncated or its header is invalid. The message names the file.
     """
     again = f"Copy or download {file.name} again."
     try:
         with open(file, "rb") as handle:
             length = os.fstat(handle.fileno()).st_size
             start = handle.read(8)
-            if start == LFS_START:
+            if start == b"version ":
                 raise MergeError(f"{file} is a Git LFS pointer. Download the file itself with: git lfs pull")
             if len(start) < 8:
                 raise MergeError(f"{file} has {length} bytes, fewer than a safetensors header. {again}")
@@ -80,7 +85,7 @@ def read_header(file: Path) -> list[TensorEntry]:
                 f"{file}: tensor {entry.name!r} has dtype {entry.dtype}, which is not supported. Save the model in "
                 "bfloat16, float16 or float32."
             )
-        if entry.nbytes != DTYPE_BYTES[entry.dtype] * math.prod(entry.shape):
+        if entry.nbytes != DTYPE_BYTES[entry.dtype] * entry.elements:
             raise MergeError(
                 f"{file}: tensor {entry.name!r} of shape {list(entry.shape)} and dtype {entry.dtype} has "
                 f"{entry.nbytes} bytes, which do not match. {again}"
@@ -101,11 +106,7 @@ def read_header(file: Path) -> list[TensorEntry]:
 
 
 def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorEntry:
-    """One tensor of a header.
-
-    Raises:
-        ValueError: if its values are invalid.
-    """
+    """One tensor of a header; raises a `ValueError` if its values are invalid."""
     dtype, shape, (start, stop) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
     numbers = [*shape, start, stop]
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
@@ -114,11 +115,7 @@ def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorE
 
 
 def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:
-    """Builds a header from `[(name, dtype, shape)]`.
-
-    Returns:
-        The bytes of the header, and the offset of each tensor in the file.
-    """
+    """`[(name, dtype, shape)]` -> the bytes of a header, and the offset of each tensor in the file."""
     offset, offsets, header = 0, [], {"__metadata__": {"format": "pt"}}
     for name, dtype, shape in tensors:
         count = DTYPE_BYTES[dtype] * math.prod(shape)
@@ -134,17 +131,16 @@ def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes,
 def read_blocks(entry: TensorEntry, elements: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
     """Yields the raw elements `start` to `stop` of a tensor as unsigned integers of its width, `elements` at a time."""
     width = DTYPE_BYTES[entry.dtype]
-    width_dtype = np.dtype(f"<u{width}")
-    stop = entry.nbytes // width if stop is None else stop
+    stop = entry.elements if stop is None else stop
     with open(entry.file, "rb", buffering=0) as handle:
-        for first in range(start, stop, elements):
+        for first in range(start, stop, elements or 1):
             count = min(elements, stop - first)
             raw = os.pread(handle.fileno(), count * width, entry.start + first * width)
             if len(raw) < count * width:
                 raise MergeError(
                     f"{entry.file} was truncated while {entry.name!r} was read. Restore it and start again."
                 )
-            yield np.frombuffer(raw, dtype=width_dtype)
+            yield np.frombuffer(raw, dtype=f"<u{width}")
 
 
 def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
@@ -154,17 +150,12 @@ def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
     """
     if not len(raw):
         return False
-    _, mask = EXPONENTS[dtype]
-    sign = 1 << (8 * raw.itemsize - 1)
+    mask, sign = EXPONENTS[dtype], 1 << (8 * raw.itemsize - 1)
     return bool(raw.view(f"i{raw.itemsize}").max() >= mask or raw.max() >= sign | mask)
 
 
-def copy_range(source: int, start: int, count: int, target: int, offset: int, tick: Callable[[int], None]) -> None:
-    """Copies bytes between open files, inside the kernel if the system supports it.
-
-    Raises:
-        EOFError: if the source is too short.
-    """
+def copy_range(source: int, start: int, count: int, target: int, offset: int, tick: Callable[[int], None]):
+    """Copies bytes between open files, inside the kernel if possible; raises an `EOFError` if the source is too short."""
     done, in_kernel = 0, hasattr(os, "copy_file_range")
     while done < count:
         want = min(count - done, 64 << 20)
@@ -202,9 +193,7 @@ class ScanResult:
     nonfinite: tuple[str, ...]
 
 
-def hash_and_scan(
-    file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda count: None
-) -> ScanResult:
+def hash_and_scan(file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda _: None) -> ScanResult:
     """Hashes a file and scans every floating-point element for NaN and infinity, in one pass.
 
     The file is read and not memory-mapped: truncating a mapped file kills the process.
@@ -235,38 +224,32 @@ def hash_and_scan(
             for block in read_until(entry.stop):
                 if entry.dtype not in EXPONENTS or (bad and bad[-1] == entry.name):
                     continue
-                if has_nonfinite(np.frombuffer(block, dtype=EXPONENTS[entry.dtype][0]), entry.dtype):
+                if has_nonfinite(np.frombuffer(block, dtype=f"<u{DTYPE_BYTES[entry.dtype]}"), entry.dtype):
                     bad.append(entry.name)
         for _ in read_until(length):
             pass
     return ScanResult(file, digest.hexdigest(), position, tuple(bad))
 
 
-def sample_nonfinite(entries: list[TensorEntry], blocks: int = 4, block_bytes: int = 1 << 14) -> list[str]:
-    """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last byte."""
-    bad = []
-    handles: dict[Path, int] = {}
-    try:
-        for entry in entries:
-            if entry.dtype not in EXPONENTS:
-                continue
-            if entry.file not in handles:
-                handles[entry.file] = os.open(entry.file, os.O_RDONLY)
-            width_dtype = np.dtype(EXPONENTS[entry.dtype][0])
-            span = max(entry.nbytes - block_bytes, 0)
-            offsets = {
-                span * i // max(blocks - 1, 1) // width_dtype.itemsize * width_dtype.itemsize for i in range(blocks)
-            }
-            for offset in sorted(offsets):
-                count = min(block_bytes, entry.nbytes - offset)
-                raw = os.pread(handles[entry.file], count, entry.start + offset)
-                if has_nonfinite(
-                    np.frombuffer(raw[: len(raw) // width_dtype.itemsize * width_dtype.itemsize], dtype=width_dtype),
-                    entry.dtype,
-                ):
-                    bad.append(entry.name)
-                    break
-    finally:
-        for handle in handles.values():
-            os.close(handle)
-    return bad
+def sample_nonfinite(entries: list[TensorEntry]) -> list[str]:
+    """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last element."""
+
+    def samples(entry):
+        size = min(SAMPLE_BYTES // DTYPE_BYTES[entry.dtype], entry.elements)
+        for start in sorted({(entry.elements - size) * i // (SAMPLES - 1) for i in range(SAMPLES)}):
+            yield from read_blocks(entry, size, start, start + size)
+
+    floats = (entry for entry in entries if entry.dtype in EXPONENTS)
+    return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in samples(entry))]
+
+
+def equal_blocks(blocks: Iterable[np.ndarray], elements: int) -> Iterator[np.ndarray]:
+    """Blocks of any size as blocks of `elements`, and a smaller last one: several tensors can then be read in parallel."""
+    rest = None
+    for block in blocks:
+        rest = block if rest is None or not len(rest) else np.concatenate([rest, block])
+        while len(rest) >= elements:
+            yield rest[:elements]
+            rest = rest[elements:]
+    if rest is not None and len(rest):
+        yield rest

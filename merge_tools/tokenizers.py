@@ -14,6 +14,8 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+GENERATION_CONFIG = "generation_config.json"
+
 
 class DifferenceKind(Enum):
     """How two tokenizers differ."""
@@ -44,10 +46,8 @@ class Difference:
 
 def tokenizer_file(folder: Path) -> Path | None:
     """The file of a folder that holds the vocabulary."""
-    for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def source_tokenizer(source: Source) -> Path | None:
@@ -55,30 +55,20 @@ def source_tokenizer(source: Source) -> Path | None:
     return tokenizer_file(source.folder) or tokenizer_file(source.checkpoint.folder)
 
 
-def carried_files(folder: Path) -> dict[str, bytes]:
-    """The tokenizer files and generation_config.json of a folder, by name."""
-    names = [*TOKENIZER_FILES, "generation_config.json"]
+def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> dict[str, bytes]:
+    """The content of some files of a folder by name, of those that exist."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
-    """The tokenizer files of a mixture: the base's, or the longest one that extends it (`--allow vocab`).
-
-    generation_config.json, if the base has one, is returned with them.
-    """
+    """The base's generation_config.json, and its tokenizer files or the longest that extend them (`--allow vocab`)."""
     best = None
     for source in [base, *experts]:
         file = source_tokenizer(source)
         if file is not None and (best is None or extends(best, file)):
             best = file
-    files = [best.parent / name for name in TOKENIZER_FILES] if best else []
-    contents = {path.name: path.read_bytes() for path in files if path.is_file()}
-    for folder in (base.folder, base.checkpoint.folder):
-        path = folder / "generation_config.json"
-        if path.is_file():
-            contents[path.name] = path.read_bytes()
-            break
-    return contents
+    files = carried_files(base.checkpoint.folder, [GENERATION_CONFIG]) | carried_files(base.folder, [GENERATION_CONFIG])
+    return files | (carried_files(best.parent, TOKENIZER_FILES) if best else {})
 
 
 def extends(first: Path, other: Path) -> bool:
@@ -90,34 +80,27 @@ def extends(first: Path, other: Path) -> bool:
 
 
 def read_tokenizer(file: Path) -> dict[str, Any]:
-    """Reads a tokenizer's JSON.
-
-    Raises:
-        MergeError: if the file is not a tokenizer, or has no readable vocabulary and merges.
-    """
+    """Reads a tokenizer's JSON; raises a `MergeError` if it has no readable vocabulary and merges."""
     try:
         content = json.loads(file.read_bytes())
         vocabulary(content)
         merges(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise MergeError(
-            f"{file} is not a readable tokenizer ({short_reason(error)}). Copy or download it again."
-        ) from error
+        message = f"{file} is not a readable tokenizer ({short_reason(error)}). Copy or download it again."
+        raise MergeError(message) from error
     return content
 
 
 def compare(first: Path, other: Path) -> Difference | None:
     """Compares two tokenizer files: None if they are equivalent, otherwise the first difference.
 
-    Raises:
-        MergeError: if a file cannot be read.
+    Raises a `MergeError` if a file cannot be read.
     """
     if read_bytes(first) == read_bytes(other):
         return None
     if first.suffix != ".json" or other.suffix != ".json" or first.name != other.name:
-        return Difference(
-            DifferenceKind.TOKENS, f"{first.name} and {other.name} differ and cannot be compared token by token"
-        )
+        text = f"{first.name} and {other.name} differ and cannot be compared token by token"
+        return Difference(DifferenceKind.TOKENS, text)
     one, two = read_tokenizer(first), read_tokenizer(other)
     a, b = vocabulary(one), vocabulary(two)
     if a != b:
@@ -151,15 +134,13 @@ def compare_vocabularies(a: dict[str, int], b: dict[str, int]) -> Difference:
         longer, shorter = (b, a) if len(b) > len(a) else (a, b)
         extra = sorted(longer.keys() - shorter.keys(), key=longer.__getitem__)
         tokens = ", ".join(map(repr, extra[:3])) + (", ..." if len(extra) > 3 else "")
-        return Difference(
-            DifferenceKind.SUPERSET, f"only one has the last {len(extra):,} token{'s' * (len(extra) > 1)}: {tokens}"
-        )
+        text = f"only one has the last {len(extra):,} token{'s' * (len(extra) > 1)}: {tokens}"
+        return Difference(DifferenceKind.SUPERSET, text)
     moved = moved or {token for token in {*a, *b} if a.get(token) != b.get(token)}
     token = min(moved, key=lambda t: (min(a.get(t, 1 << 60), b.get(t, 1 << 60)), t))
     ours, theirs = a.get(token, "none"), b.get(token, "none")
-    return Difference(
-        DifferenceKind.TOKENS, f"{len(moved):,} tokens differ, the first is {token!r}: id {theirs} instead of {ours}"
-    )
+    text = f"{len(moved):,} tokens differ, the first is {token!r}: id {theirs} instead of {ours}"
+    return Difference(DifferenceKind.TOKENS, text)
 
 
 def model_of(tokenizer: dict) -> dict[str, Any]:
@@ -170,12 +151,10 @@ def model_of(tokenizer: dict) -> dict[str, Any]:
 
 def vocabulary(tokenizer: dict) -> dict[str, int]:
     """Token -> id, with the added tokens."""
-    vocab, added = model_of(tokenizer)["vocab"], {}
+    vocab, added = model_of(tokenizer)["vocab"], tokenizer.get("added_tokens")
     if isinstance(vocab, list):  # Unigram: [[token, score], ...]
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
-    if isinstance(tokenizer.get("added_tokens"), list):
-        added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    tokens = {**vocab, **added}
+    tokens = {**vocab, **{token["content"]: token["id"] for token in (added if isinstance(added, list) else [])}}
     if not all(type(i) is int for i in tokens.values()):
         raise ValueError("tokens without ids")
     return tokens
@@ -186,10 +165,8 @@ def merges(tokenizer: dict) -> list:
     model = model_of(tokenizer)
     if isinstance(model["vocab"], list):
         return [score for _, score in model["vocab"]]
-    pairs = model.get("merges")
-    return (
-        [tuple(p.split(" ", 1)) if isinstance(p, str) else tuple(p) for p in pairs] if isinstance(pairs, list) else []
-    )
+    pairs = model["merges"] if isinstance(model.get("merges"), list) else []
+    return [tuple(p.split(" ", 1)) if isinstance(p, str) else tuple(p) for p in pairs]
 
 
 def model_settings(tokenizer: dict) -> dict[str, Any]:

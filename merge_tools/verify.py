@@ -1,20 +1,18 @@
 """Verifies a mixture: hashes its sources again, computes its tensors again and compares them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .centroids import read_centroids
 from .checkpoints import Source
 from .errors import MergeError
-from .gates import random_row
+from .gates import gate_without_texts
 from .llama_layout import LlamaShape
 from .mixture import Mixture
-from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors
+from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
 from .shard_writer import Progress
-from .tensor_files import hash_and_scan, read_blocks
+from .tensor_files import equal_blocks, hash_and_scan, read_blocks
 
 
 def verify(folder: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -63,7 +61,8 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
         notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
         skipped.add("gates")
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]
-    tensors = plan_tensors(recipe, base, experts, recompute_gates(mixture), averaged)
+    gates = {part.gate: gate_without_texts(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
+    tensors = plan_tensors(recipe, base, experts, gates, averaged)
     try:
         centroids = read_centroids(recipe)
     except MergeError as error:
@@ -72,17 +71,6 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     if centroids is not None:
         tensors.append(centroid_tensor(centroids))
     return [tensor for tensor in tensors if tensor_group(tensor) not in skipped]
-
-
-def recompute_gates(mixture: Mixture) -> dict[str, np.ndarray]:
-    """Random gates drawn again; zeros for other modes."""
-    recipe, shape = mixture.recipe, mixture.shape
-    gates = {part.gate: np.zeros((len(mixture.names), part.input_size(shape)), np.float32) for part in mixture.gated}
-    if recipe.gate_mode == "random":
-        for part in mixture.gated:
-            width = part.input_size(shape)
-            gates[part.gate] = np.stack([random_row(recipe.seed, part, n, width) for n in mixture.gate_rows])
-    return gates
 
 
 def changed_files(sources: list[Source], records: list[dict], progress: Progress) -> list[str]:
@@ -114,7 +102,7 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
         return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
     differing, first, position = 0, None, 0
-    for expected, stored in zip(rechunk(tensor), read_blocks(entry, CHUNK), strict=True):
+    for expected, stored in zip(equal_blocks(tensor.blocks(), CHUNK), read_blocks(entry, CHUNK), strict=True):
         if not np.array_equal(expected, stored):
             indices = np.flatnonzero(expected != stored)
             differing += len(indices)
@@ -123,18 +111,3 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if not differing:
         return []
     return [f"{tensor.name}: {differing:,} of {tensor.elements:,} elements differ, starting at element {first}."]
-
-
-def rechunk(tensor: OutputTensor) -> Iterator[np.ndarray]:
-    """The tensor's elements in blocks of CHUNK."""
-    rest = np.empty(0, f"<u{tensor.nbytes // max(tensor.elements, 1)}")
-    for block in tensor.blocks():
-        if not len(rest) and len(block) == CHUNK:
-            yield block
-            continue
-        rest = np.concatenate([rest, block])
-        while len(rest) >= CHUNK:
-            yield rest[:CHUNK]
-            rest = rest[CHUNK:]
-    if len(rest):
-        yield rest

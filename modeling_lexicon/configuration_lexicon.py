@@ -1,11 +1,9 @@
 """Configuration of LM-Lexicon: a Llama whose MLPs, or linear layers, are E routed experts (LM-Lexicon, Sect. 3)."""
 
-import difflib
-
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from .validation_lexicon import ValidatedConfigMixin
+from .validation_lexicon import ValidatedConfigMixin, did_you_mean, require_at_least, require_one_of
 
 ROUTING_POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -98,26 +96,12 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     def check(self):
         """Raises a `ValueError` that states the value, the reason and how to fix it."""
         E, k = self.num_local_experts, self.num_experts_per_tok
-        if E < 1:
-            raise ValueError(f"num_local_experts={E} must be at least 1. Use num_local_experts=4.")
+        require_at_least(self, 1, ("num_local_experts", "num_experts_per_tok", "centroid_size"))
+        require_at_least(self, 0, ("router_aux_loss_coef",))
+        require_one_of(self, {"routing_policy": ROUTING_POLICIES})
         if k > E:
             raise ValueError(
                 f"num_experts_per_tok={k} exceeds num_local_experts={E}. Use num_experts_per_tok={E} or less."
-            )
-        if k < 1:
-            raise ValueError(f"num_experts_per_tok={k} must be at least 1. Use num_experts_per_tok=2.")
-        if self.routing_policy not in ROUTING_POLICIES:
-            raise ValueError(
-                f"routing_policy={self.routing_policy!r} is not supported. {did_you_mean(self.routing_policy, ROUTING_POLICIES)}"
-            )
-        if self.router_aux_loss_coef < 0:
-            raise ValueError(
-                f"router_aux_loss_coef={self.router_aux_loss_coef}: a loss weight cannot be negative. "
-                "Use 0 to switch it off."
-            )
-        if self.centroid_size is not None and self.centroid_size < 1:
-            raise ValueError(
-                f"centroid_size={self.centroid_size} must be at least 1, or None for a model without centroids."
             )
         if self.expert_names is not None and len(self.expert_names) != E:
             raise ValueError(
@@ -150,23 +134,16 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
                 "mlp_bias=True is not supported with router_layers='mlp': Mixtral's experts have no bias. "
                 "Use mlp_bias=False, or router_layers=['gate_proj', 'up_proj', 'down_proj']."
             )
-        if layers is not None:
-            if not layers:
-                raise ValueError("router_layers_index is empty. Use None for all layers.")
-            invalid = [layer for layer in layers if not 0 <= layer < depth]
-            if invalid:
-                raise ValueError(
-                    f"router_layers_index has {invalid[0]}, but with num_hidden_layers={depth} layers are 0 to "
-                    f"{depth - 1}."
-                )
-            if len(set(layers)) != len(layers):
-                raise ValueError(f"router_layers_index={layers} has a layer twice. Remove one.")
-
-
-def did_you_mean(name: str, known: tuple[str, ...]) -> str:
-    """A hint for a misspelt name, as a sentence."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Use one of {', '.join(map(repr, known))}."
+        if layers is None:
+            return
+        if not layers:
+            raise ValueError("router_layers_index is empty. Use None for all layers.")
+        if invalid := [layer for layer in layers if not 0 <= layer < depth]:
+            raise ValueError(
+                f"router_layers_index has {invalid[0]}, but with num_hidden_layers={depth} layers are 0 to {depth - 1}."
+            )
+        if len(set(layers)) != len(layers):
+            raise ValueError(f"router_layers_index={layers} has a layer twice. Remove one.")
 
 
 LexiconConfig.register_for_auto_class()

@@ -11,6 +11,7 @@ import torch
 
 FIELDS = ("term", "context", "definition")
 IGNORED = -100
+PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name of a special token is plain text
 
 
 def format_prompt(term: str, context: str) -> str:
@@ -90,13 +91,12 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
             f"The tokenizer has bos_token={tokenizer.bos_token!r} and eos_token={tokenizer.eos_token!r}, but the prompt "
             "starts with BOS and ends with EOS. Set both, e.g. tokenizer.bos_token = tokenizer.eos_token."
         )
-    if not batch["term"]:
-        return {"input_ids": [], "labels": [], "row": []}
-    plain = {"add_special_tokens": False, "split_special_tokens": True}
-    questions = [format_prompt(term, context) for term, context in zip(batch["term"], batch["context"], strict=True)]
-    prompts = tokenizer(questions, **plain)["input_ids"]
-    definitions = tokenizer(list(batch["definition"]), **plain)["input_ids"]
     columns = {"input_ids": [], "labels": [], "row": []}
+    if not batch["term"]:
+        return columns
+    questions = [format_prompt(term, context) for term, context in zip(batch["term"], batch["context"], strict=True)]
+    prompts = tokenizer(questions, **PLAIN)["input_ids"]
+    definitions = tokenizer(list(batch["definition"]), **PLAIN)["input_ids"]
     for i, (question, answer) in enumerate(zip(prompts, definitions, strict=True)):
         start, end = [bos, *question, eos], [*answer, eos]
         if len(start) + len(end) <= max_length:

@@ -11,6 +11,7 @@ rows. `sequence_soft` runs all experts on all tokens, in a loop whatever the set
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -22,61 +23,42 @@ LINEAR_IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
 class RowsByExpert:
-    """The rows of a batch by expert. Read from the device once, at the first access, and then kept with the decision.
-
-    Args:
-        index (`(B,)`): each row's expert.
-        experts: the same as a list, if it is known.
-    """
+    """The rows of a batch by expert; index `(B,)` is read from the device once, unless it is known as a list, `experts`."""
 
     def __init__(self, index: torch.Tensor, experts: list[int] | None = None):
         self.index, self.experts = index, experts
-        self._groups = self._order = None
 
-    def _sort(self):
-        if self.experts is None:
-            self.experts = self.index.tolist()
+    @cached_property
+    def _by_expert(self) -> dict[int, list[int]]:
+        self.experts = self.experts or self.index.tolist()
         by_expert = {}
         for row, expert in enumerate(self.experts):
             by_expert.setdefault(expert, []).append(row)
-        grouped_rows = sum(by_expert.values(), [])
-        device = self.index.device
-        self._groups = []
-        for expert, rows in by_expert.items():
-            first, last = rows[0], rows[-1]
-            contiguous = last - first + 1 == len(rows)  # then a view is enough
-            self._groups.append((expert, slice(first, last + 1) if contiguous else torch.tensor(rows, device=device)))
-        if grouped_rows != sorted(grouped_rows):
-            self._order = torch.tensor(grouped_rows, device=device).argsort()
+        return by_expert
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[int, torch.Tensor | slice]]:
-        """(expert, its rows) for each expert that some row chose."""
-        if self._groups is None:
-            self._sort()
-        return self._groups
+        """(expert, its rows) for each expert that some row chose; a slice, and so a view, of neighbouring rows."""
+        return [
+            (e, slice(r[0], r[-1] + 1) if r[-1] - r[0] + 1 == len(r) else torch.tensor(r, device=self.index.device))
+            for e, r in self._by_expert.items()
+        ]
 
-    @property
+    @cached_property
     def order(self) -> torch.Tensor | None:
         """(B,): from the concatenated groups back to the order of the batch; `None` if they are in it already."""
-        if self._groups is None:
-            self._sort()
-        return self._order
+        grouped_rows = sum(self._by_expert.values(), [])
+        in_order = grouped_rows == sorted(grouped_rows)
+        return None if in_order else torch.tensor(grouped_rows, device=self.index.device).argsort()
 
 
 @dataclass(eq=False)
 class RoutingDecision:
-    """The routing of each row of a batch, which holds for all of its later tokens too.
+    """The routing of each row of a batch, which holds for all of its later tokens too."""
 
-    Args:
-        index (`(B,)`): the row's expert; the one with the largest weight if all are weighted.
-        weights (`(B, E)`: all experts weighted; `(B,)`: exactly 1, with the gate's gradient; or `None`).
-        logits (`(B, E)`, if a gate decided): the mean of its logits over the row's prompt.
-    """
-
-    index: torch.Tensor
-    weights: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    index: torch.Tensor  # (B,), the row's expert; the one with the largest weight if all are weighted
+    weights: torch.Tensor | None = None  # (B, E), all experts weighted; or (B,), exactly 1, with the gate's gradient
+    logits: torch.Tensor | None = None  # (B, E), if a gate decided: the mean of its logits over the row's prompt
     rows: RowsByExpert | None = None
 
     def __post_init__(self):
@@ -97,33 +79,24 @@ class RoutedExperts:
     """A mix-in for modules that hold experts. They are called with x and the choices of tokens or the decisions of rows.
 
     They are called as modules, and their weights are not read from outside: hooks on them (sharding, offloading) run.
+    Subclasses have these methods:
+
+    - `_unbind_experts`: the weights of each expert, with one stacked gradient; indexing would add up E full ones.
+    - `_select_expert`: the weights of the only active expert, whose gradient is copied into zeros, without stacking.
+    - `expert_forward`: x (..., d) -> (..., out) by the weights of one expert.
+    - `_batched_rows`: x (B, T, d), index (B,) -> (B, T, out), each row by a copy of the weights of its expert.
     """
-
-    def unbind_experts(self) -> list[tuple[torch.Tensor, ...]]:
-        """The weights of each expert. Unbound at once, they have one stacked gradient; indexing would add up E full ones."""
-        raise NotImplementedError
-
-    def select_expert(self, e: int) -> tuple[torch.Tensor, ...]:
-        """The weights of the only active expert: its gradient is copied into zeros, without stacking."""
-        raise NotImplementedError
-
-    def expert_forward(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """x (..., d) -> (..., out) by the weights of one expert."""
-        raise NotImplementedError
 
     def forward_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
         """x (B, T, d) -> (B, T, out): each row by its own expert, or by a weighted sum of all."""
         weights = decision.weights
         if weights is not None and weights.dim() == 2:
-            y = sum(
-                self.expert_forward(x, expert) * weights[:, e, None, None]
-                for e, expert in enumerate(self.unbind_experts())
-            )
-            return y.to(x.dtype)
+            outputs = (self.expert_forward(x, expert) for expert in self._unbind_experts())
+            return sum(y * weights[:, e, None, None] for e, y in enumerate(outputs)).to(x.dtype)
         if torch.compiler.is_compiling():
             y = self.compiled_rows(x, decision.index.to(x.device))
         elif self.config._experts_implementation == "batched_mm":
-            y = self.batched_rows(x, decision.index.to(x.device))
+            y = self._batched_rows(x, decision.index.to(x.device))
         else:
             y = self.grouped_rows(x, decision)
         return y if weights is None else (y * weights.to(y.device)[:, None, None]).to(y.dtype)
@@ -131,20 +104,16 @@ class RoutedExperts:
     def grouped_rows(self, x: torch.Tensor, decision: RoutingDecision) -> torch.Tensor:
         """One expert per row; computes only experts that some row chose."""
         groups, order, outputs = decision.rows.groups, decision.rows.order, []
-        experts = self.unbind_experts() if len(groups) > 1 else {groups[0][0]: self.select_expert(groups[0][0])}
+        experts = self._unbind_experts() if len(groups) > 1 else {groups[0][0]: self._select_expert(groups[0][0])}
         for e, rows in groups:
             rows = rows if isinstance(rows, slice) else rows.to(x.device)
             outputs.append(self.expert_forward(x[rows], experts[e]))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return y if order is None else y[order.to(x.device)]
 
-    def batched_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """x (B, T, d), index (B,) -> (B, T, out): each row by a copy of the weights of its expert."""
-        raise NotImplementedError
-
     def compiled_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """The same without reading the decision from the device, which would break a compiled graph."""
-        return self.batched_rows(x, index)
+        """`_batched_rows` without reading the decision from the device, which would break a compiled graph."""
+        return self._batched_rows(x, index)
 
 
 def fits_grouped_mm(weight: torch.Tensor) -> bool:
@@ -158,13 +127,11 @@ def fits_grouped_mm(weight: torch.Tensor) -> bool:
 class LexiconExperts(RoutedExperts, MixtralExperts):
     """E_i(x) = (act(x W_i,gate) * x W_i,up) W_i,down: E Llama MLPs in Mixtral's two parameters."""
 
-    def unbind_experts(self):
-        """See `RoutedExperts`."""
+    def _unbind_experts(self):
         gate_up, down = self.gate_up_proj.unbind(0), self.down_proj.unbind(0)
         return [(*gu.chunk(2), d) for gu, d in zip(gate_up, down, strict=True)]  # (I, d), (I, d), (d, I)
 
-    def select_expert(self, e):
-        """See `RoutedExperts`."""
+    def _select_expert(self, e):
         return *self.gate_up_proj[e].chunk(2), self.down_proj[e]
 
     def expert_forward(self, x, weights):
@@ -172,15 +139,14 @@ class LexiconExperts(RoutedExperts, MixtralExperts):
         gate, up, down = weights
         return F.linear(self.act_fn(F.linear(x, gate)) * F.linear(x, up), down)
 
-    def batched_rows(self, x, index):
-        """See `RoutedExperts`."""
+    def _batched_rows(self, x, index):
         gate, up = (x @ self.gate_up_proj[index].transpose(1, 2)).chunk(2, dim=-1)
         return (self.act_fn(gate) * up) @ self.down_proj[index].transpose(1, 2)
 
     def compiled_rows(self, x, index):
         """See `RoutedExperts`."""
         if self.config._experts_implementation != "grouped_mm" or not fits_grouped_mm(self.down_proj):
-            return self.batched_rows(x, index)
+            return self._batched_rows(x, index)
         B, T, d = x.shape
         chosen = index[:, None].expand(B, T).reshape(-1, 1)
         return self.forward(x.reshape(-1, d), chosen, x.new_ones(B * T, 1)).view(B, T, d)
@@ -203,29 +169,25 @@ class LinearExperts(RoutedExperts, nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(num_experts, out_features)) if bias else None
 
-    def unbind_experts(self):
-        """See `RoutedExperts`."""
+    def _unbind_experts(self):
         biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind(0)
         return list(zip(self.weight.unbind(0), biases, strict=True))
 
-    def select_expert(self, e):
-        """See `RoutedExperts`."""
+    def _select_expert(self, e):
         return self.weight[e], None if self.bias is None else self.bias[e]
 
     def expert_forward(self, x, weights):
         """See `RoutedExperts`."""
         return F.linear(x, *weights)
 
-    def batched_rows(self, x, index):
-        """See `RoutedExperts`."""
+    def _batched_rows(self, x, index):
         y = x @ self.weight[index].transpose(1, 2)
         return y if self.bias is None else y + self.bias[index][:, None]
 
     def forward(self, x: torch.Tensor, choice: torch.Tensor | RoutingDecision, weights: torch.Tensor | None = None):
         """x (N, d), index (N, k), weights (N, k) -> (N, out); or x (B, T, d) and a `RoutingDecision` -> (B, T, out).
 
-        Raises:
-            ValueError: for an `experts_implementation` that supports whole MLPs only.
+        Raises a `ValueError` for an `experts_implementation` that supports whole MLPs only.
         """
         if isinstance(choice, RoutingDecision):
             return self.forward_rows(x, choice)
@@ -261,16 +223,10 @@ class LinearExperts(RoutedExperts, nn.Module):
         return None if self.bias is None else self.bias[experts]
 
 
-def loop_over_experts(
-    experts: RoutedExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """y_n = sum_j w_nj E_{i_nj}(x_n) as a loop over experts: `"eager"` for linear layers. Every faster formulation must have
-    the same values and gradients.
-
-    x (N, d), index (N, k), weights (N, k) -> (N, out).
-    """
+def loop_over_experts(experts: RoutedExperts, x, index, weights) -> torch.Tensor:
+    """y_n = sum_j w_nj E_{i_nj}(x_n), the reference for values and gradients: x (N, d), index (N, k), weights (N, k)."""
     y = 0
-    for e, expert in enumerate(experts.unbind_experts()):
+    for e, expert in enumerate(experts._unbind_experts()):
         share = ((index == e) * weights).sum(1, keepdim=True)  # (N, 1)
         y = y + share * experts.expert_forward(x, expert)
     return y

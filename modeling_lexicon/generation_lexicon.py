@@ -3,7 +3,7 @@
 Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, E experts, c embedding size.
 """
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
-from .data_lexicon import format_prompt
+from .data_lexicon import PLAIN, format_prompt
 
 logger = logging.get_logger(__name__)
 
@@ -27,23 +27,17 @@ OTHER_LOOPS = (
 
 
 def validate_row(row, number: int) -> tuple[str, str]:
-    """A row -> term and context.
-
-    Raises:
-        TypeError: for a row of another form.
-    """
-    if isinstance(row, Mapping) and all(
-        isinstance(row.get(name), str) and row[name].strip() for name in ("term", "context")
-    ):
-        return row["term"], row["context"]
+    """A row -> term and context; raises a `TypeError` for a row of another form."""
+    values = [row.get(name) for name in ("term", "context")] if isinstance(row, Mapping) else [None]
+    if all(isinstance(value, str) and value.strip() for value in values):
+        return tuple(values)
     raise TypeError(f"Row {number} is {row!r:.80}. Pass {{'term': ..., 'context': ...}}, both non-empty strings.")
 
 
 class DefinitionGenerator:
     """Generates definitions; its arguments are those of `DefinitionModelingPipeline`.
 
-    Raises:
-        ValueError: for invalid options, and for a tokenizer without BOS or EOS.
+    Raises a `ValueError` for invalid options, and for a tokenizer without BOS or EOS.
     """
 
     def __init__(
@@ -72,8 +66,8 @@ class DefinitionGenerator:
             raise ValueError(f"on_long={on_long!r} is not supported. Use one of {', '.join(map(repr, ON_LONG))}.")
         self.model, self.tokenizer, self.best_of, self.num_definitions = model, tokenizer, best_of, num_definitions
         self.ends = self.end_token_ids()
-        self.reward, self.domain_ids = load_reward_model(reward_model, model.device), domain_ids
-        self.embedder = embedder
+        self.reward = load_reward_model(reward_model, model.device)
+        self.domain_ids, self.embedder = domain_ids, embedder
         self.max_new_tokens, self.on_long = max_new_tokens, on_long
         do_sample = best_of > 1 or generate_kwargs.get("do_sample", False)
         # greedy decoding ignores the sampling options of the checkpoint's generation config
@@ -82,28 +76,15 @@ class DefinitionGenerator:
         self.limit = getattr(model.config, "max_position_embeddings", None) or 10**9
 
     def end_token_ids(self) -> list[int]:
-        """The tokens that end a definition.
-
-        Raises:
-            ValueError: for a tokenizer without BOS or EOS.
-        """
+        """The tokens that end a definition."""
         if self.tokenizer.bos_token_id is None or self.tokenizer.eos_token_id is None:
-            raise ValueError(
-                "The tokenizer has no BOS or no EOS token, but the prompt starts with BOS and ends with EOS."
-            )
+            raise ValueError("The tokenizer has no BOS or no EOS token: the prompt starts with BOS and ends with EOS.")
         return [self.tokenizer.eos_token_id]
 
     def __call__(self, rows: Sequence[Mapping], first: int = 0, batch_size: int = 8) -> list:
-        """Rows -> their definitions, in order.
+        """Rows -> a dictionary per row, in order; with `num_definitions` above 1 a list of different definitions per row.
 
-        Args:
-            rows: with `term` and `context`.
-            first: number of the first row, for `domain_ids` and error messages.
-            batch_size: rows per call of `generate`.
-
-        Returns:
-            A dictionary per row; with `num_definitions` above 1 a list of different definitions per row, which is shorter if
-            there are fewer different samples.
+        `first` is the number of the first row, for `domain_ids` and error messages.
         """
         results = []
         for samples in self.sample(rows, first, batch_size):
@@ -115,24 +96,19 @@ class DefinitionGenerator:
         """Rows -> all `best_of` samples of each row, in the order in which they were generated."""
         pairs = [validate_row(row, first + i) for i, row in enumerate(rows)]
         prompts = self.build_prompts(pairs, first)
-        domains = self.select_domains(pairs, first)
+        ids, distances = self.select_domains(pairs, first)
         # rows of one domain together: a batch then reads the weights of one expert
-        experts = [0] * len(rows) if domains is None else domains["ids"].tolist()
+        experts = [0] * len(rows) if ids is None else ids.tolist()
         order = sorted(range(len(rows)), key=lambda i: (experts[i], -len(prompts[i])))
         results: list = [None] * len(rows)
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            ids = None if domains is None else domains["ids"][batch]
-            for i, samples in zip(batch, self._generate_batch([prompts[i] for i in batch], ids), strict=True):
-                domain_info = {}
-                if domains is not None and domains["distances"] is not None:
-                    domain_info = {
-                        "domain": int(domains["ids"][i]),
-                        "distance": round(float(domains["distances"][i]), 6),
-                    }
-                results[i] = [
-                    {"term": pairs[i][0], "definition": text, "score": score, **domain_info} for text, score in samples
-                ]
+            samples = self._generate_batch([prompts[i] for i in batch], None if ids is None else ids[batch])
+            for i, of_row in zip(batch, samples, strict=True):
+                info = {}
+                if distances is not None:
+                    info = {"domain": experts[i], "distance": round(float(distances[i]), 6)}
+                results[i] = [{"term": pairs[i][0], "definition": text, "score": s, **info} for text, s in of_row]
         return results
 
     def build_prompts(self, pairs: list[tuple[str, str]], first: int) -> list[list[int]]:
@@ -142,8 +118,7 @@ class DefinitionGenerator:
     def build_prompt(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS; a context that does not fit loses words on both sides of the term.
 
-        Raises:
-            ValueError: under "error", or if not even the term fits.
+        Raises a `ValueError` under "error", or if not even the term fits.
         """
         max_length = self.limit - self.max_new_tokens
         ids = self.encode_prompt(term, context)
@@ -156,9 +131,7 @@ class DefinitionGenerator:
             )
         window = truncate_context_around(term, context, lambda text: len(self.encode_prompt(term, text)) <= max_length)
         if window is None:
-            raise ValueError(
-                f"{message}: not even the term fits beside max_new_tokens={self.max_new_tokens}. Use a smaller value."
-            )
+            raise ValueError(f"{message}: not even the term fits. Use less than max_new_tokens={self.max_new_tokens}.")
         words, kept = len(context.split()), len(window.split())
         logger.warning(
             f"{message}; the {words - kept:,} of its {words:,} words that are furthest from the term are dropped."
@@ -167,19 +140,12 @@ class DefinitionGenerator:
 
     def encode_prompt(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS as token ids, whatever their number."""
-        question = self.tokenizer(
-            format_prompt(term, context), add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
+        question = self.tokenizer(format_prompt(term, context), **PLAIN, verbose=False)
         return [self.tokenizer.bos_token_id, *question["input_ids"], self.tokenizer.eos_token_id]
 
-    def select_domains(self, pairs: list[tuple[str, str]], first: int) -> dict | None:
-        """The experts of rows, from `domain_ids` or the nearest centroids.
-
-        Returns:
-            `ids` (B,) and `distances` (B,) to the centroids, or `None` if the model routes by itself.
-
-        Raises:
-            ValueError: for another number of `domain_ids` than of rows.
+    def select_domains(self, pairs, first: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The experts (B,) of rows, from `domain_ids` or the nearest centroids, and the distances (B,) to these; `None` for
+        what there is not. Raises a `ValueError` for another number of `domain_ids` than of rows.
         """
         if self.domain_ids is not None:
             ids = self.domain_ids
@@ -188,20 +154,18 @@ class DefinitionGenerator:
                 raise ValueError(
                     f"domain_ids has {len(ids)} values for {len(pairs)} rows. Pass one for all, or one per row."
                 )
-            return {"ids": torch.tensor(ids), "distances": None}
+            return torch.tensor(ids), None
         centroids = getattr(self.model, "domain_centroids", None)
         if getattr(self.model.config, "routing_policy", None) != "domain" or centroids is None or not centroids.any():
-            return None
+            return None, None
         texts = [format_prompt(term, context) for term, context in pairs]
         if self.embedder is None or isinstance(self.embedder, str):  # loaded once, not for every batch
             self.embedder = load_embedder(self.embedder or self.model.config.embedder)
         ids, distances = self.model.assign_domains(texts, self.embedder, return_distances=True)
-        return {"ids": ids, "distances": distances.gather(1, ids[:, None])[:, 0]}
+        return ids, distances.gather(1, ids[:, None])[:, 0]
 
     @torch.no_grad()
-    def _generate_batch(
-        self, prompts: list[list[int]], domain_ids: torch.Tensor | None
-    ) -> list[list[tuple[str, float]]]:
+    def _generate_batch(self, prompts: list[list[int]], domain_ids) -> list[list[tuple[str, float]]]:
         """Prompts -> the samples of each as (text, score), in the order in which they were generated."""
         B, n, T = len(prompts), self.best_of, max(map(len, prompts))
         pad = self.ends[0] if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
@@ -222,18 +186,15 @@ class DefinitionGenerator:
         lengths = generated_lengths(new_tokens, self.ends)
         texts = [self.decode(tokens[:k]) for tokens, k in zip(new_tokens, lengths, strict=True)]
         if self.reward is not None:
-            sequences = [
-                prompts[i // n] + tokens[:k].tolist()
-                for i, (tokens, k) in enumerate(zip(new_tokens, lengths, strict=True))
-            ]
-            scores = self.compute_rewards(sequences, pad)
+            written = [tokens[:k] for tokens, k in zip(new_tokens.tolist(), lengths, strict=True)]
+            scores = self.compute_rewards([prompts[i // n] + tokens for i, tokens in enumerate(written)], pad)
         else:
-            beam_indices = getattr(outputs, "beam_indices", None)
+            beams = getattr(outputs, "beam_indices", None)
             if keeps_logits:
-                log_p = log_probs(outputs.logits, new_tokens, beam_indices)
+                log_p = log_probs(outputs.logits, new_tokens, beams)
             else:
-                log_p = chosen.token_log_probs(new_tokens, beam_indices)
-            scores = [math.exp(value) for value in mean_log_probs(log_p, lengths).tolist()]
+                log_p = chosen.token_log_probs(new_tokens, beams)
+            scores = mean_log_probs(log_p, lengths).double().exp().tolist()
         samples = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
         return [samples[b * n : (b + 1) * n] for b in range(B)]
 
@@ -256,25 +217,20 @@ def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]
     words = context.split()
     term_words = term.lower().split()
     normalised = [word.strip(".,;:!?\"'()").lower() for word in words]
-    matches = [i for i in range(len(words)) if normalised[i : i + len(term_words)] == term_words]
-    middle, widest = (matches[0] if matches else 0), None
-    low, high = 0, len(words)
-    while low <= high:
-        width = (low + high) // 2
-        window = " ".join(words[max(0, middle - width) : middle + width + len(term_words)])
-        if fits(window):
-            widest, low = window, width + 1
-        else:
-            high = width - 1
-    return widest
+    starts = range(len(words))
+    middle = next((i for i in starts if normalised[i : i + len(term_words)] == term_words), 0)
+
+    def window(width: int) -> str:
+        return " ".join(words[max(0, middle - width) : middle + width + len(term_words)])
+
+    too_wide = bisect_left(range(len(words) + 1), True, key=lambda width: not fits(window(width)))
+    return window(too_wide - 1) if too_wide else None
 
 
 def load_reward_model(reward_model, device):
     """A model with one label, or its folder or Hub id -> the model in eval mode.
 
-    Raises:
-        OSError: for a folder or Hub id that cannot be opened.
-        ValueError: for a model with another number of labels.
+    Raises an `OSError` if it cannot be opened, and a `ValueError` for another number of labels.
     """
     if reward_model is None:
         return None
@@ -356,11 +312,8 @@ class ChosenLogProbs(LogitsProcessor):
         return torch.stack(columns, 1)
 
 
-def log_probs(
-    logits: Sequence[torch.Tensor], tokens: torch.Tensor, beam_indices: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Log-probabilities (B, t) of generated tokens (B, t), from the logits of all steps: t tensors (B, V), or with
-    beams (B * beams, V) and the rows that the tokens come from (B, t)."""
+def log_probs(logits: Sequence[torch.Tensor], tokens: torch.Tensor, beam_indices=None) -> torch.Tensor:
+    """`ChosenLogProbs.token_log_probs` from the logits of all steps: t tensors (B, V), or with beams (B * beams, V)."""
     columns = []
     for t, step in enumerate(logits[: tokens.shape[1]]):
         if beam_indices is not None:
@@ -382,9 +335,6 @@ def distinct_definitions(samples: list[dict]) -> list[dict]:
     for sample in sorted(samples, key=lambda sample: -sample["score"]):
         distinct.setdefault(sample["definition"], sample)
     return [sample for text, sample in distinct.items() if text] or list(distinct.values())
-
-
-# --- the domain of a text: the nearest cluster centroid to its embedding (LM-Lexicon, Sect. 3) ---
 
 
 def load_embedder(embedder) -> Callable:
@@ -424,12 +374,10 @@ def embed(texts: list[str], embedder) -> torch.Tensor:
 
 
 def nearest_centroids(vectors: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """argmin_e |v / |v| - c_e|
+    """argmin_e |v / |v| - c_e|: the domain of a text   (LM-Lexicon, Sect. 3)
 
-    vectors (B, c), centroids (E, c) -> ids (B,), int64; distances (B, E), float32.
-
-    Raises:
-        ValueError: for embeddings of another size, or with NaN or infinite values.
+    vectors (B, c), centroids (E, c) -> ids (B,), int64; distances (B, E), float32. Raises a `ValueError` for embeddings of
+    another size, or with NaN or infinite values.
     """
     centroids = centroids.to("cpu", torch.float32)
     if vectors.dim() != 2 or vectors.shape[1] != centroids.shape[1]:

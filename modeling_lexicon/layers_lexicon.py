@@ -27,11 +27,7 @@ from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_rout
 class RoutedModule(nn.Module):
     """y = sum_i G(x)_i E_i(x), where G depends on the routing policy   (LM-Lexicon, Sect. 3)
 
-    Args:
-        config: the model's.
-        number: its position among the model's routed modules, in the order in which they run.
-        in_features: d.
-        experts: the experts that it routes to.
+    `number` is its position among the model's routed modules, in the order in which they run; `in_features` is d.
     """
 
     def __init__(self, config, number: int, in_features: int, experts: RoutedExperts):
@@ -62,11 +58,7 @@ class RoutedModule(nn.Module):
         return RoutingDecision(index, 1 + (p - p.detach()) if needs_grad else None, logits)
 
     def forward(self, x: torch.Tensor, routing: LayerRouting | None = None) -> torch.Tensor:
-        """x (B, T, d) -> (B, T, out).
-
-        Raises:
-            RuntimeError: without `routing`, which the decoder layer passes.
-        """
+        """x (B, T, d) -> (B, T, out); raises a `RuntimeError` without `routing`, which the decoder layer passes."""
         if routing is None:
             raise RuntimeError(
                 f"{type(self).__name__} was called without routing, which its decoder layer passes. Call the model, or "
@@ -81,34 +73,19 @@ class RoutedModule(nn.Module):
         return y.unflatten(0, x.shape[:2])
 
 
-class RoutedMlp(RoutedModule):
-    """E Llama MLPs with one gate: Mixtral's block, for all policies."""
-
-    def __init__(self, config, number: int):
-        super().__init__(config, number, config.hidden_size, LexiconExperts(config))
-
-
-class RoutedLinear(RoutedModule):
-    """E linear layers with their own gate, in place of one linear layer."""
-
-    def __init__(self, config, number: int, linear: nn.Linear):
-        experts = LinearExperts(config, linear.in_features, linear.out_features, linear.bias is not None)
-        super().__init__(config, number, linear.in_features, experts)
-
-
 class RoutedLinears(nn.Module):
     """A mix-in for a Llama block some of whose linear layers are routed modules.
 
-    Args:
-        config, args: for the block.
-        numbers: for each routed linear layer its position among the model's routed modules.
+    `numbers` has the position of each routed linear layer among the model's routed modules.
     """
 
     def __init__(self, config: LexiconConfig, *args, numbers: dict[str, int]):
         super().__init__(config, *args)
         self.routed_names = frozenset(numbers)
         for name, number in numbers.items():
-            setattr(self, name, RoutedLinear(config, number, getattr(self, name)))
+            dense = getattr(self, name)
+            experts = LinearExperts(config, dense.in_features, dense.out_features, dense.bias is not None)
+            setattr(self, name, RoutedModule(config, number, dense.in_features, experts))
 
     def project(self, name: str, x: torch.Tensor, routing: LayerRouting | None) -> torch.Tensor:
         """Applies the linear layer of this name, with `routing` if it is routed."""
@@ -163,13 +140,12 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         super().__init__(config, layer_idx)
         numbers = {name: i for i, (layer, name) in enumerate(config.routed_modules()) if layer == layer_idx}
         self.routed_names = list(numbers)
-        of_attention, of_mlp = (
-            {name: numbers[name] for name in names if name in numbers} for names in (ATTENTION_LINEARS, MLP_LINEARS)
-        )
+        of_attention = {name: number for name, number in numbers.items() if name in ATTENTION_LINEARS}
+        of_mlp = {name: number for name, number in numbers.items() if name in MLP_LINEARS}
         if of_attention:
             self.self_attn = LexiconAttention(config, layer_idx, numbers=of_attention)
         if "mlp" in numbers:
-            self.mlp = RoutedMlp(config, numbers["mlp"])
+            self.mlp = RoutedModule(config, numbers["mlp"], config.hidden_size, LexiconExperts(config))
         elif of_mlp:
             self.mlp = LexiconMlp(config, numbers=of_mlp)
         self.attention_is_routed, self.mlp_is_routed = bool(of_attention), len(numbers) > len(of_attention)
@@ -180,9 +156,7 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
     def routed_modules(self) -> list[RoutedModule]:
         """The routed modules in order. They are looked up each time, because adapters replace or wrap modules."""
         submodules = [getattr(self._parent(name), name) for name in self.routed_names]
-        return [
-            module for submodule in submodules for module in submodule.modules() if isinstance(module, RoutedModule)
-        ]
+        return [m for submodule in submodules for m in submodule.modules() if isinstance(m, RoutedModule)]
 
     def __call__(self, hidden_states: torch.Tensor, routing: Routing | None = None, **kwargs) -> torch.Tensor:
         """hidden_states (B, T, d) -> (B, T, d).
@@ -218,6 +192,8 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
 class RoutedModelMixin:
     """Methods of all models that concern their routed modules: finding, freezing, adapting them."""
 
+    lora_task_type: str | None = None
+
     def routed_modules(self) -> list[RoutedModule]:
         """The M routed modules, in the order in which they run."""
         return [m for layer in self.modules() if isinstance(layer, LexiconDecoderLayer) for m in layer.routed_modules()]
@@ -225,34 +201,27 @@ class RoutedModelMixin:
     def freeze_all_but(self, *parts: str) -> int:
         """Freezes everything except these parts, `"gates"` and `"experts"`: the last of LM-Lexicon's four steps.
 
-        Returns: the number of trainable parameters.
-
-        Raises:
-            ValueError: for an unknown part, or one that the model does not have.
+        Returns the number of trainable parameters; raises a `ValueError` for a part that the model does not have.
         """
         for part in parts or ("nothing",):
             if part not in ("gates", "experts"):
                 raise ValueError(f"freeze_all_but({part!r}): unknown part. Use 'gates', 'experts' or both.")
-        trained = []
-        for module in self.routed_modules():
-            gate = [] if module.gate is None else list(module.gate.parameters())
-            trained += gate * ("gates" in parts) + list(module.experts.parameters()) * ("experts" in parts)
-        if "gates" in parts and all(module.gate is None for module in self.routed_modules()):
+        modules = self.routed_modules()
+        gates = [module.gate for module in modules if module.gate is not None] if "gates" in parts else []
+        experts = [module.experts for module in modules] if "experts" in parts else []
+        if "gates" in parts and not gates:
             raise ValueError(
                 "freeze_all_but('gates'): the model has no gates, because routing_policy='domain' routes by domain_ids. "
                 "Use domain_gate=True, or freeze_all_but('experts')."
             )
         self.requires_grad_(False)
-        for p in trained:
-            p.requires_grad_(True)
-        return sum(p.numel() for p in trained)
+        for module in (*gates, *experts):
+            module.requires_grad_(True)
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig`: LoRA (r = 16, alpha = 32) on the attention's linear layers that are not routed, and gates (and a
-        classifier's head) trained and saved in full.
-
-        Args:
-            overrides: fields of `LoraConfig`, which replace these.
+        classifier's head) trained and saved in full. `overrides` are fields of `LoraConfig`, which replace these.
 
         Raises:
             ImportError: without peft.
@@ -269,18 +238,14 @@ class RoutedModelMixin:
                 f"router_layers={self.config.router_layers} leaves no linear layers for LoRA. Pass target_parameters."
             )
         heads = [name for name in ("gate", "score") if any(key.rpartition(".")[2] == name for key in linears)]
-        task = {"LexiconForCausalLM": "CAUSAL_LM", "LexiconForSequenceClassification": "SEQ_CLS"}.get(
-            type(self).__name__
-        )
-        options = {"r": 16, "lora_alpha": 32, "task_type": task, "target_modules": targets, "modules_to_save": heads}
-        return LoraConfig(**{**options, **overrides})
+        options = {"r": 16, "lora_alpha": 32, "target_modules": targets, "modules_to_save": heads}
+        return LoraConfig(**{"task_type": self.lora_task_type, **options, **overrides})
 
 
 def last_token_positions(input_ids, attention_mask, inputs_embeds, pad_token_id: int | None) -> torch.Tensor:
     """(B,): each row's last real token, by the mask, or without one by the padding token.
 
-    Raises:
-        ValueError: for a batch without both.
+    Raises a `ValueError` for a batch without both.
     """
     B, T = (input_ids if input_ids is not None else inputs_embeds[..., 0]).shape
     if attention_mask is not None and attention_mask.dim() == 2:

@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaModel,
     LlamaPreTrainedModel,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from .card import Use
 from .configuration_lexicon import LexiconConfig
@@ -29,7 +30,7 @@ from .saving_lexicon import CompleteCheckpointMixin
 
 
 @dataclass
-class LexiconModelOutput(ModelOutput):
+class LexiconModelOutput(MoeModelOutputWithPast):
     """Output of `LexiconModel`.
 
     Args:
@@ -44,16 +45,11 @@ class LexiconModelOutput(ModelOutput):
             first, for the token policy, else `(B,)`; for `sequence_soft` the one with the largest weight.
     """
 
-    last_hidden_state: torch.Tensor | None = None
-    past_key_values: object | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
-    router_logits: tuple[torch.Tensor, ...] | None = None
     expert_index: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
-class LexiconCausalLMOutput(ModelOutput):
+class LexiconCausalLMOutput(CausalLMOutputWithPast):
     """Output of `LexiconForCausalLM`.
 
     Args:
@@ -63,11 +59,6 @@ class LexiconCausalLMOutput(ModelOutput):
         past_key_values, hidden_states, attentions, router_logits, expert_index: as in `LexiconModelOutput`.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    past_key_values: object | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
     aux_loss: torch.Tensor | None = None
     router_logits: tuple[torch.Tensor, ...] | None = None
     expert_index: tuple[torch.Tensor, ...] | None = None
@@ -190,15 +181,11 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             attach_to_cache(outputs.past_key_values, routing.cacheable())
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
-        decisions = routing.decisions
-        return LexiconModelOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            router_logits=tuple(d.logits for d in decisions if d.logits is not None) if output_router_logits else None,
-            expert_index=tuple(d.index for d in decisions) if output_router_logits else None,
-        )
+        routes = {}
+        if output_router_logits:
+            routes["router_logits"] = tuple(d.logits for d in routing.decisions if d.logits is not None)
+            routes["expert_index"] = tuple(d.index for d in routing.decisions)
+        return LexiconModelOutput(**outputs, **routes)
 
 
 class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
@@ -218,6 +205,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         "Writes definitions of terms in context", "text-generation", "modeling_lexicon", "definition-modeling",
         'run({"term": "barrage", "context": "A barrage holds the water back."})',
     )  # fmt: skip
+    lora_task_type = "CAUSAL_LM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     @classmethod
@@ -278,8 +266,6 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             ValueError: as `LexiconModel.forward`.
         """
         config = self.config
-        if output_router_logits is None:
-            output_router_logits = config.output_router_logits
         if prompt_mask is None and labels is not None and config.routing_policy != "token":
             prompt_mask = (labels != -100).cumsum(1) == 0
         outputs = self.model(
@@ -288,17 +274,13 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         )  # fmt: skip
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, positions])
-        loss = aux_loss = None
-        if output_router_logits or (labels is not None and config.router_aux_loss_coef):
-            aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+        loss = share = None
         if labels is not None:
             targets = kwargs.get("shift_labels")
-            num_labels_per_row = ((labels[:, 1:] if targets is None else targets) != -100).sum(1)  # (B,)
-            total = num_labels_per_row.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-            total = total.clamp(min=1)
+            share, total = share_of_labels(labels[:, 1:] if targets is None else targets, num_items_in_batch)
             loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=total, **kwargs)
-            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, num_labels_per_row / total)
-        return LexiconCausalLMOutput(loss=loss, logits=logits, **shared_fields(outputs, aux_loss, output_router_logits))
+        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
+        return LexiconCausalLMOutput(logits=logits, **fields)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         # generate() calls this once, before the first new token: the present tokens are the prompt of all steps.
@@ -351,6 +333,7 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
     """Scores a text at its last real token: classes, or with one label a reward model (LM-Lexicon, Eq. 7)."""
 
     card_use = Use("Scores definitions", "text-classification", "modeling_lexicon")
+    lora_task_type = "SEQ_CLS"
     _keys_to_ignore_on_load_unexpected = [r"lm_head", r"domain_centroids"]
 
     def __init__(self, config: LexiconConfig):
@@ -388,8 +371,6 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
             ValueError: as `LexiconModel.forward`; and for a batch without a mask or padding token that marks the last tokens.
         """
         config = self.config
-        if output_router_logits is None:
-            output_router_logits = config.output_router_logits
         last = last_token_positions(input_ids, attention_mask, inputs_embeds, config.pad_token_id)
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
@@ -397,26 +378,34 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         )  # fmt: skip
         states = outputs.last_hidden_state
         logits = self.score(states[torch.arange(len(states), device=states.device), last.to(states.device)])  # (B, C)
-        loss = aux_loss = None
-        if output_router_logits or (labels is not None and config.router_aux_loss_coef):
-            aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+        loss = share = None
         if labels is not None:
-            num_labels_per_row = (labels != -100).reshape(len(labels), -1).sum(1)  # (B,)
-            total = num_labels_per_row.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-            total = total.clamp(min=1)
-            share = num_labels_per_row / total
+            share, _ = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config) * share.sum()
-            loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
-        fields = shared_fields(outputs, aux_loss, output_router_logits)
-        return LexiconSequenceClassifierOutput(loss=loss, logits=logits, **fields)
+        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
+        return LexiconSequenceClassifierOutput(logits=logits, **fields)
 
 
-def shared_fields(outputs: LexiconModelOutput, aux_loss, output_router_logits: bool) -> dict:
-    """The fields that both heads' outputs have in common."""
+def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """labels (B, n) -> each row's part of the step's labels (B,), and the number of these labels."""
+    count = (labels != -100).sum(1)
+    total = torch.as_tensor(count.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+    return count / total, total
+
+
+def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits) -> dict:
+    """The fields that both heads' outputs have in common; `loss` with the router losses, weighted by `share` (B,)."""
+    if output_router_logits is None:
+        output_router_logits = config.output_router_logits
+    aux_loss = None
+    if output_router_logits or (loss is not None and config.router_aux_loss_coef):
+        aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
+    if loss is not None:
+        loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
     fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
     if output_router_logits:
         fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}
-    return fields
+    return {"loss": loss, **fields}
 
 
 LexiconForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -29,16 +29,14 @@ class Routing:
         cached: decisions of an earlier call by the number of the routed module, from the cache.
         train_domain_gate: whether the domain gate reads the prompt although the decision is known, to learn it.
 
-    Attributes:
-        decisions: one per routed module that has run, in order; for the token policy its index (B, T, k) and logits
-            (B, T, E).
+    Its `decisions` are one per routed module that has run, in order; for the token policy with index (B, T, k) and logits
+    (B, T, E).
     """
 
     def __init__(self, policy, prompt=None, fixed_domain=None, cached=None, train_domain_gate=False):
         self.policy, self.prompt, self.train_domain_gate = policy, prompt, train_domain_gate
         self.fixed_domain = self.domain = fixed_domain
-        self.cached = cached or {}
-        self.decisions = []
+        self.cached, self.decisions = cached or {}, []
 
     @property
     def domain_weights(self) -> torch.Tensor | None:
@@ -72,10 +70,8 @@ class LayerRouting:
     """The part of a `Routing` that belongs to one run of one decoder layer. When gradient checkpointing runs a layer again
     in the backward pass, it gets a new one: it must decide again, without its own earlier decisions.
 
-    Args:
-        routing: the forward pass's.
-        domain_weights (`(B,)`): the weights of the domain gate's decision, if an earlier layer made it. They are an input
-            and an output of layers, because a re-entrant checkpoint passes gradients in no other way.
+    `domain_weights` (B,) are those of the domain gate's decision, if an earlier layer made it. They are an input and an
+    output of layers, because a re-entrant checkpoint passes gradients in no other way.
     """
 
     def __init__(self, routing: Routing, domain_weights: torch.Tensor | None):
@@ -89,27 +85,23 @@ class LayerRouting:
 
     def decide(self, module, x: torch.Tensor) -> RoutingDecision:
         """The decision for each row of x (B, T, d): cached, fixed, or made now by the gate of the `RoutedModule`."""
-        routing = self.routing
-        decision = routing.cached.get(module.number)
-        if routing.policy == "domain":
+        if self.routing.policy == "domain":
             decision = self._domain(module, x)
-        elif decision is None:
-            decision = module.decide(x, routing.prompt)
+        else:
+            decision = self.routing.cached.get(module.number) or module.decide(x, self.routing.prompt)
         self.record(decision.index, decision.weights, decision.logits)
         return decision
 
     def _domain(self, module, x):
-        fixed = self.routing.fixed_domain
-        if fixed is not None:
-            if module.gate is None:
-                return replace(fixed, logits=None)
-            if self.routing.train_domain_gate:
-                return replace(fixed, logits=module.prompt_logits(x.detach(), self.routing.prompt))
-            return fixed
-        if module.gate is not None:
-            self.domain = module.decide(x, self.routing.prompt)
+        routing, fixed = self.routing, self.routing.fixed_domain
+        if module.gate is None:
+            return replace(fixed or self.domain, logits=None)
+        if fixed is None:
+            self.domain = module.decide(x, routing.prompt)
             return self.domain
-        return replace(self.domain, logits=None)
+        if routing.train_domain_gate:
+            return replace(fixed, logits=module.prompt_logits(x.detach(), routing.prompt))
+        return fixed
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
@@ -171,19 +163,15 @@ def batch_repeat_interleave(cache, repeats):
 
 def move_decisions(cache, rows: list[int]):
     """Replaces the cache's decisions with those of these rows, which may repeat."""
-    setattr(
-        cache, CACHE_ATTR, {number: decision.select(rows) for number, decision in getattr(cache, CACHE_ATTR).items()}
-    )
+    decisions = getattr(cache, CACHE_ATTR)
+    setattr(cache, CACHE_ATTR, {number: decision.select(rows) for number, decision in decisions.items()})
 
 
 def resolve_prompt_mask(
     shape: tuple[int, int], attention_mask: torch.Tensor | None, prompt_mask: torch.Tensor | None, device
 ) -> torch.Tensor:
-    """The tokens that a decision per row reads: the real tokens of `prompt_mask`, or all real tokens.
-
-    For a row without any it is the first real token.
-
-    Returns: (B, T), bool, at least one in each row.
+    """The tokens (B, T), bool, that a decision per row reads: the real tokens of `prompt_mask`, or all real tokens; for a
+    row without any its first real token.
 
     Raises:
         ValueError: for masks of another shape.
@@ -213,19 +201,11 @@ def resolve_prompt_mask(
 
 
 def make_routing(
-    config: LexiconConfig,
-    shape: tuple[int, int],
-    device,
-    attention_mask: torch.Tensor | None = None,
-    domain_ids: torch.Tensor | None = None,
-    prompt_mask: torch.Tensor | None = None,
-    past_key_values=None,
-    train_domain_gate: bool = False,
+    config: LexiconConfig, shape, device, attention_mask, domain_ids, prompt_mask, past_key_values, train_domain_gate
 ) -> Routing:
     """The routing state for a forward pass over tokens of this shape (B, T); arguments as in `LexiconModel.forward`.
 
-    Raises:
-        ValueError: if an input that the decision needs is missing, or for ids out of range.
+    Raises a `ValueError` if an input that the decision needs is missing, or for ids out of range.
     """
     policy, fixed_domain, prompt = config.routing_policy, None, None
     if policy == "token":
@@ -261,20 +241,13 @@ def make_routing(
 
 
 def check_domains(domain_ids: torch.Tensor, batch: int, num_experts: int) -> RoutingDecision:
-    """The decision of given domain ids (B,).
-
-    Raises:
-        ValueError: for another shape, or an id out of range.
-    """
+    """The decision of given domain ids (B,); raises a `ValueError` for another shape, or an id out of range."""
     if tuple(domain_ids.shape) != (batch,):
         raise ValueError(f"domain_ids has the shape {tuple(domain_ids.shape)}: pass one id per row, ({batch},).")
     decision = RoutingDecision(domain_ids.long())
-    if not torch.compiler.is_compiling():
-        invalid = [expert for expert, _ in decision.rows.groups if not 0 <= expert < num_experts]
-        if invalid:
-            raise ValueError(
-                f"domain_ids has {invalid[0]}, but with {num_experts} experts ids are 0 to {num_experts - 1}."
-            )
+    known = [] if torch.compiler.is_compiling() else decision.rows.groups
+    if invalid := [expert for expert, _ in known if not 0 <= expert < num_experts]:
+        raise ValueError(f"domain_ids has {invalid[0]}, but with {num_experts} experts ids are 0 to {num_experts - 1}.")
     return decision
 
 
@@ -284,10 +257,7 @@ def load_balancing_loss(
     attention_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """mean over modules of E * sum_i f_i P_i, f_i the share of tokens (or rows) that chose expert i, P_i its mean
-    probability   (Fedus et al. 2022, Eq. 4-6, a module at a time)
-
-    The loss is computed per module, then averaged: pooled over modules, two that have collapsed on different experts would
-    look balanced.
+    probability   (Fedus et al. 2022, Eq. 4-6; pooled over modules, two that collapse on different experts look balanced)
 
     Args:
         router_logits (tuple of `(B, T, E)` or `(B, E)`), expert_index (tuple of `(B, T, k)` or `(B,)`): the outputs'.
@@ -314,9 +284,8 @@ def compute_aux_loss(config, outputs, attention_mask, domain_ids) -> torch.Tenso
     is_fixed = config.routing_policy == "domain" and domain_ids is not None
     if is_fixed or not outputs.router_logits:
         return None
-    if attention_mask is not None and attention_mask.dim() != 2:
-        attention_mask = None
-    return load_balancing_loss(outputs.router_logits, outputs.expert_index, attention_mask)
+    mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+    return load_balancing_loss(outputs.router_logits, outputs.expert_index, mask)
 
 
 def router_loss(config, outputs, aux_loss, domain_ids, share: torch.Tensor) -> torch.Tensor | float:

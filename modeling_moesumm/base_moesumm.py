@@ -185,26 +185,13 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         """The name of an implementation of `DeputyExperts`, by default `"auto"`."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
-            raise ValueError(
-                f"experts_implementation={requested!r} is not known. {did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)}"
-            )
+            hint = did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)
+            raise ValueError(f"experts_implementation={requested!r} is not known. {hint}")
         return requested
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         """The encoder, which accepts `dataset_ids` and the other routing arguments."""
         return MoeSummEncoder(self.config, self.backbone.get_encoder())
-
-    def get_decoder(self) -> nn.Module:
-        """The backbone's decoder."""
-        return self.backbone.get_decoder()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The backbone's token embeddings."""
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module):
-        """Replaces the backbone's token embeddings."""
-        self.backbone.set_input_embeddings(value)
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As in transformers."""
@@ -221,10 +208,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, **options
     ) -> tuple[int, RoutingContext]:
         """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
-        if encoder_outputs is None:
-            tokens = validate_source(self.config, input_ids, inputs_embeds)
-        else:
-            tokens = encoder_outputs[0]
+        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
         past, B = past_length(past_key_values), len(tokens)
         validate_target(self.config, decoder_tokens, past)
         options["validated"] = encoder_outputs is not None and past > 0
@@ -250,10 +234,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
-        and decoder; deputies and selectors are trained and saved in full.
-
-        Args:
-            overrides: fields of `LoraConfig` that replace these.
+        and decoder; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
         Warns:
             UserWarning: for a model that has not been saved, because its adapter could not be loaded again.
@@ -290,20 +271,15 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
             raise ValueError(f"init={init!r} is not known. {did_you_mean(init, ['mean', *datasets])}")
         check_datasets([*datasets, name])
         if self.config.dataset_aware:
-
-            def with_new(weight):
-                new = weight.mean(0) if init == "mean" else weight[datasets.index(init)]
-                return torch.cat([weight, new[None]])
-
-            self._change_selectors(with_new)
+            copied = slice(None) if init == "mean" else [datasets.index(init)]
+            self._change_selectors(lambda weight: torch.cat([weight, weight[copied].mean(0, keepdim=True)]))
         self.config.datasets = [*datasets, name]
         return len(datasets)
 
     def remove_dataset(self, name: str):
         """Removes a dataset and its selectors. The ids of the datasets after it decrease by one; their outputs stay the same.
 
-        Raises:
-            ValueError: for an unknown name, and for the last dataset.
+        Raises a `ValueError` for an unknown name, and for the last dataset.
         """
         datasets = self.config.datasets
         if name not in datasets:
@@ -326,11 +302,9 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
 
     def freeze_all_but_deputies(self) -> int:
         """Freezes everything except deputies and selectors, to adapt to a new dataset with few examples (MoeSumm, Sect. 4).
-
-        Returns: the number of trainable parameters.
+        Returns the number of trainable parameters.
         """
         self.requires_grad_(False)
-        trainable = [p for deputies in self.deputies() for p in deputies.parameters()]
-        for p in trainable:
-            p.requires_grad_(True)
-        return sum(p.numel() for p in trainable)
+        for deputies in self.deputies():
+            deputies.requires_grad_(True)
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-from .generation_moesumm import check_on_long, decoder_positions, source_limit
+from .generation_moesumm import check_on_long, max_positions, source_limit
 from .routing_moesumm import dataset_names_to_ids
 from .sentences_moesumm import replace_surrogates
 
@@ -65,7 +65,7 @@ class DataCollatorForMoeSumm:
         self.datasets = datasets
         self.columns = (document_column, summary_column, dataset_column)
         source = tokenizer.model_max_length if model is None else source_limit(model, tokenizer)
-        target = tokenizer.model_max_length if model is None else decoder_positions(model.config)
+        target = tokenizer.model_max_length if model is None else max_positions(model.config, "decoder")
         self.max_source_length = check_limit("max_source_length", max_source_length, source)
         self.max_target_length = check_limit("max_target_length", max_target_length, target)
         self.truncated_rows = Counter()
@@ -105,11 +105,9 @@ class DataCollatorForMoeSumm:
                     "remove_unused_columns=False to the Trainer."
                 )
         if missing:
-            texts = [replace_surrogates(rows[index][column]) for index in missing]
             argument = "text" if ids_column == "input_ids" else "text_target"
-            for index, ids in zip(
-                missing, self.tokenizer(**{argument: texts}, verbose=False)["input_ids"], strict=True
-            ):
+            texts = {argument: [replace_surrogates(rows[index][column]) for index in missing]}
+            for index, ids in zip(missing, self.tokenizer(**texts, verbose=False)["input_ids"], strict=True):
                 tokens[index] = ids
         tokens = [ids.tolist() if hasattr(ids, "tolist") else list(ids) for ids in tokens]
         return [self.truncate(ids, index, kind, limit) for index, ids in enumerate(tokens)]
@@ -154,11 +152,9 @@ class DataCollatorForMoeSumm:
 
 def check_limit(name: str, value: int | None, limit: int) -> int:
     """A limit in tokens; raises a `ValueError` if it is not between 1 and the model's positions."""
-    if value is None:
-        return limit
-    if not 0 < value <= limit:
+    if value is not None and not 0 < value <= limit:
         raise ValueError(f"{name}={value} must be between 1 and the model's {limit} positions.")
-    return value
+    return limit if value is None else value
 
 
 class TemperatureSampler(Sampler[int]):
@@ -225,12 +221,10 @@ class TemperatureSampler(Sampler[int]):
     def sample_rows(self, i: int) -> torch.Tensor:
         """This epoch's rows of dataset i: its quota, after those of the previous epochs."""
         rows, quota = self.members[i], self.quotas[i]
-        start, stop = self.epoch * quota, (self.epoch + 1) * quota
-        rounds = range(start // len(rows), -(-stop // len(rows)))
-        orders = [torch.randperm(len(rows), generator=self.generator(i, number)) for number in rounds]
-        if not orders:
-            return rows[:0]
-        skipped = start - rounds[0] * len(rows)
+        start = self.epoch * quota
+        first, last = start // len(rows), (start + quota) // len(rows)
+        orders = [torch.randperm(len(rows), generator=self.generator(i, number)) for number in range(first, last + 1)]
+        skipped = start - first * len(rows)
         return rows[torch.cat(orders)[skipped : skipped + quota]]
 
     def generator(self, *keys: int) -> torch.Generator:

@@ -16,14 +16,8 @@ BATCHED_COLUMNS = 2**21
 class DatasetSelectors(nn.Module):
     """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4)
 
-    With one selector for all datasets this is the plain gate of MoeSumm, Eq. 3, softmax(a W), which Eq. 4-5 replace;
-    the softmax is in `DeputyFeedForward.route`.
-
-    Args:
-        num_selectors: E, or 1 for one selector for all datasets (Eq. 3).
-        num_deputies: N.
-        hidden_size: d.
-        bias: whether each selector has a bias, as in the authors' code; the paper's selectors have none.
+    `num_selectors` is E, or 1 for one selector for all datasets: the plain gate of MoeSumm, Eq. 3, which Eq. 4-5 replace.
+    The authors' code has a `bias` in each selector, the paper has none.
     """
 
     def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int, bias: bool = False):
@@ -32,14 +26,7 @@ class DatasetSelectors(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(num_selectors, num_deputies)) if bias else None)
 
     def forward(self, x: torch.Tensor, dataset_ids: torch.Tensor | None) -> torch.Tensor:
-        """Computes the logits of all deputies.
-
-        Args:
-            x (`(B, T, d)`): token states.
-            dataset_ids (`(B,)`): each row's dataset; a row without one (-1) uses the first selector.
-
-        Returns: `(B, T, N)`.
-        """
+        """x `(B, T, d)`, dataset_ids `(B,)` -> logits `(B, T, N)`; a row without a dataset (-1) uses the first selector."""
         if len(self.weight) == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
         ids = dataset_ids.clamp(min=0)
@@ -58,12 +45,7 @@ class DeputyExperts(nn.Module):
 
     The weights of all deputies are 3-D parameters: a deputy that no token uses gets a gradient of zeros, not `None`.
 
-    Args:
-        num_deputies: N.
-        hidden_size: d.
-        inner_size: h.
-        act: the backbone's activation function, 0 at 0.
-        dropout: after the activation, as in the backbone.
+    `act`, which is 0 at 0, and the `dropout` after it are the backbone's.
     """
 
     def __init__(self, num_deputies: int, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):
@@ -75,15 +57,7 @@ class DeputyExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(N, h, d))
 
     def forward(self, x, index, gate, implementation: str = "auto") -> torch.Tensor:
-        """Computes each token's deputy.
-
-        Args:
-            x (`(n, d)`): token states.
-            index (`(n,)`): each token's deputy.
-            gate (`(n,)`): its weight g_p.
-
-        Returns: `(n, d)`.
-        """
+        """x `(n, d)`, each token's deputy `(n,)`, its weight g_p `(n,)` -> `(n, d)`."""
         if implementation == "auto":
             implementation = self.choose_implementation(len(x), x.device.type)
         return getattr(self, implementation)(x, index, gate)
@@ -119,9 +93,7 @@ class DeputyExperts(nn.Module):
     def grouped_mm(self, x, index, gate):
         """Each deputy for its own tokens, which are sorted by deputy."""
         order = index.argsort(stable=True)
-        ends = (
-            F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)
-        )  # (N,), the end of each deputy's tokens
+        ends = F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)  # (N,)
         pre = grouped_product(x[order], self.up_proj.mT, ends)  # (n, h)
         inner = self.inner(pre + self.up_bias[index[order]].to(pre.dtype), gate[order, None])
         y = grouped_product(inner, self.down_proj, ends)
@@ -141,15 +113,9 @@ def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -
 
 
 class DeputyFeedForward(nn.Module):
-    """The selectors and deputies of one layer, beside its main expert   (MoeSumm, Eq. 4-7)
+    """The selectors and deputies of one layer, beside its main expert   (MoeSumm, Eq. 4-7); arguments as for these
 
     Without a main expert it is the mixture of MoeSumm, Eq. 2-3, x = sum_{i in T} G_i(a) E_i(a), with one expert in T.
-
-    Args:
-        config: the model's.
-        hidden_size: d.
-        inner_size: h.
-        act, dropout: the backbone layer's.
     """
 
     def __init__(self, config, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):
@@ -163,12 +129,8 @@ class DeputyFeedForward(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """G = softmax(c);  p = argmax_i G_i;  g_p = G_p   (MoeSumm, Eq. 5; of the plain gate Eq. 3)
 
-        Args:
-            x (`(B, T, d)`): token states.
-            dataset_ids (`(B,)` or `None`): each row's dataset.
-            deputy_id: the deputy that all tokens use, with the gate 1.
-
-        Returns: gate `(B, T)`, which is 0 in rows without a dataset, and index `(B, T)`.
+        x `(B, T, d)`, dataset_ids `(B,)` -> gate `(B, T)`, which is 0 in rows without a dataset, and index `(B, T)`. With
+        `deputy_id` all tokens use this deputy, with the gate 1.
         """
         if deputy_id is not None:
             index = torch.full(x.shape[:2], deputy_id, dtype=torch.long, device=x.device)
@@ -184,13 +146,8 @@ class DeputyFeedForward(nn.Module):
     def forward(self, A: torch.Tensor, X: torch.Tensor, routing, layer_idx: int):
         """Adds the deputies' output to the main expert's   (MoeSumm, Eq. 6-7)
 
-        Args:
-            A (`(B, T, d)`): the attention's output.
-            X (`(B, T, d)`): the main expert's output.
-            routing (`RoutingContext`): of the forward pass.
-            layer_idx: the layer's index.
-
-        Returns: X `(B, T, d)`, and `None` or, with `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
+        The attention's output A `(B, T, d)`, the main expert's output X `(B, T, d)` -> X `(B, T, d)`, and `None` or, with
+        `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
         """
         rows, ids = routing.rows, routing.dataset_ids
         x = A if rows is None else A[rows]
@@ -199,23 +156,20 @@ class DeputyFeedForward(nn.Module):
         gate, index = self.route(x, ids, routing.deputy_id)
         routing.record(layer_idx, gate, index, A.shape[:2])
         inner_gate, outer_gate = self.split_gate(gate, ids)
-        output = self.experts(
-            x.flatten(0, 1), index.flatten(), inner_gate.flatten(), self.config._experts_implementation
-        )
-        X = add_to_rows(X, output.view_as(x).to(X.dtype), rows)
+        implementation = self.config._experts_implementation
+        output = self.experts(x.flatten(0, 1), index.flatten(), inner_gate.flatten(), implementation)
+        output = output.view_as(x).to(X.dtype)
+        X = X + output if rows is None else X.index_add(0, rows, output)
         if outer_gate is None:
             return X, None
-        factor = set_rows(X.new_ones(*X.shape[:2], 1), outer_gate[..., None].to(X.dtype), rows)
+        factor = outer_gate[..., None].to(X.dtype)
+        if rows is not None:
+            factor = X.new_ones(*X.shape[:2], 1).index_copy(0, rows, factor)
         return (X * factor, None) if self.config.gate_position == "ffn_output" else (X, factor)
 
     def split_gate(self, gate: torch.Tensor, dataset_ids: torch.Tensor | None):
-        """Places g_p as `gate_position` says. Rows without a dataset, whose gate is 0, use the main expert only.
-
-        Args:
-            gate (`(b, T)`): g_p.
-            dataset_ids (`(b,)` or `None`): each row's dataset.
-
-        Returns: the factor of the deputy's pre-activation (Eq. 6) `(b, T)`, and that of the whole output, or `None`.
+        """gate `(b, T)`, dataset_ids `(b,)` -> the factor of the deputy's pre-activation (Eq. 6) `(b, T)`, and that of the
+        whole output, or `None`. Rows without a dataset, whose gate is 0, use the main expert only.
         """
         if self.config.gate_position == "deputy":
             return gate, None
@@ -223,19 +177,3 @@ class DeputyFeedForward(nn.Module):
             return torch.ones_like(gate), gate
         has_dataset = (dataset_ids >= 0)[:, None]
         return has_dataset.to(gate.dtype).expand_as(gate), torch.where(has_dataset, gate, 1)
-
-
-def add_to_rows(X: torch.Tensor, values: torch.Tensor, rows) -> torch.Tensor:
-    """X `(B, ...)` with `values` `(b, ...)` added to these rows, to all for `None`."""
-    if rows is None:
-        return X + values
-    if isinstance(rows, slice):  # from 0
-        return torch.cat([X[rows] + values, X[rows.stop :]])
-    return X.index_add(0, rows, values)
-
-
-def set_rows(X: torch.Tensor, values: torch.Tensor, rows) -> torch.Tensor:
-    """X `(B, ...)` with these rows replaced by `values` `(b, ...)`, all for `None`."""
-    if rows is None:
-        return values
-    return torch.cat([values, X[rows.stop :]]) if isinstance(rows, slice) else X.index_copy(0, rows, values)

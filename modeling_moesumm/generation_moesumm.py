@@ -20,11 +20,8 @@ LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
 
 
 class PerRowLengthLogitsProcessor(LogitsProcessor):
-    """Minimum and maximum lengths per row, so that a row of a batch is written as it would be alone.
-
-    Args:
-        min_lengths, max_lengths: tokens of each of B rows, counted as `generate` counts `min_length` and `max_length`.
-        eos: the tokens that end a summary; the first one is forced at the maximum length.
+    """Minimum and maximum lengths of each of B rows, counted as `generate` counts `min_length` and `max_length`: a row of a
+    batch is written as it would be alone. `eos` are the tokens that end a summary; the first one is forced at the maximum.
     """
 
     def __init__(self, min_lengths: list[int], max_lengths: list[int], eos: list[int]):
@@ -46,14 +43,9 @@ class PerRowLengthLogitsProcessor(LogitsProcessor):
 
 @dataclass
 class Window:
-    """One input of the model: a text or a part of it, and the length limits of its summary.
+    """One input of the model: a text or a part of it, and the length limits of its summary."""
 
-    Attributes:
-        text: the index of its text.
-        ids: its tokens.
-    """
-
-    text: int
+    text: int  # the number of its text
     ids: list[int]
     dataset: str | None
     min_length: int
@@ -63,8 +55,7 @@ class Window:
 class Summarizer:
     """Summarises lists of texts; the engine of `MoeSummarizationPipeline`, which describes the arguments.
 
-    Raises:
-        ValueError: for lengths beyond the decoder's positions, and for invalid options.
+    Raises a `ValueError` for lengths beyond the decoder's positions, and for invalid options.
     """
 
     def __init__(
@@ -109,7 +100,7 @@ class Summarizer:
 
     def set_lengths(self, max_length, min_length, options: dict):
         """Sets the lengths: the call's, else those of its generation options, else the model's, else the defaults."""
-        self.positions = decoder_positions(self.model.config)
+        self.positions = max_positions(self.model.config, "decoder")
         max_length = check_length("max_length", length_of(options, "max") if max_length is None else max_length)
         min_length = check_length("min_length", length_of(options, "min") if min_length is None else min_length)
         for name, value in (("max_length", max_length), ("min_length", min_length)):
@@ -128,15 +119,7 @@ class Summarizer:
         self.max_length, self.min_length = max_length, min_length
 
     def __call__(self, texts: list, dataset=None, first: int = 0) -> list[str]:
-        """Summarises texts.
-
-        Args:
-            texts: strings.
-            dataset: one name for all texts, or a list with one per text; `None` for no dataset.
-            first: the number of the first text, for messages.
-
-        Returns: one summary per text.
-        """
+        """One summary per text; `dataset` is one name for all texts, or one per text. Messages number texts from `first`."""
         texts = [check_text(text, number) for number, text in enumerate(texts, start=first)]
         names = self.dataset_names(dataset, len(texts))
         summaries = [""] * len(texts)
@@ -153,9 +136,7 @@ class Summarizer:
                 module.training = True
         return summaries
 
-    def summarize_once(
-        self, texts: dict[int, str], names: list, sizes: dict[int, int], summaries: list[str], first: int
-    ):
+    def summarize_once(self, texts: dict[int, str], names: list, sizes: dict, summaries: list[str], first: int):
         """Summarises all windows of the texts once, into `summaries`. Returns the summaries that are still too long."""
         windows = self.make_windows(texts, names, sizes, first)
         parts: dict[int, list[str]] = {number: [] for number in texts}
@@ -177,8 +158,7 @@ class Summarizer:
 
     def make_windows(self, texts: dict[int, str], names: list, sizes: dict[int, int], first: int) -> list[Window]:
         """The windows of the texts, which are given by their numbers; stores their numbers of tokens in `sizes`."""
-        numbers = list(texts)
-        for number, size in zip(numbers, self.count_tokens(list(texts.values())), strict=True):
+        for number, size in zip(texts, self.count_tokens(list(texts.values())), strict=True):
             if not size:
                 raise ValueError(f"Text {first + number} has no tokens: {texts[number]!r:.60}. Leave it out.")
             sizes[number] = size
@@ -198,7 +178,7 @@ class Summarizer:
         limit = {"truncation": truncate, "max_length": self.max_source_length if truncate else None}
         ids = iter(self.tokenizer(flat, **limit, verbose=False)["input_ids"])
         windows = []
-        for number, text_parts in zip(numbers, parts, strict=True):
+        for number, text_parts in zip(texts, parts, strict=True):
             rows = [next(ids) for _ in text_parts]
             counts = [len(row) - self.num_special for row in rows]
             source = self.sources.setdefault(number, sum(counts))
@@ -209,13 +189,7 @@ class Summarizer:
         return windows
 
     def length_limits(self, tokens: int, source: int, num_windows: int) -> tuple[int, int]:
-        """Minimum and maximum length of the summary of a window.
-
-        Args:
-            tokens: of the window.
-            source: tokens of the original text.
-            num_windows: windows of the text.
-        """
+        """Minimum and maximum length of the summary of a window of `tokens` tokens; `source` are those of the original text."""
         if isinstance(self.max_length, float):
             max_length = max(int(self.max_length * tokens), MIN_LENGTH)
         elif num_windows == 1:
@@ -232,32 +206,29 @@ class Summarizer:
     def summarize_windows(self, windows: list[Window]) -> list[str]:
         """One summary per window; windows of similar length are in the same batch."""
         order = sorted(range(len(windows)), key=lambda i: (len(windows[i].ids), windows[i].max_length), reverse=True)
-        summaries = [""] * len(windows)
+        summaries = {}
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
-            for i, summary in zip(batch, self.generate([windows[i] for i in batch]), strict=True):
-                summaries[i] = summary
-        return summaries
+            summaries |= zip(batch, self.generate([windows[i] for i in batch]), strict=True)
+        return [summaries[i] for i in range(len(windows))]
 
     def generate(self, windows: list[Window]) -> list[str]:
         """One summary per window of a batch."""
         # Padded on the right, because positions are counted from the beginning of the row.
         rows = self.tokenizer.pad({"input_ids": [w.ids for w in windows]}, padding_side="right", return_tensors="pt")
-        options = dict(self.options)
+        options, processors = dict(self.options), list(self.processors)
         if any(window.dataset is not None for window in windows):
             options["dataset"] = [window.dataset for window in windows]
-        max_lengths, processors = [window.max_length for window in windows], []
+        max_lengths = [window.max_length for window in windows]
         if self.eos:
-            min_lengths = [window.min_length for window in windows]
-            processors = [PerRowLengthLogitsProcessor(min_lengths, max_lengths, self.eos)]
+            processors.append(PerRowLengthLogitsProcessor([w.min_length for w in windows], max_lengths, self.eos))
         sequences = self.model.generate(
-            input_ids=rows["input_ids"].to(self.model.device),
-            attention_mask=rows["attention_mask"].to(self.model.device),
+            **rows.to(self.model.device),
             max_length=max(max_lengths),
             min_length=0,
             max_new_tokens=None,
             min_new_tokens=None,
-            logits_processor=LogitsProcessorList([*self.processors, *processors]),
+            logits_processor=LogitsProcessorList(processors),
             num_return_sequences=1,
             return_dict_in_generate=False,
             **options,
@@ -274,11 +245,10 @@ class Summarizer:
 
     def truncate_at_sentence(self, text: str, number: int) -> str:
         """The first sentences of a joined summary that repeated summarisation does not shorten; logs a warning."""
-        logger.warning(
-            "The window summaries of text %d did not become shorter than %d tokens; the last windows are left out.",
-            number,
-            self.max_length,
+        message = (
+            "The window summaries of text %d did not become shorter than %d tokens; the last windows are left out."
         )
+        logger.warning(message, number, self.max_length)
         kept, remaining = "", self.max_length - self.num_special
         spans = sentence_spans(text)
         for size, (start, end) in zip(self.count_tokens([text[a:b] for a, b in spans]), spans, strict=True):
@@ -327,19 +297,15 @@ def length_of(options: dict, kind: str) -> int | float | None:
     return options.get(f"{kind}_length") if new_tokens is None else new_tokens + 1  # with the decoder's start token
 
 
+def max_positions(config, part: str) -> int:
+    """The maximum number of tokens of a part, "encoder" or "decoder"."""
+    names = (f"max_{part}_position_embeddings", "max_position_embeddings")
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), NO_LIMIT)
+
+
 def source_limit(model, tokenizer) -> int:
     """The encoder's maximum number of tokens, including special tokens."""
-    names = ("max_encoder_position_embeddings", "max_position_embeddings")
-    limits = [value for name in names if isinstance(value := getattr(model.config, name, None), int)][:1]
-    if tokenizer.model_max_length < NO_LIMIT:
-        limits.append(tokenizer.model_max_length)
-    return min(limits, default=NO_LIMIT)
-
-
-def decoder_positions(config) -> int:
-    """The decoder's maximum number of tokens."""
-    names = ("max_decoder_position_embeddings", "max_position_embeddings")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), NO_LIMIT)
+    return min(max_positions(model.config, "encoder"), tokenizer.model_max_length, NO_LIMIT)
 
 
 def check_on_long(on_long: str, choices: tuple[str, ...]):

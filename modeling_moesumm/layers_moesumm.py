@@ -23,14 +23,11 @@ from .routing_moesumm import RoutingContext
 class LayerWithDeputies:
     """Base of all layers: a feed-forward part of a main expert and deputies   (MoeSumm, Eq. 6-7)
 
-    Attributes:
-        layer_idx: the layer's index among all L; the encoder's layers come first.
-        norm_first: whether each part is normalised before it, as in PEGASUS and mBART, or after it, as in BART.
-        has_main_expert: `False` in FlatMoE.
-        deputies: the layer's selectors and deputies.
+    `layer_idx` is the layer's index among all L, the encoder's first; `norm_first`, whether each part is normalised before
+    it, as in PEGASUS and mBART, or after it, as in BART; `has_main_expert` is `False` in FlatMoE.
     """
 
-    norm_first = False
+    norm_first = True
 
     def add_deputies(self, config, layer_idx: int):
         """Adds the deputies to a backbone layer whose class has been changed to this one."""
@@ -51,14 +48,9 @@ class LayerWithDeputies:
     def feed_forward(self, A: torch.Tensor, routing: RoutingContext | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """H = act([A W1_m + b1_m ; g_p (A W1_p + b1_p)]);  X = [W2_m ; W2_p] H + b2_m   (MoeSumm, Eq. 6-7)
 
-        Computed as a sum over the two blocks of H: the main expert's output (the backbone's feed-forward layer) and the
-        deputy's.
-
-        Args:
-            A (`(B, T, d)`): the attention's output.
-
-        Returns: X `(B, T, d)`, and with `gate_position="layer_output"` the factor of the layer's output `(B, T, 1)`,
-        otherwise `None`.
+        X is computed as a sum over the two blocks of H: the main expert's output (the backbone's feed-forward layer) and
+        the deputy's. A and X are `(B, T, d)`. Also returns the factor of the layer's output `(B, T, 1)` with
+        `gate_position="layer_output"`, otherwise `None`.
         """
         if routing is None:
             raise RuntimeError(
@@ -79,24 +71,15 @@ class LayerWithDeputies:
         norm = self.final_layer_norm
         y, gate = self.feed_forward(norm(x) if self.norm_first else x, routing)
         y = x + dropout(y, p=self.dropout, training=self.training)
-        return apply_gate(y if self.norm_first else norm(y), gate)
+        y = y if self.norm_first else norm(y)
+        return y if gate is None else y * gate
 
     def with_main_only_rows(self, hidden_states: torch.Tensor, routing: RoutingContext | None):
         """Doubles the rows, with the main expert only in the second half, if the margin compares with this layer."""
         if routing is None or routing.main_only_layer != self.layer_idx:
             return hidden_states, routing
-        return torch.cat([hidden_states, hidden_states]), routing.with_main_only_rows(len(hidden_states))
-
-
-def apply_gate(hidden_states: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
-    """The product of `(B, T, d)` and a gate `(B, T, 1)`, if there is one."""
-    return hidden_states if gate is None else hidden_states * gate
-
-
-def clamp_float16(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Values within the range of float16, as transformers clamps them."""
-    limit = torch.finfo(hidden_states.dtype).max - 1000
-    return torch.clamp(hidden_states, min=-limit, max=limit)
+        routing = routing.with_main_only_rows(len(hidden_states), hidden_states.device)
+        return torch.cat([hidden_states, hidden_states]), routing
 
 
 class EncoderLayerWithDeputies(LayerWithDeputies):
@@ -108,7 +91,8 @@ class EncoderLayerWithDeputies(LayerWithDeputies):
         hidden_states = self.attend(self.self_attn, norm, hidden_states, attention_mask=attention_mask, **kwargs)
         hidden_states = self.gated_feed_forward(hidden_states, routing)
         if hidden_states.dtype == torch.float16 and (self.norm_first or not torch.isfinite(hidden_states).all()):
-            hidden_states = clamp_float16(hidden_states)
+            limit = torch.finfo(torch.float16).max - 1000  # as transformers clamps
+            hidden_states = hidden_states.clamp(-limit, limit)
         return hidden_states
 
 
@@ -139,33 +123,29 @@ class DecoderLayerWithDeputies(LayerWithDeputies):
 class MoeSummBartEncoderLayer(EncoderLayerWithDeputies, BartEncoderLayer):
     """A layer of BART's encoder with deputies."""
 
+    norm_first = False
+
 
 class MoeSummBartDecoderLayer(DecoderLayerWithDeputies, BartDecoderLayer):
     """A layer of BART's decoder with deputies."""
+
+    norm_first = False
 
 
 class MoeSummPegasusEncoderLayer(EncoderLayerWithDeputies, PegasusEncoderLayer):
     """A layer of PEGASUS's encoder with deputies."""
 
-    norm_first = True
-
 
 class MoeSummPegasusDecoderLayer(DecoderLayerWithDeputies, PegasusDecoderLayer):
     """A layer of PEGASUS's decoder with deputies."""
-
-    norm_first = True
 
 
 class MoeSummMBartEncoderLayer(EncoderLayerWithDeputies, MBartEncoderLayer):
     """A layer of mBART's encoder with deputies."""
 
-    norm_first = True
-
 
 class MoeSummMBartDecoderLayer(DecoderLayerWithDeputies, MBartDecoderLayer):
     """A layer of mBART's decoder with deputies."""
-
-    norm_first = True
 
 
 LAYER_CLASSES = {
@@ -179,11 +159,7 @@ LAYER_CLASSES = {
 
 
 def get_layers(base: nn.Module) -> list[nn.Module]:
-    """The L layers of a backbone; the encoder's come first.
-
-    Raises:
-        ValueError: for a backbone other than BART, PEGASUS or mBART.
-    """
+    """The L layers of a backbone, the encoder's first; raises a `ValueError` for one other than BART, PEGASUS or mBART."""
     stacks = [getattr(getattr(base, part, None), "layers", None) for part in ("encoder", "decoder")]
     layers = [layer for stack in stacks for layer in stack or ()]
     unknown = sorted({type(layer).__name__ for layer in layers if type(layer) not in LAYER_CLASSES})
@@ -198,8 +174,7 @@ def get_layers(base: nn.Module) -> list[nn.Module]:
 def attach_deputies(base: nn.Module, config):
     """Adds deputies to every layer, in place. The backbone's parameters keep their names.
 
-    Raises:
-        ValueError: for a backbone that has other layers, or an activation that is not 0 at 0.
+    Raises a `ValueError` for a backbone that has other layers, or an activation that is not 0 at 0.
     """
     for layer_idx, layer in enumerate(get_layers(base)):
         if layer.activation_fn(torch.zeros(1, device="cpu")).item() != 0:
@@ -214,12 +189,7 @@ def attach_deputies(base: nn.Module, config):
 def token_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
     """-log P(y_t), with label smoothing eps -(1 - eps) log P(y_t) - eps / V sum_v log P(v).
 
-    Args:
-        logits (`(n, V)`): scores of the next token.
-        labels (`(n,)`): gold tokens, -100 for none.
-        smoothing: eps.
-
-    Returns: `(n,)`, in float32 or better, and 0 where the label is -100.
+    logits `(n, V)`, labels `(n,)` -> `(n,)`, in float32 or better, and 0 where the label is -100.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
@@ -228,11 +198,7 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 
 def margin_losses(full: torch.Tensor, main: torch.Tensor) -> torch.Tensor:
     """m_t = P_full(y_t) - P_main(y_t);  L_m = (1 - P_full(y_t)) (1 - m_t^5) / 2   (MoeSumm, Eq. 8-9; Miao et al. 2021)
 
-    Args:
-        full (`(n,)`): -log P_full(y_t).
-        main (`(n,)`): -log P_main(y_t).
-
-    Returns: `(n,)`.
+    full and main, -log P_full(y_t) and -log P_main(y_t), both `(n,)` -> `(n,)`.
     """
     p_full, p_main = (-full).exp(), (-main).exp()
     return (1 - p_full) * (1 - (p_full - p_main) ** 5) / 2

@@ -124,8 +124,7 @@ class MoeSummModel(MoeSummPreTrainedModel):
         B, routing = self._make_routing(
             input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, dataset=dataset,
             dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
-            training=self.training and torch.is_grad_enabled(),
-            recording=output_router_indices,
+            training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
         )  # fmt: skip
         outputs = self.backbone.base_model(
             input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
@@ -227,8 +226,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         B, routing = self._make_routing(
             input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, dataset=dataset,
             dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
-            training=self.training and labels is not None and torch.is_grad_enabled(),
-            recording=output_router_indices,
+            training=self.training and labels is not None and torch.is_grad_enabled(), recording=output_router_indices,
         )  # fmt: skip
         model_inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds,
@@ -248,35 +246,29 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
         full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
         logits = self._lm_logits(full)
-        losses = (None, None, None)
+        losses = {}
         if labels is not None:
             losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
-        return self._output(outputs, full, logits, losses, router_outputs)
+        return self._output(outputs, full, logits=logits, **losses, **router_outputs)
 
     def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
-        """The backbone's output with and without deputies: one pass of 2B rows, or two of B rows, with the states of the
-        second one.
-
-        One pass of 2B rows uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its
-        states would not be part of the loss's graph, so requested states come from a pass of their own.
-        """
+        """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""
+        # One pass uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its states would
+        # not be part of the loss's graph, so requested states come from a pass of their own.
         call = {"use_cache": False, "return_dict": True}
         model = self.backbone.base_model
-        if torch.is_grad_enabled() and self._returns_states(kwargs):
+        defaults = {name: getattr(self.config.text_config, name, False) for name in STATES}
+        requested = {name: value for name, value in kwargs.items() if name in STATES and value is not None}
+        if torch.is_grad_enabled() and any({**defaults, **requested}.values()):
             outputs = model(**model_inputs, routing=routing, **call, **kwargs)
             kwargs = {name: value for name, value in kwargs.items() if name not in STATES}
             main = model(**model_inputs, routing=RoutingContext(False), **call, **kwargs)
             return outputs, main.last_hidden_state
-        B = len(next(x for x in model_inputs.values() if x is not None))
+        first = next(x for x in model_inputs.values() if x is not None)
         doubled = {name: None if x is None else torch.cat([x, x]) for name, x in model_inputs.items()}
-        return model(**doubled, routing=routing.with_main_only_rows(B), **call, **kwargs), None
-
-    def _returns_states(self, kwargs: dict) -> bool:
-        """Whether hidden states or attentions are requested, in the call or in the configuration."""
-        requested = (kwargs.get(name) for name in STATES)
-        backbone = self.config.text_config
-        return any(getattr(backbone, n, False) if x is None else x for n, x in zip(STATES, requested, strict=True))
+        routing = routing.with_main_only_rows(len(first), first.device)
+        return model(**doubled, routing=routing, **call, **kwargs), None
 
     def _lm_logits(self, states: torch.Tensor) -> torch.Tensor:
         """The logits `(..., V)` of states `(..., d)`."""
@@ -284,8 +276,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         bias = getattr(self.backbone, "final_logits_bias", None)
         return logits if bias is None else logits + bias[0].to(logits.device)
 
-    def _losses(self, logits, labels, main_states, num_items_in_batch):
-        """Loss, generation loss and margin loss for logits `(B, T, V)` and the main expert's states `(B, T, d)`."""
+    def _losses(self, logits, labels, main_states, num_items_in_batch) -> dict[str, torch.Tensor]:
+        """The losses of the output for logits `(B, T, V)` and the main expert's states `(B, T, d)`."""
         labels, coef = labels.flatten(), self.config.margin_loss_coef
         full = token_losses(logits.flatten(0, 1), labels)
         smoothing = self.config.label_smoothing
@@ -294,19 +286,18 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
         generation_loss = generation.sum() / total
         if not coef:
-            return generation_loss, generation_loss, None
+            return {"loss": generation_loss, "generation_loss": generation_loss}
         main = full  # without deputies both are the same model, and m_t = 0
         if main_states is not None:
             main_states = main_states.flatten(0, 1)
-            if (
-                not torch.compiler.is_compiling()
-            ):  # logits of the real tokens only: the vocabulary is the expensive part
+            if not torch.compiler.is_compiling():  # logits of the real tokens only, since the vocabulary is large
                 main_states, labels, full = main_states[real], labels[real], full[real]
             main = token_losses(self._lm_logits(main_states), labels)
         margin_loss = margin_losses(full, main).sum() / total
-        return generation_loss + coef * margin_loss, generation_loss, margin_loss
+        loss = generation_loss + coef * margin_loss
+        return {"loss": loss, "generation_loss": generation_loss, "margin_loss": margin_loss}
 
-    def _output(self, outputs, full, logits, losses, router_outputs: dict) -> MoeSummSeq2SeqLMOutput:
+    def _output(self, outputs, full, **fields) -> MoeSummSeq2SeqLMOutput:
         B = len(full)
 
         def first_rows(states):
@@ -316,21 +307,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
                 return full  # the input of the logits, and so part of the loss's graph
             return states if states is None or len(states) == B else states[:B]
 
-        loss, generation_loss, margin_loss = losses
-        return MoeSummSeq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            generation_loss=generation_loss,
-            margin_loss=margin_loss,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=first_rows(outputs.decoder_hidden_states),
-            decoder_attentions=first_rows(outputs.decoder_attentions),
-            cross_attentions=first_rows(outputs.cross_attentions),
-            encoder_last_hidden_state=first_rows(outputs.encoder_last_hidden_state),
-            encoder_hidden_states=first_rows(outputs.encoder_hidden_states),
-            encoder_attentions=first_rows(outputs.encoder_attentions),
-            **router_outputs,
-        )
+        names = set(outputs) - {"last_hidden_state", "past_key_values"}
+        states = {name: first_rows(outputs[name]) for name in names}
+        return MoeSummSeq2SeqLMOutput(**fields, past_key_values=outputs.past_key_values, **states)
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,

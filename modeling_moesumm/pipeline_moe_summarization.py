@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from transformers import AutoModelForSeq2SeqLM, Pipeline
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import Pipeline
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
@@ -71,11 +70,11 @@ class MoeSummarizationPipeline(Pipeline):
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """Summarises texts; arguments as for the class."""
-        defaults = dict(self._forward_params)
+        options = dict(self._forward_params)
         for names in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
             if any(name in kwargs for name in names):  # either name overrides both of the pipeline's
-                defaults = {name: value for name, value in defaults.items() if name not in names}
-        options = {**defaults, **self._sanitize_parameters(**kwargs)[1]}
+                options = {name: value for name, value in options.items() if name not in names}
+        options |= self._sanitize_parameters(**kwargs)[1]
         dataset = options.pop("dataset", None)
         options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
         if isinstance(inputs, str):
@@ -123,11 +122,3 @@ class MoeSummarizationPipeline(Pipeline):
     def postprocess(self, summaries: list[str]) -> list[dict[str, str]]:
         """One dictionary per summary."""
         return [{"summary_text": summary} for summary in summaries]
-
-
-def register_pipeline():
-    """Registers `moe-summarization` with `pipeline()`, once."""
-    task, cls = "moe-summarization", MoeSummarizationPipeline
-    registered = PIPELINE_REGISTRY.supported_tasks.get(task)
-    if registered is None or registered["impl"] is not cls:
-        PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=cls, pt_model=AutoModelForSeq2SeqLM, type="text")

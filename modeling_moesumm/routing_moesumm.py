@@ -4,33 +4,24 @@ Letters: B rows, T tokens in each, b rows that use deputies, S source tokens, d 
 """
 
 import warnings
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .validation_moesumm import did_you_mean
 
 
+@dataclass(eq=False)
 class RoutingContext:
-    """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them.
+    """The routing of one forward pass: which rows use deputies, and which dataset's selector chooses them."""
 
-    Args:
-        active: `False` to use the main expert only.
-        dataset_ids (`(B,)` or `None`): each row's dataset, -1 for none.
-        rows (`None`, a `slice` from 0, or `(b,)`): the rows that use deputies, if known; `None` for all.
-        deputy_id: the deputy that all tokens use.
-        recording: whether to collect `recorded`.
-        main_only_layer: index of the layer that computes its rows with and without deputies, if the margin compares with
-            the main expert of that layer.
-
-    Attributes:
-        recorded: expert indices and weights, both `(B, T)`, by layer index.
-    """
-
-    def __init__(
-        self, active: bool, dataset_ids=None, rows=None, deputy_id=None, recording=False, main_only_layer=None
-    ):
-        self.active, self.dataset_ids, self.rows, self.deputy_id = active, dataset_ids, rows, deputy_id
-        self.recording, self.main_only_layer, self.recorded = recording, main_only_layer, {}
+    active: bool  # False to use the main expert only
+    dataset_ids: torch.Tensor | None = None  # (B,), each row's dataset, -1 for none
+    rows: torch.Tensor | None = None  # (b,), the rows that use deputies, if known; None for all
+    deputy_id: int | None = None  # the deputy that all tokens use
+    recording: bool = False  # whether to collect `recorded`
+    main_only_layer: int | None = None  # computes its rows with and without deputies, if the margin compares with it
+    recorded: dict = field(default_factory=dict)  # layer index -> expert indices and weights, both (B, T)
 
     def record(self, layer_idx: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
         """Stores gate and index `(b, T)` of the rows that use deputies; `shape` is (B, T)."""
@@ -50,15 +41,13 @@ class RoutingContext:
         recorded = [self.recorded.get(layer_idx, empty) for layer_idx in layers]
         return tuple(index[: shape[0]] for index, _ in recorded), tuple(weight[: shape[0]] for _, weight in recorded)
 
-    def with_main_only_rows(self, batch: int) -> "RoutingContext":
+    def with_main_only_rows(self, batch: int, device) -> "RoutingContext":
         """The routing of 2B rows: these B, then the same rows with the main expert only."""
         ids = self.dataset_ids
         if ids is not None:
             ids = torch.cat([ids, torch.full_like(ids, -1)])
-        rows = slice(0, batch) if self.rows is None else self.rows
-        doubled = RoutingContext(True, ids, rows, self.deputy_id, self.recording)
-        doubled.recorded = self.recorded
-        return doubled
+        rows = torch.arange(batch, device=device) if self.rows is None else self.rows
+        return replace(self, dataset_ids=ids, rows=rows, main_only_layer=None)
 
 
 def make_routing_context(
@@ -75,16 +64,15 @@ def make_routing_context(
 ) -> RoutingContext:
     """The routing of a batch of B rows; arguments as in `MoeSummForConditionalGeneration.forward`.
 
-    Args:
-        training: whether every parameter must be part of the graph.
-        validated: whether an earlier call has validated the ids; they are then not copied from the device again.
-
-    Raises:
-        ValueError: for unknown names, ids or deputies, and for arguments that exclude each other.
+    With `training` every parameter must be part of the graph. `validated` is whether an earlier call has validated the ids;
+    they are then not copied from the device again. Raises a `ValueError` for unknown names, ids or deputies, and for
+    arguments that exclude each other.
     """
     check_exclusive(dataset, dataset_ids)
-    if deputy_id is not None:
-        check_deputy_id(config, deputy_id, main_expert_only)
+    if deputy_id is not None and main_expert_only:
+        raise ValueError(f"deputy_id={deputy_id} and main_expert_only=True exclude each other. Pass one of them.")
+    if deputy_id is not None and not 0 <= deputy_id < config.num_deputies:
+        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
     if main_expert_only:
         if not config.main_expert:
             raise ValueError("main_expert_only=True, but this model has no main expert. Leave it out.")
@@ -115,15 +103,9 @@ def make_routing_context(
 
 
 def dataset_names_to_ids(datasets: list[str], dataset, batch: int) -> list[int]:
-    """The ids of dataset names; -1 for `None`.
+    """The ids of one name for all rows, or of one per row; -1 for `None`.
 
-    Args:
-        datasets: the model's datasets, in the order of their ids.
-        dataset: one name for all rows, or one per row.
-        batch: B.
-
-    Raises:
-        ValueError: for an unknown name, or if the number of names is not B.
+    Raises a `ValueError` for an unknown name, or if the number of names is not B (`batch`).
     """
     names = [dataset] * batch if dataset is None or isinstance(dataset, str) else list(dataset)
     if len(names) != batch:
@@ -155,22 +137,11 @@ def check_exclusive(dataset, dataset_ids):
         raise ValueError("Both dataset and dataset_ids were given. Pass names or ids, not both.")
 
 
-def check_deputy_id(config, deputy_id: int, main_expert_only: bool | None):
-    """Raises a `ValueError` for a deputy that does not exist."""
-    if main_expert_only:
-        raise ValueError(f"deputy_id={deputy_id} and main_expert_only=True exclude each other. Pass one of them.")
-    if not 0 <= deputy_id < config.num_deputies:
-        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
-
-
 def rows_with_dataset(config, ids: list[int]) -> list[int]:
     """Indices of the rows that have a dataset; raises a `ValueError` for an id out of range."""
-    wrong = [i for i in ids if not -1 <= i < len(config.datasets)]
-    if wrong:
-        raise ValueError(
-            f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or "
-            f"{', '.join(f'{i} for {name!r}' for i, name in enumerate(config.datasets))}."
-        )
+    if wrong := [i for i in ids if not -1 <= i < len(config.datasets)]:
+        known = ", ".join(f"{i} for {name!r}" for i, name in enumerate(config.datasets))
+        raise ValueError(f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or {known}.")
     return [row for row, i in enumerate(ids) if i >= 0]
 
 

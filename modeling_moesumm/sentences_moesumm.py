@@ -5,7 +5,9 @@ A cut is a position between two characters. Parts are the texts between cuts, so
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
+from itertools import pairwise
 
 Count = Callable[[list[str]], list[int]]  # the number of tokens of each text
 
@@ -83,13 +85,9 @@ def sentence_cuts(text: str) -> list[int]:
 
 
 def ends_sentence(text: str, match: re.Match, cut: int, cased: bool) -> bool:
-    """Whether a sentence ends with this stop.
+    """Whether a sentence ends with this match of `BOUNDARY`, after which the next word begins at `cut`.
 
-    Args:
-        text: the whole text.
-        match: a match of `BOUNDARY`.
-        cut: where the next word begins, or the end of the text.
-        cased: whether the text has uppercase letters.
+    `cased` is whether the text has uppercase letters.
     """
     following = text[cut : cut + LONGEST_WORD].split(maxsplit=1)
     word = following[0] if following else ""
@@ -164,19 +162,8 @@ def _split(text: str, size: int, limit: int, count: Count, level: int) -> list[t
     return join_evenly(fitting, limit, count)
 
 
-def _split_sentences(text: str) -> list[str]:
-    return _split_at(text, sentence_cuts(text))
-
-
 def _split_clauses(text: str) -> list[str]:
     return _split_at(text, [SPACE.match(text, match.end()).end() for match in CLAUSE.finditer(text)])
-
-
-def _split_words(text: str) -> list[str]:
-    return re.findall(r"\s*+\S++\s*+", text)
-
-
-SPLITTERS = (_split_sentences, _split_clauses, _split_words)
 
 
 def _split_word(text: str, size: int, limit: int) -> list[str]:
@@ -190,8 +177,14 @@ def _split_word(text: str, size: int, limit: int) -> list[str]:
 
 
 def _split_at(text: str, cuts: list[int]) -> list[str]:
-    positions = [0, *cuts, len(text)]
-    return [text[a:b] for a, b in zip(positions, positions[1:], strict=False) if b > a]
+    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)]) if b > a]
+
+
+SPLITTERS = (
+    lambda text: _split_at(text, sentence_cuts(text)),
+    _split_clauses,
+    lambda text: re.findall(r"\s*+\S++\s*+", text),  # words
+)
 
 
 def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[tuple[str, int]]:
@@ -201,11 +194,8 @@ def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[
     """
     sizes = [size for _, size in parts]
     fewest = len(_pack(sizes, limit))
-    low, high = max(sizes), limit
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(_pack(sizes, middle)) <= fewest else (middle + 1, high)
-    runs = _pack(sizes, low)
+    smallest = bisect_left(range(limit), True, lo=max(sizes), key=lambda size: len(_pack(sizes, size)) <= fewest)
+    runs = _pack(sizes, smallest)
     joined = ["".join(text for text, _ in parts[a:b]) for a, b in runs]
     result = []
     # Joined parts may have more tokens than separate ones: a run that exceeds the limit is halved.
@@ -214,8 +204,7 @@ def join_evenly(parts: list[tuple[str, int]], limit: int, count: Count) -> list[
             result.append((text, size))
             continue
         middle = (a + b) // 2
-        for c, d in ((a, middle), (middle, b)):
-            result += join_evenly(parts[c:d], limit, count)
+        result += join_evenly(parts[a:middle], limit, count) + join_evenly(parts[middle:b], limit, count)
     return result
 
 
@@ -232,8 +221,4 @@ def _pack(sizes: list[int], limit: int) -> list[tuple[int, int]]:
 
 def replace_surrogates(text: str) -> str:
     """The text with each lone surrogate replaced by U+FFFD; tokenizers do not accept them."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
-    return text
+    return re.sub(r"[\ud800-\udfff]", "\ufffd", text)

@@ -8,35 +8,19 @@ moved one at a time along the cheapest chain of clusters, which keeps the assign
 shortest paths, as in minimum-cost flow).
 """
 
+from itertools import pairwise
+
 import numpy as np
 
-from ..errors import MergeError
+ITERATIONS = 1000  # at most
+TOLERANCE = 1e-8  # the sum of squared movements of centroids that ends the iterations
 
 
-def balanced_assignment(c: np.ndarray) -> np.ndarray:
+def balanced_assignment(c: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The assignment of least total cost among those whose cluster sizes are q or q + 1.
 
-    Args:
-        c (`(n, K)`): costs.
-
-    Returns:
-        Labels `(n,)`.
-
-    Raises:
-        MergeError: if there are more clusters than rows, or costs are not finite.
+    Costs c `(n, K)`, float64, and initial prices p `(K,)` -> labels `(n,)` and their prices `(K,)`.
     """
-    n, K = c.shape
-    if n < K:
-        raise MergeError(f"{n} rows cannot fill {K} clusters. Use at most as many clusters as rows.")
-    if not np.isfinite(c).all():
-        raise MergeError(
-            f"The costs of row {int((~np.isfinite(c)).any(1).argmax())} are not finite. Check its embedding."
-        )
-    return assign_with_prices(c.astype(np.float64), np.zeros(K))[0]
-
-
-def assign_with_prices(c: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Balanced labels `(n,)` and their prices `(K,)`, from float64 costs `(n, K)` and initial prices `(K,)`."""
     p = balancing_prices(c, p)
     return rebalance(c, (c + p).argmin(1)), p
 
@@ -72,8 +56,7 @@ def equal_sums(c: np.ndarray, p: np.ndarray, e: float, rounds: int = 20) -> tupl
         off = np.abs(s - n / K).max()
         if off <= 0.5:
             break
-        H = (np.diag(s) - P.T @ P) / e + np.eye(K) * 1e-9 * n / e
-        step = np.linalg.solve(H, s - n / K)
+        step = np.linalg.solve((np.diag(s) - P.T @ P) / e + np.eye(K) * 1e-9 * n / e, s - n / K)
         step -= step.mean()  # a constant added to all prices has no effect
         for _ in range(8):  # line search
             P = soft_choices(c, p + step, e)
@@ -111,7 +94,7 @@ def rebalance(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
         cost, path = shortest_path(step, sources, sinks)
         if not (too_big.any() or too_small.any()) and cost >= -1e-12:
             return labels  # no other choice of the clusters with q + 1 rows costs less
-        for a, b in zip(path, path[1:], strict=False):
+        for a, b in pairwise(path):
             labels[row[a, b]] = b
         sizes[path[0]] -= 1
         sizes[path[-1]] += 1
@@ -148,39 +131,23 @@ def shortest_path(step: np.ndarray, sources: np.ndarray, sinks: np.ndarray) -> t
     return float(cost[end]), path
 
 
-def balanced_kmeans(
-    x: np.ndarray, K: int, *, seed: int = 42, iterations: int = 1000, tolerance: float = 1e-8
-) -> tuple[np.ndarray, np.ndarray]:
+def balanced_kmeans(x: np.ndarray, K: int, *, seed: int = 42) -> tuple[np.ndarray, np.ndarray]:
     """k-means++ initialisation, then alternating exact balanced assignments and means.
 
-    Args:
-        x (`(n, d)`): rows, float32.
-        K: number of clusters.
-        seed: seed of the initialisation.
-        iterations: maximum number of iterations.
-        tolerance: stops when the sum of squared centroid movements is at most this.
-
-    Returns:
-        Labels `(n,)` and centroids `(K, d)`.
-
-    Raises:
-        MergeError: if there are more clusters than rows.
+    Rows x `(n, d)`, float32, K at most n -> labels `(n,)` and centroids `(K, d)`.
     """
     from sklearn.cluster import kmeans_plusplus
 
-    if len(x) < K:
-        raise MergeError(f"{len(x)} rows cannot fill {K} clusters. Use at most as many clusters as rows.")
     centroids, _ = kmeans_plusplus(x, K, random_state=seed)
     p = np.zeros(K)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS):
         # |x - m|^2 without |x|^2, which does not depend on the cluster
         c = (centroids**2).sum(1) - 2 * (x @ centroids.T).astype(np.float64)
-        labels, p = assign_with_prices(c, p)
+        labels, p = balanced_assignment(c, p)
         members = np.zeros((K, len(x)), dtype=x.dtype)
         members[labels, np.arange(len(x))] = 1
         moved = members @ x / members.sum(1, keepdims=True)
-        shift = float(((moved - centroids) ** 2).sum())
-        centroids = moved
-        if shift <= tolerance:
+        centroids, previous = moved, centroids
+        if ((centroids - previous) ** 2).sum() <= TOLERANCE:
             break
     return labels, centroids

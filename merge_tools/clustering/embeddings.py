@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,33 +16,22 @@ from ..errors import MergeError
 BLOCK = 2048  # texts that are embedded and cached at once
 
 
-class Cache:
+class Cache(dict):
     """Vectors by 32-byte keys, stored in safetensors files that are written atomically; in memory without a folder."""
 
     def __init__(self, folder: str | Path | None):
-        self.folder, self.index, self.files = Path(folder) if folder else None, {}, []
+        self.folder = Path(folder) if folder else None
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(self.folder.glob("*.safetensors")):
-                self.files.append(load_file(path))
-                for row, key in enumerate(self.files[-1]["keys"]):
-                    self.index[key.tobytes()] = (len(self.files) - 1, row)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self.index
-
-    def get(self, key: bytes) -> np.ndarray:
-        """The vector of a key."""
-        file, row = self.index[key]
-        return self.files[file]["vectors"][row]
+                table = load_file(path)
+                self.update(zip(map(bytes, table["keys"]), table["vectors"], strict=True))
 
     def add(self, keys: Sequence[bytes], vectors: np.ndarray):
         """Stores vectors in a new file."""
-        table = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32), "vectors": vectors}
-        for row, key in enumerate(keys):
-            self.index[key] = (len(self.files), row)
-        self.files.append(table)
+        self.update(zip(keys, vectors, strict=True))
         if self.folder:
+            table = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 32), "vectors": vectors}
             name = hashlib.sha256(b"".join(keys)).hexdigest()[:24]
             new = self.folder / f"{name}.new-{os.getpid()}"
             save_file({name: np.ascontiguousarray(value) for name, value in table.items()}, new)
@@ -71,10 +60,7 @@ def file_hash(path: str, size: int, modified: int) -> str:
 
 
 def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]:
-    """Returns a function from texts to vectors.
-
-    Args:
-        embedder: name or folder of a sentence-transformers model, an object with `.encode`, or a callable.
+    """Returns a function from texts to vectors, for the values that `modeling_lexicon`'s function of this name accepts.
 
     Raises:
         ImportError: if `embedder` is a name and sentence-transformers is not installed.
@@ -82,17 +68,13 @@ def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]
     """
     if not isinstance(embedder, str):
         return getattr(embedder, "encode", embedder)
+    from modeling_lexicon import generation_lexicon  # imports torch, which takes seconds
+
     try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError(
-            f"embedder={embedder!r} needs sentence-transformers. Install it with: pip install lexperts[cluster]"
-        ) from error
-    try:
-        model = SentenceTransformer(embedder)
+        encode = generation_lexicon.load_embedder(embedder)
     except (OSError, ValueError) as error:
         raise MergeError(f"embedder={embedder!r} cannot be opened: {str(error):.300}") from error
-    return lambda texts: model.encode(texts, show_progress_bar=False)
+    return partial(encode, show_progress_bar=False)
 
 
 def embed_texts(
@@ -112,11 +94,7 @@ def embed_texts(
         name: name of an embedder that is a callable, for the cache.
         block: texts that are embedded and cached at once.
 
-    Returns:
-        Vectors `(n, c)`, float32.
-
-    Raises:
-        MergeError: if a vector is zero or not finite. The message contains its text.
+    Returns vectors `(n, c)`, float32. Raises a `MergeError` with the text if a vector is zero or not finite.
     """
     if cache is not None and name is None and not isinstance(embedder, str):
         raise MergeError("cache needs name=..., because a callable embedder has no name.")
@@ -133,15 +111,11 @@ def embed_texts(
             check_vectors(vectors, [new[key] for key in batch])
             vectors_by_key.add(batch, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
             bar.update(len(batch))
-    return np.stack([vectors_by_key.get(key) for key in keys]) if keys else np.zeros((0, 1), np.float32)
+    return np.stack([vectors_by_key[key] for key in keys]) if keys else np.zeros((0, 1), np.float32)
 
 
 def check_vectors(vectors: np.ndarray, texts: list[str]):
-    """Checks the shape and the values of embeddings.
-
-    Raises:
-        MergeError: if they cannot be used.
-    """
+    """Checks the shape and the values of embeddings; raises a `MergeError` if they cannot be used."""
     if vectors.ndim != 2 or len(vectors) != len(texts):
         raise MergeError(
             f"The embedder returned shape {vectors.shape} for {len(texts)} texts; expected one vector per text."

@@ -90,32 +90,23 @@ def cluster(
     labels, names = assign_clusters(rows, texts, x, method, k, seed)
     sizes = np.bincount(labels, minlength=len(names))
     if not sizes.all():
-        raise MergeError(
-            f"Cluster {int(sizes.argmin())} is empty: the texts are too similar for k={len(names)}. Use a smaller k."
-        )
+        raise MergeError(f"Cluster {sizes.argmin()} is empty: the texts are too similar for k={k}. Use a smaller k.")
     result = {"method": method, "names": names, "sizes": sizes.tolist(), "rows": len(rows), "dropped": dropped}
     result["absent"] = sum(row["term"].lower() not in row["context"].lower() for row in rows)
     result["terms"] = top_terms(texts, labels, len(names))
     if x is not None:
-        embedder_name = name or (
-            Path(embedder).name if isinstance(embedder, str) and Path(embedder).is_dir() else str(embedder)
-        )
+        is_folder = isinstance(embedder, str) and Path(embedder).is_dir()
+        embedder_name = name or (Path(embedder).name if is_folder else str(embedder))
         result |= {"embedder": embedder_name, "embedded": embedded} | cluster_quality(x, labels, seed)
     write_clusters(out, rows, labels, x, result, plot, seed)
     return result
 
 
 def check_options(method: str, embedded: str, k: int, embedder, plot: bool):
-    """Checks the options of `cluster`, and the packages that they need.
-
-    Raises:
-        MergeError: for an invalid value.
-        ImportError: if a package is not installed.
-    """
-    if method not in METHODS:
-        raise MergeError(f"Invalid method={method!r}.{did_you_mean(method, METHODS)}")
-    if embedded not in EMBEDDED:
-        raise MergeError(f"Invalid embedded={embedded!r}.{did_you_mean(embedded, EMBEDDED)}")
+    """Checks the options of `cluster`, and the packages that they need."""
+    for option, value, choices in (("method", method, METHODS), ("embedded", embedded, EMBEDDED)):
+        if value not in choices:
+            raise MergeError(f"Invalid {option}={value!r}.{did_you_mean(value, choices)}")
     if k < 1:
         raise MergeError(f"k={k} must be at least 1.")
     if embedder is None and method in ("balanced", "kmeans"):
@@ -152,24 +143,20 @@ def embedded_texts(rows: list[dict], embedded: str) -> list[str]:
 
 def assign_clusters(rows, texts, x, method: str, k: int, seed: int) -> tuple[np.ndarray, list[str]]:
     """The labels of the rows `(n,)` and the names of the clusters."""
+    from sklearn.cluster import KMeans
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
     names = [str(c) for c in range(k)]
     if method == "balanced":
         return balanced_kmeans(x, k, seed=seed)[0], names
     if method == "kmeans":
-        from sklearn.cluster import KMeans
-
-        return KMeans(
-            k, n_init=1, algorithm="elkan" if k > 1 else "lloyd", max_iter=1000, tol=1e-8, random_state=seed
-        ).fit_predict(x), names
+        options = {"algorithm": "elkan" if k > 1 else "lloyd", "max_iter": 1000, "tol": 1e-8}
+        return KMeans(k, n_init=1, random_state=seed, **options).fit_predict(x), names
     if method == "tfidf":
-        from sklearn.cluster import KMeans
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
         vectors = TfidfVectorizer(sublinear_tf=True, max_features=50_000, dtype=np.float32).fit_transform(texts)
-        return KMeans(k, n_init=1, max_iter=300, random_state=seed).fit_predict(vectors), names
+        return KMeans(k, n_init=1, random_state=seed).fit_predict(vectors), names
     if method == "random":
-        labels = np.arange(len(rows)) % k
-        return np.random.default_rng(seed).permutation(labels), names
+        return np.random.default_rng(seed).permutation(np.arange(len(rows)) % k), names
     missing = sum(not isinstance(row.get("source"), str) for row in rows)
     if missing:
         raise MergeError(f"{missing:,} of {len(rows):,} rows have no field 'source', which method='source' needs.")
@@ -190,10 +177,8 @@ def top_terms(texts: list[str], labels: np.ndarray, k: int) -> list[list[str]]:
     counts_by_cluster = np.stack([np.asarray(counts[labels == c].sum(0)).ravel() for c in range(k)]).astype(np.float64)
     share = counts_by_cluster / np.maximum(counts_by_cluster.sum(1, keepdims=True), 1)
     weight = share * np.log(1 + counts_by_cluster.sum() / k / np.maximum(counts_by_cluster.sum(0), 1))
-    excluded = {"definition"}  # occurs in every prompt
-    return [
-        [words[i] for i in np.argsort(-row) if words[i] not in excluded and row[i] > 0][:MAX_TERMS] for row in weight
-    ]
+    weight[:, words == "definition"] = 0  # occurs in every prompt
+    return [[words[i] for i in np.argsort(-row)[:MAX_TERMS] if row[i] > 0] for row in weight]
 
 
 def compute_centroids(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -209,9 +194,8 @@ def cluster_quality(x: np.ndarray, labels: np.ndarray, seed: int) -> dict:
     is_nearest = ((m**2).sum(1) - 2 * x @ m.T).argmin(1) == labels
     scores = {"nearest": float(is_nearest.mean())}
     if 1 < len(m) < len(x):
-        scores["silhouette"] = float(
-            silhouette_score(x, labels, sample_size=min(SILHOUETTE_SAMPLES, len(x)), random_state=seed)
-        )
+        size = min(SILHOUETTE_SAMPLES, len(x))
+        scores["silhouette"] = float(silhouette_score(x, labels, sample_size=size, random_state=seed))
         scores["calinski_harabasz"] = float(calinski_harabasz_score(x, labels))
     return scores
 
@@ -238,15 +222,8 @@ def write_clusters(out: Path, rows, labels, x, result: dict, plot: bool, seed: i
 
 
 def plot_clusters(x: np.ndarray, labels: np.ndarray, result: dict, path: Path, seed: int):
-    """Plots a sample of the rows in two dimensions (t-SNE); the legend shows the first terms of each cluster.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("The plot needs matplotlib. Install it with: pip install lexperts[cluster]") from error
+    """Plots a sample of the rows in two dimensions (t-SNE); the legend shows the first terms of each cluster."""
+    from matplotlib.figure import Figure
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

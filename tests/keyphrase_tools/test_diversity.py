@@ -37,8 +37,9 @@ def reference(phrases, vectors, diversity):
         return float(vectors[i] @ vectors[j] / (np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])))
 
     chosen, left = [0], list(range(1, len(phrases)))
+    score = [phrase["score"] / phrases[0]["score"] for phrase in phrases]
     while left:
-        value = {i: (1 - diversity) * phrases[i]["score"] - diversity * max(cosine(i, j) for j in chosen) for i in left}
+        value = {i: (1 - diversity) * score[i] - diversity * max(cosine(i, j) for j in chosen) for i in left}
         best = max(left, key=lambda i: (value[i], -i))
         chosen.append(best)
         left.remove(best)

@@ -12,6 +12,8 @@
 
 import json
 import string
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,17 +42,19 @@ ROPES = {
 }
 # Weights large enough that experts, routes and texts differ visibly.
 SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def run_python(*arguments, code=0, **options):
+    """The result of a Python process that ends with this exit status."""
+    options |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
 
 
 def tiny_tokenizer(extra=()):

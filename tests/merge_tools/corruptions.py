@@ -277,7 +277,7 @@ def nothing_written():
         raise AssertionError("the error was raised too late")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("merge_tools.compose"), "staging_folder", staging_folder)
+        patch.setattr(importlib.import_module("merge_tools.shard_writer"), "staging_folder", staging_folder)
         yield
 
 

@@ -74,16 +74,9 @@ def adversarial(family: str, experts: int) -> list[np.ndarray]:
 
 
 FAMILIES = (
-    "one exponent",
-    "near",
-    "at the edge of float32",
-    "wide",
-    "subnormal",
-    "largest",
-    "ties and a trace",
-    "cancelling",
-    "zeros",
-)
+    "one exponent", "near", "at the edge of float32", "wide", "subnormal", "largest", "ties and a trace",
+    "cancelling", "zeros",
+)  # fmt: skip
 
 
 @each_count

@@ -47,11 +47,7 @@ def test_prompts_need_a_tokenizer_that_opens(pair, tmp_path):
 
 
 def test_prompts_must_fit_the_context_length(pair, tmp_path):
-    refused(
-        tmp_path,
-        with_prompts(pair, "the birds " * 100, "the ships"),
-        "'the birds .* has .* tokens; .* 128",
-    )
+    refused(tmp_path, with_prompts(pair, "the birds " * 100, "the ships"), "'the birds .* has .* tokens; .* 128")
 
 
 def test_prompts_need_rows_in_the_embeddings(pair, tmp_path):
@@ -69,11 +65,7 @@ def test_prompts_need_rows_in_the_embeddings(pair, tmp_path):
 @pytest.mark.parametrize(
     "name, content, pattern",
     [
-        (
-            "rows.jsonl",
-            '{"text": "the birds"}\n{"nothing": 3}\n',
-            "rows.jsonl, line 2 needs text, prompt, or term",
-        ),
+        ("rows.jsonl", '{"text": "the birds"}\n{"nothing": 3}\n', "rows.jsonl, line 2 needs text, prompt, or term"),
         ("rows.jsonl", "[1]\n", "rows.jsonl, line 1 needs"),
         ("rows.jsonl", "not json\n", "rows.jsonl, line 1 needs"),
         ("rows.txt", "\n\n", "rows.txt has no samples"),
@@ -91,10 +83,7 @@ def test_samples_that_cannot_be_read(name, content, pattern, pair, tmp_path):
 @pytest.mark.parametrize(
     "arrays, pattern",
     [
-        (
-            {"c": np.ones((3, 8), np.float32)},
-            r"shapes \[\[3, 8\]\]; .* \(2, size\)",
-        ),
+        ({"c": np.ones((3, 8), np.float32)}, r"shapes \[\[3, 8\]\]; .* \(2, size\)"),
         ({"c": np.ones(8, np.float32)}, r"shapes \[\[8\]\]"),
         ({"c": np.ones((2, 8), np.float32), "d": np.ones(1, np.float32)}, r"shapes \[\[2, 8\], \[1\]\]"),
         ({"c": np.full((2, 8), np.nan, np.float32)}, "not finite"),
@@ -169,22 +158,13 @@ ADAPTERS = {
         lambda f: edit_json(f / "adapter_config.json", use_dora=True),
         "an adapter with use_dora.*merge_and_unload",
     ),
-    "another kind": (
-        lambda f: edit_json(f / "adapter_config.json", peft_type="IA3"),
-        "peft_type 'IA3'",
-    ),
+    "another kind": (lambda f: edit_json(f / "adapter_config.json", peft_type="IA3"), "peft_type 'IA3'"),
     "no kind": (lambda f: edit_json(f / "adapter_config.json", peft_type=None), "peft_type None"),
     "no rank": (lambda f: edit_json(f / "adapter_config.json", r=None), "no valid r and lora_alpha .*KeyError"),
     "rank of nothing": (lambda f: edit_json(f / "adapter_config.json", r=0), "no valid r and lora_alpha"),
     "another rank": (lambda f: edit_json(f / "adapter_config.json", r=8), "rank 8 .* rank 4"),
-    "alpha as a string": (
-        lambda f: edit_json(f / "adapter_config.json", lora_alpha="x"),
-        "no valid r and lora_alpha",
-    ),
-    "infinite alpha": (
-        lambda f: edit_json(f / "adapter_config.json", lora_alpha=1e999),
-        "no valid r and lora_alpha",
-    ),
+    "alpha as a string": (lambda f: edit_json(f / "adapter_config.json", lora_alpha="x"), "no valid r and lora_alpha"),
+    "infinite alpha": (lambda f: edit_json(f / "adapter_config.json", lora_alpha=1e999), "no valid r and lora_alpha"),
     "broken pattern": (
         lambda f: edit_json(f / "adapter_config.json", rank_pattern={"(": 4}),
         "no valid r and lora_alpha",
@@ -196,19 +176,10 @@ ADAPTERS = {
         "adapter_model.safetensors is truncated",
     ),
     "half of it": (lambda f: rename(f, lora_B="lora_A.x"), "not a plain LoRA weight"),
-    "other half": (
-        lambda f: rename(f, **{"gate_proj.lora_B": "up_proj.lora_B"}),
-        "has only lora_",
-    ),
-    "halves that do not fit": (
-        lambda f: change(f, "B", torch.ones(64, 5)),
-        r"\[4, 32\] and \[64, 5\]",
-    ),
+    "other half": (lambda f: rename(f, **{"gate_proj.lora_B": "up_proj.lora_B"}), "has only lora_"),
+    "halves that do not fit": (lambda f: change(f, "B", torch.ones(64, 5)), r"\[4, 32\] and \[64, 5\]"),
     "a half of one dimension": (lambda f: change(f, "B", torch.ones(64)), r"\[4, 32\] and \[64\]"),
-    "other shape": (
-        lambda f: change(f, "B", torch.ones(48, 4)),
-        r"of shape \[48, 32\], but its base .* of shape \[64",
-    ),
+    "other shape": (lambda f: change(f, "B", torch.ones(48, 4)), r"of shape \[48, 32\], but its base .* of shape \[64"),
     "layer that is not there": (lambda f: rename(f, **{"layers.0": "layers.9"}), "its base .* has no tensor"),
     "quantised": (lambda f: change(f, "B", torch.ones(64, 4, dtype=torch.int8)), "has dtype I8"),
     "NaN": (lambda f: change(f, "A", torch.full((4, 32), float("nan"))), "lora_A.weight' holds NaN"),

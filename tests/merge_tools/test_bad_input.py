@@ -108,11 +108,7 @@ HARMLESS = {
     "dtype": (config(dtype="bfloat16"), "note", "dtype is bfloat16 .float32 in birds.*has float32"),
     "dtype in the old spelling": (config(dtype=None, torch_dtype="float16"), "note", "dtype is float16 .float32"),
     "dropout": (config(attention_dropout=0.1), "note", "attention_dropout is 0.1 .0.0 in birds.*has 0.0"),
-    "end of text": (
-        config(eos_token_id=[2, 3]),
-        "warning",
-        r"eos_token_id is \[2, 3\] .2 in birds.*has 2",
-    ),
+    "end of text": (config(eos_token_id=[2, 3]), "warning", r"eos_token_id is \[2, 3\] .2 in birds.*has 2"),
     "no padding": (config(pad_token_id=None), "warning", "pad_token_id is not set .0 in birds"),
     "context": (config(max_position_embeddings=64), "warning", "max_position_embeddings is 64 .128 in birds"),
     "truncation": (
@@ -125,11 +121,7 @@ HARMLESS = {
         "warning",
         "same tokens, different post_processor",
     ),
-    "no tokenizer": (
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        "note",
-        "ships has no tokenizer",
-    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "note", "ships has no tokenizer"),
 }
 
 
@@ -156,10 +148,7 @@ def test_unused_tensors_are_noted(tmp_path, experts):
 
 def test_float16_overflow_is_an_error(tmp_path, make_expert):
     folders = [make_expert(tmp_path / "experts" / name, seed) for seed, name in enumerate(("birds", "ships"))]
-    for name, pattern in (
-        (GATE, "experts.1.w1.weight'"),
-        ("model.norm.weight", "model.norm.weight'"),
-    ):
+    for name, pattern in ((GATE, "experts.1.w1.weight'"), ("model.norm.weight", "model.norm.weight'")):
         value(name, 3, 140_000.0)(folders[1])
         before = snapshot(tmp_path)
         with pytest.raises(MergeError, match=f"{pattern} .* 65,504.* bfloat16"):

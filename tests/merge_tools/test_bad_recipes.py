@@ -188,18 +188,12 @@ def test_an_expert_named_base_is_not_the_base(tmp_path, make_expert):
 def test_a_source_that_does_not_exist(pair, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path, pattern in (
-        (
-            "experts/nothing",
-            "'experts/nothing' does not exist, and no model .* from the Hub",
-        ),
+        ("experts/nothing", "'experts/nothing' does not exist, and no model .* from the Hub"),
         ("experts/shipz", "Did you mean 'experts/ships'"),
         ("./experts/shipz", "'./experts/shipz' does not exist. Did you mean 'experts/ships'"),
         ("/experts/nothing", "'/experts/nothing' does not exist"),
         ("nothing", "'nothing' does not exist"),
-        (
-            "someone/some-llama",
-            "'someone/some-llama' does not exist, .*HF_HUB_OFFLINE is set",
-        ),
+        ("someone/some-llama", "'someone/some-llama' does not exist, .*HF_HUB_OFFLINE is set"),
         (str(pair[1] / "config.json"), "config.json' is a file"),
         ("x" * 5000, "Folder 'xxx"),
         ("a\0b", r"source_model in the expert 'ships' .* got 'a.x00b'"),

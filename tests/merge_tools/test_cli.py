@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from lexperts.cli.merge import app
 from merge_tools import MergeError, inspect
 from tests.loopback_hub import LoopbackHub
 
-from .conftest import contents, recipe_of
+from .conftest import contents, recipe_of, run_python
 from .corruptions import GATE, copied, rope, snapshot, tensors, truncate, value
 
 ROOT = Path(__file__).parents[2]
@@ -294,16 +292,8 @@ def test_route(mixture, folder):
 
 
 def process(*arguments, cwd, code=0, **environment):
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "lexperts", "merge", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / "cache"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == code, done.stderr[-3000:]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / "cache"), **environment}
+    done = run_python("-P", "-m", "lexperts", "merge", *arguments, cwd=cwd, env=env, code=code)
     assert "Traceback" not in done.stderr
     return done
 
@@ -323,8 +313,7 @@ def test_help_of_every_command_shows_an_example_and_imports_no_framework(tmp_pat
     top = process("--help", cwd=tmp_path, COLUMNS="200")
     assert all(command in top.stdout for command in COMMANDS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", HELP, *COMMANDS], env=environment, capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
+    assert run_python("-c", HELP, *COMMANDS, env=environment).stdout == "[]\n"
 
 
 LIGHT = """
@@ -337,10 +326,7 @@ print(sorted({"torch", "transformers", "huggingface_hub", "rich", "typer"} & set
 
 
 def test_check_and_compose_import_no_framework(folder):
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert done.stdout == "[]\n", done.stderr
+    assert run_python("-c", LIGHT, env={**os.environ, "PYTHONPATH": str(ROOT)}).stdout == "[]\n"
 
 
 OPEN = """
@@ -373,16 +359,10 @@ def test_a_pushed_mixture_opens_from_the_hub(folder):
         kept = {name: content for name, (content, _) in tree.items() if name != ".gitattributes"}
         assert kept == {**contents(folder / "out"), "notes.md": b"old"}
         environment = {**os.environ, **hub.env, "TRANSFORMERS_OFFLINE": "0", "HF_HOME": str(folder / "other cache")}
-        opened = subprocess.run(
-            [sys.executable, "-c", OPEN], env=environment, capture_output=True, text=True, cwd=folder
-        )
-        assert opened.returncode == 0, opened.stderr[-3000:]
+        opened = run_python("-c", OPEN, env=environment, cwd=folder)
         assert hub.unknown == []
-        result = json.loads(
-            process(
-                "compose", "recipe.yml", "two", "--push-to-hub", "new", "--private", "--json", cwd=folder, **hub.env
-            ).stdout
-        )
+        arguments = ("compose", "recipe.yml", "two", "--push-to-hub", "new", "--private", "--json")
+        result = json.loads(process(*arguments, cwd=folder, **hub.env).stdout)
         assert result["pushed_to"] == f"{hub.url}/tester/new" and hub.repos["model", "tester/new"].private
 
         refused = process(

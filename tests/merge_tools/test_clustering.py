@@ -165,7 +165,7 @@ def test_a_text_is_embedded_once_and_an_interrupted_run_resumes(tmp_path):
     done = []
     with pytest.raises(KeyboardInterrupt):
         embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
-    assert len(Cache(tmp_path).index) == 10
+    assert len(Cache(tmp_path)) == 10
     done.append(True)
     result = embed_texts(texts, counted, cache=tmp_path, name="mine", block=10)
     assert len(embedded_texts) == 20 + 20 and np.allclose(np.linalg.norm(result, axis=1), 1)

@@ -77,8 +77,7 @@ def test_routed_linear_layers_are_the_sources_bytes(experts, tmp_path):
             assert torch.equal(mixture[f"model.layers.1.self_attn.q_proj.experts.{e}.{kind}"], dense[e][name])
             assert name not in mixture
         assert torch.equal(
-            mixture[f"model.layers.1.mlp.down_proj.experts.{e}.weight"],
-            dense[e]["model.layers.1.mlp.down_proj.weight"],
+            mixture[f"model.layers.1.mlp.down_proj.experts.{e}.weight"], dense[e]["model.layers.1.mlp.down_proj.weight"]
         )
     for name in ("model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.up_proj.weight"):
         assert_close(mixture[name], (dense[0][name] + dense[1][name]) / 2)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig
 
-from merge_tools import MergeError, add, compose, gates
-from merge_tools.llama_layout import RoutedPart
+from merge_tools import MergeError, Recipe, add, compose, gates
+from merge_tools.llama_layout import LlamaShape, RoutedPart
 
 from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of
 
@@ -74,7 +74,10 @@ def expected_gate(folder, module, names, negative=False):
 
 
 def test_random_gates_are_small_normal_noise():
-    rows = np.stack([gates.random_row(42, RoutedPart(layer, "mlp"), 0, 4096) for layer in range(8)])
+    recipe = Recipe([], gate_mode="random")
+    shape = LlamaShape.from_config(LlamaConfig().to_dict())
+    parts = [RoutedPart(layer, "mlp") for layer in range(8)]
+    rows = np.concatenate([gates.gate_without_texts(recipe, part, shape, [0]) for part in parts])
     assert abs(rows.std() - 0.02) < 0.0005 and abs(rows.mean()) < 0.0005
     assert np.abs(np.corrcoef(rows) - np.eye(8)).max() < 0.1
     assert 0.0017 < (np.abs(rows) > 0.06).mean() < 0.0037  # beyond three standard deviations: 0.0027 of a normal

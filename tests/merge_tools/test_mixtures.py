@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, MixtralForCausalLM
 
 from merge_tools import compose
 
-from .conftest import contents, logits_of, open_model, read_tensors, recipe_of
+from .conftest import contents, logits_of, open_model, read_tensors, recipe_of, run_python
 
 ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LAYERS = {
@@ -245,17 +243,9 @@ def test_a_process_without_this_package_opens_both_formats(experts, tmp_path):
         compose(recipe_of(experts(3, dtype="bfloat16", tied=True, rope="llama3"), **options), tmp_path / name)
     before = {name: contents(tmp_path / name) for name in recipes}
     ids = torch.arange(3, 27).reshape(2, 12)
-    command = [sys.executable, "-P", "-c", OPEN, str(tmp_path / "found"), json.dumps(ids.tolist())]
     home = {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
-    ran = subprocess.run(
-        [*command, *(str(tmp_path / name) for name in recipes)],
-        cwd=tmp_path,
-        env={**os.environ, **home},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    arguments = [tmp_path / "found", json.dumps(ids.tolist()), *(tmp_path / name for name in recipes)]
+    ran = run_python("-P", "-c", OPEN, *arguments, cwd=tmp_path, env={**os.environ, **home})
     classes = json.loads(ran.stdout.split("FOUND")[1])
     assert classes[0] == "transformers.models.mixtral.modeling_mixtral.MixtralForCausalLM"
     assert all(c.startswith("transformers_modules.") and c.endswith("LexiconForCausalLM") for c in classes[1:])

@@ -60,17 +60,10 @@ def open_in_new(folder):
 def llamas(folder, count, tied, theta):
     """`count` tiny Llamas in bf16, far enough apart that the wrong expert shows."""
     config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=tied,
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
-    )
+    )  # fmt: skip
     for seed in range(count):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).bfloat16().save_pretrained(folder / f"expert_{seed}")
@@ -82,13 +75,9 @@ def mixture(folder, count, average="base", tied=False, theta=10000.0):
 
     experts = llamas(folder, count, tied, theta)
     recipe = {
-        "base_model": experts[0],
-        "experts": [{"source_model": expert} for expert in experts],
-        "gate_mode": "random",
-        "experts_per_token": 2,
-        "dtype": "bfloat16",
-        "average": average,
-    }
+        "base_model": experts[0], "experts": [{"source_model": expert} for expert in experts], "gate_mode": "random",
+        "experts_per_token": 2, "dtype": "bfloat16", "average": average,
+    }  # fmt: skip
     compose(recipe, folder / "mixture")
     return folder / "mixture"
 

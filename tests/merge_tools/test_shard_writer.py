@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from merge_tools import MergeError, Progress, compose, shard_writer, verify
 
-from .conftest import contents, open_model, recipe_of
+from .conftest import contents, open_model, recipe_of, run_python
 from .corruptions import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -140,10 +138,7 @@ def kill_all(recipe, folder):
     for root in places:
         root.mkdir()
     specs = json.dumps([recipe, SHARD, [(str(p), *kill) for p, kill in zip(places, kills, strict=True)]])
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, ROOT], input=specs, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python("-c", KILLER, ROOT, input=specs)
     return list(zip(kills, places, map(int, done.stdout.split()), strict=True))
 
 
@@ -212,17 +207,16 @@ def test_interrupting_the_command_line(merge, tmp_path):
     recipe, _ = merge
     (tmp_path / "recipe.yml").write_text(json.dumps(recipe))
     arguments = ["compose", "recipe.yml", "out"]
-    run = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 120, "stdin": subprocess.DEVNULL}
-    done = subprocess.run([sys.executable, "-c", INTERRUPT, ROOT, *arguments], **run)
-    assert done.returncode == 130 and done.stdout == ""
+    done = run_python("-c", INTERRUPT, ROOT, *arguments, cwd=tmp_path, code=130)
+    assert done.stdout == ""
     partial = tmp_path / ".out.partial"
     assert done.stderr == (
         f"interrupted: out was not written. The partial output is in {partial}. Continue with --resume, or delete it.\n"
     )
     assert partial.is_dir() and not (tmp_path / "out").exists()
-    command = [sys.executable, "-m", "lexperts", "merge", *arguments, "--resume"]
-    done = subprocess.run(command, **run, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0 and verify(tmp_path / "out")["ok"] and not partial.exists()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run_python("-m", "lexperts", "merge", *arguments, "--resume", cwd=tmp_path, env=environment)
+    assert verify(tmp_path / "out")["ok"] and not partial.exists()
 
 
 # resumed

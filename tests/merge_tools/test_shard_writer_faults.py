@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from safetensors.torch import save_file
 from merge_tools import MergeError, compose, shard_writer, verify
 from merge_tools.tensor_files import hash_and_scan, read_header
 
-from .conftest import contents, recipe_of
+from .conftest import contents, recipe_of, run_python
 from .corruptions import copied, snapshot
 from .test_shard_writer import ROOT, Stop, interrupt
 
@@ -255,8 +253,6 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
     """Two experts of 177 MB: memory grows by less than a third of one of them."""
     recipe = recipe_of([sparse_expert(tmp_path / name, 3) for name in ("birds", "ships")])
     assert sum(source(recipe, n).stat().st_size for n in (0, 1)) > 340e6
-    command = [sys.executable, "-c", MEMORY, ROOT, json.dumps(recipe), tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python("-c", MEMORY, ROOT, json.dumps(recipe), tmp_path / "out")
     grown, with_a_source = json.loads(done.stdout)
     assert 0 < grown < 60 and with_a_source > 140, (grown, with_a_source)

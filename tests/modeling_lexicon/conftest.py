@@ -23,18 +23,10 @@ each_of_few_layers = pytest.mark.parametrize("layers", ["mlp", "all linears of o
 
 # Weights large enough that experts, routes and texts differ visibly.
 SIZES = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 def tiny_lexicon(kind=LexiconForCausalLM, seed=0, layers="mlp", policy="token", **options):

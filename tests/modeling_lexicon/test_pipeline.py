@@ -33,12 +33,9 @@ def tokenizer():
 
 
 SIZES = {
-    "vocab_size": LETTERS + 3,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "vocab_size": LETTERS + 3, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 2,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from modeling_lexicon import LexiconConfig
 from modeling_lexicon.experts_lexicon import LexiconExperts, LinearExperts, RoutingDecision, loop_over_experts
 from modeling_lexicon.generation_lexicon import nearest_centroids
-from modeling_lexicon.layers_lexicon import RoutedMlp
+from modeling_lexicon.layers_lexicon import RoutedModule
 from modeling_lexicon.routing_lexicon import load_balancing_loss, resolve_prompt_mask, top_k_routing
 
 # tokens (or rows x length), experts, k, d, I: odd ones, one of each, and one that fits the grouped kernel
@@ -180,7 +180,7 @@ def test_one_expert_a_token_weighs_exactly_one_with_the_gradient_of_the_full_sof
 def routed_mlp(policy, **options):
     torch.manual_seed(0)
     config = LexiconConfig(hidden_size=8, intermediate_size=4, num_attention_heads=1, routing_policy=policy, **options)
-    module = RoutedMlp(config, 0)
+    module = RoutedModule(config, 0, config.hidden_size, LexiconExperts(config))
     for p in module.parameters():
         torch.nn.init.normal_(p)
     return module
@@ -227,7 +227,7 @@ def test_soft_weighs_all_hard_takes_the_best_straight_through():
 
 
 def test_a_routed_module_outside_of_its_layer_says_so():
-    with pytest.raises(RuntimeError, match="RoutedMlp was called without routing"):
+    with pytest.raises(RuntimeError, match="RoutedModule was called without routing"):
         routed_mlp("token")(torch.randn(1, 2, 8))
 
 

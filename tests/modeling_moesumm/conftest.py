@@ -26,20 +26,10 @@ each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
 
 # Weights large enough that deputies, datasets and texts differ visibly.
 SIZES = {
-    "vocab_size": V,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 40,
-    "init_std": 0.3,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-}
+    "vocab_size": V, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 32, "max_position_embeddings": 40,
+    "init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
+}  # fmt: skip
 
 
 def backbone_config(backbone="bart", **changes):
@@ -112,3 +102,18 @@ def batch():
 def texts(batch):
     """The batch without its labels."""
     return {name: batch[name] for name in ("input_ids", "attention_mask", "dataset_ids")}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from .summaries import small_tokenizer  # imports this module
+
+    return small_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """A model whose summaries differ between texts and datasets."""
+    from .summaries import writing_moesumm
+
+    return writing_moesumm(tokenizer)

@@ -15,22 +15,9 @@ from tests.modeling_moesumm.conftest import tiny_moesumm
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 WORDS = [
-    "a",
-    "and",
-    "bridge",
-    "council",
-    "fast",
-    "fell",
-    "in",
-    "left",
-    "met",
-    "on",
-    "people",
-    "river",
-    "rose",
-    "the",
+    "a", "and", "bridge", "council", "fast", "fell", "in", "left", "met", "on", "people", "river", "rose", "the",
     "water",
-]
+]  # fmt: skip
 POSITIONS = 40
 
 

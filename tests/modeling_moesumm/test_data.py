@@ -12,27 +12,13 @@ from torch.utils.data import ConcatDataset, DataLoader
 from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from modeling_moesumm import DataCollatorForMoeSumm, TemperatureSampler
-from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, writing_moesumm
+from tests.modeling_moesumm.summaries import POSITIONS, story
 
 ROWS = [
     {"document": "The river rose fast.", "summary": "River rose.", "dataset": "news"},
-    {
-        "document": "A bridge fell on foot and People left.",
-        "summary": "Bridge fell fast on foot.",
-        "dataset": "papers",
-    },
+    {"document": "A bridge fell on foot and People left.", "summary": "Bridge fell fast on foot.", "dataset": "papers"},
     {"document": "The council met.", "summary": "Council met.", "dataset": None},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return writing_moesumm(tokenizer)
 
 
 # ---- the collator
@@ -267,12 +253,7 @@ def train(model, tokenizer, rows, folder, stop=None, resume=None, **options):
         str(folder), remove_unused_columns=False, disable_tqdm=True, use_cpu=True, learning_rate=1e-3, **settings
     )
     trainer = MixedTrainer(
-        model,
-        args,
-        train_dataset=rows,
-        data_collator=collator,
-        callbacks=[StopAt(stop)] if stop else [],
-        **options,
+        model, args, train_dataset=rows, data_collator=collator, callbacks=[StopAt(stop)] if stop else [], **options
     )
     trainer.train(resume_from_checkpoint=resume)
     return model, collator.noted

@@ -275,12 +275,9 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="MarianDecoderLayer, MarianEncoderLayer"):
         kind(MoeSummConfig(text_config=marian))
     small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
         "vocab_size": 32,
-    }
+    }  # fmt: skip
     BertModel(BertConfig(**small)).save_pretrained(tmp_path / "bert")
     with pytest.raises(OSError, match="model_type='bert'"):
         kind.from_backbone(tmp_path / "bert", ["news"])
@@ -434,10 +431,7 @@ def test_names_are_ids(texts):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (
-            {"dataset": "newz"},
-            r"dataset='newz'.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None",
-        ),
+        ({"dataset": "newz"}, r"dataset='newz'.*'news', 'letters', 'papers'.*Did you mean 'news'.*dataset=None"),
         ({"dataset": ["news", "letters"]}, r"2 names for a batch of 4 rows"),
         ({"dataset_ids": torch.tensor([0, 1, 2, 3])}, r"dataset_ids contains 3.*0 for 'news'"),
         ({"dataset_ids": torch.tensor([0, 1, -2, 0])}, r"dataset_ids contains -2.*-1"),

@@ -42,18 +42,11 @@ def in_our_layout(weight: str, value: torch.Tensor) -> torch.Tensor:
 def model_of(case, **options):
     sizes = case["sizes"]
     bart = BartConfig(
-        vocab_size=sizes["V"],
-        d_model=sizes["d"],
-        encoder_layers=sizes["enc"],
-        decoder_layers=sizes["dec"],
-        encoder_attention_heads=sizes["heads"],
-        decoder_attention_heads=sizes["heads"],
-        encoder_ffn_dim=sizes["ffn"],
-        decoder_ffn_dim=sizes["ffn"],
-        max_position_embeddings=sizes["pos"],
-        scale_embedding=sizes["scale"],
+        vocab_size=sizes["V"], d_model=sizes["d"], encoder_layers=sizes["enc"], decoder_layers=sizes["dec"],
+        encoder_attention_heads=sizes["heads"], decoder_attention_heads=sizes["heads"], encoder_ffn_dim=sizes["ffn"],
+        decoder_ffn_dim=sizes["ffn"], max_position_embeddings=sizes["pos"], scale_embedding=sizes["scale"],
         dropout=0.0,
-    )
+    )  # fmt: skip
     options = {"margin_loss_coef": case.get("margin_loss_coef", 0), **options}
     names = [f"set {i}" for i in range(sizes["E"])]
     config = MoeSummConfig(

@@ -9,20 +9,10 @@ from transformers import AutoModelForSeq2SeqLM, pipeline
 
 import modeling_moesumm
 from modeling_moesumm import MoeSummarizationPipeline
-from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
+from tests.modeling_moesumm.summaries import story, summaries_by
 
 TEXTS = [story(12), story(25, 1), story(70, 2), "The river rose."]
 NAMES = ["news", None, "papers", "news"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return writing_moesumm(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +93,8 @@ def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer):
         ({"document": "River."}, {}, TypeError, "got dict"),
         (["River.", ""], {}, ValueError, "Text 1 is empty"),
         (["River.", None], {}, TypeError, "Text 1 .* NoneType"),
-        (
-            "River.",
-            {"dataset": "radio"},
-            ValueError,
-            "dataset='radio'.*'news', 'letters'",
-        ),
-        (
-            ["River."],
-            {"dataset": ["news", "news"]},
-            ValueError,
-            "dataset has 2 names for 1 texts",
-        ),
+        ("River.", {"dataset": "radio"}, ValueError, "dataset='radio'.*'news', 'letters'"),
+        (["River."], {"dataset": ["news", "news"]}, ValueError, "dataset has 2 names for 1 texts"),
         ("River.", {"max_length": 41}, ValueError, "max_length=41 .* 40 positions"),
         ("River.", {"return_tensors": True}, ValueError, "return_tensors"),
         ("River.", {"truncation": True, "on_long": "error"}, ValueError, "truncation=True with on_long='error'"),

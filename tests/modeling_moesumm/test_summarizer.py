@@ -21,16 +21,6 @@ from tests.modeling_moesumm.summaries import (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer):
-    return writing_moesumm(tokenizer)
-
-
 def tokens(tokenizer, text):
     return len(tokenizer(text, verbose=False)["input_ids"])
 
@@ -282,18 +272,12 @@ def test_pegasus_line_breaks_are_line_breaks(tokenizer):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (
-            {"max_length": 41},
-            "max_length=41 .* 40 positions. Use max_length=40",
-        ),
+        ({"max_length": 41}, "max_length=41 .* 40 positions. Use max_length=40"),
         ({"max_new_tokens": 40}, "max_length=41 .* 40 positions"),
         ({"min_length": 50}, "min_length=50 .* 40 positions"),
         ({"max_length": 10, "min_length": 11}, "min_length=11 exceeds max_length=10"),
         ({"max_length": 0.1, "min_length": 0.2}, "min_length=0.2 exceeds max_length=0.1"),
-        (
-            {"max_length": 1.5},
-            "max_length=1.5",
-        ),
+        ({"max_length": 1.5}, "max_length=1.5"),
         ({"max_length": 0}, "max_length=0 "),
         ({"max_length": True}, "max_length=True"),
         ({"min_length": -1}, "min_length=-1"),
