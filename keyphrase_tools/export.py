@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import ModelCardData
 from torch import nn
 from transformers import pipeline
 
@@ -30,6 +31,25 @@ PRECISIONS = ("fp32", "int8")
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
 SENSITIVE = ("router", "classifier")  # stay in float32: a small error chooses another expert or label
 WORDS = "keyphrases of a document that is longer than the others, to which it is padded"
+CARD = """---
+{metadata}
+---
+
+# {name}, exported
+
+Graphs of the keyphrase model {name} for CPUs. F1@10 in per cent is that of the model and of its graph on labelled documents.
+
+| file | precision | size | F1@10 | documents |
+| --- | --- | --- | --- | --- |
+{rows}
+
+```python
+import lexperts
+from transformers import pipeline
+
+extract = pipeline("keyphrase-extraction", model="this folder")  # {formats}
+```
+"""
 
 
 class PaddedClassifier(nn.Module):
@@ -67,8 +87,8 @@ def export_model(
         format: "onnx" or "openvino".
         precision: "fp32" or "int8".
         calibration: texts by which OpenVINO's quantiser chooses ranges; by default those of `evaluation`.
-        evaluation: rows with `text` and `keyphrases`, on which the graph must keep its quality. Needed for int8.
-        max_loss: F1@10 in points that the graph may lose on them; `None` to measure without a limit.
+        evaluation: rows with `text` and `keyphrases`, on which the graph must keep its quality. Needed for int8 and a limit.
+        max_loss: F1@10 in points that the graph may lose on them; `None` for no limit.
         batch_size: windows per batch of the evaluation.
 
     Returns:
@@ -77,19 +97,18 @@ def export_model(
 
     Raises:
         ImportError: if an exporter is missing; the message names the extra.
-        ValueError: for a model that cannot be exported, an unknown format or precision, an output of another model, int8 without
-            evaluation, or a graph that loses more than `max_loss`. Nothing is written then.
+        ValueError: for a model that cannot be exported, an unknown format or precision, an output of another model, int8 with a
+            limit and without evaluation, or a graph that loses more than `max_loss`. Nothing is written then.
     """
-    check_options(format, precision, evaluation)
+    check_options(format, precision, evaluation, max_loss)
     check_installed(format, precision)
     extract = pipeline("keyphrase-extraction", model=model, device="cpu")
     weights, output = hash_weights(extract.model), Path(output)
     wrapped = wrap(extract.model, format)
     exported = check_output(output, weights, format)
     limit = length_limit(extract.tokenizer, extract.model)
-    extract.tokenizer.model_max_length = min(
-        limit, extract.tokenizer.model_max_length
-    )  # positions are not seen in a graph
+    # positions are not seen in a graph
+    extract.tokenizer.model_max_length = min(limit, extract.tokenizer.model_max_length)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
         folder = Path(temporary)
@@ -118,22 +137,25 @@ def export_model(
                     f"The {precision} graph loses {loss:.2f} points of F1@10, more than {max_loss:g}: it is not written. Use "
                     "other calibration texts, fp32, or a higher max_loss."
                 )
+        entry |= {name: report[name] for name in ("documents", "f1@10", "agreement") if name in report}
         extract.model.config.exported = {**exported, format: entry}
         save_folder(extract, folder)
+        write_card(folder, model, extract.model.config.exported)
         (folder / "plain.onnx").unlink()
+        shutil.rmtree(output / format, ignore_errors=True)  # a graph of the other precision
         shutil.copytree(folder, output, dirs_exist_ok=True)
     return report
 
 
-def check_options(format: str, precision: str, evaluation) -> None:
-    """Raises a `ValueError` for an unknown option, or int8 without evaluation."""
+def check_options(format: str, precision: str, evaluation, max_loss: float | None) -> None:
+    """Raises a `ValueError` for an unknown option, or int8 with a limit and without evaluation."""
     for name, value, known in (("format", format, BACKENDS), ("precision", precision, PRECISIONS)):
         if value not in known:
             raise ValueError(f"{name}={value!r} is not known. Use {' or '.join(map(repr, known))}.")
-    if precision == "int8" and not evaluation:
+    if precision == "int8" and not evaluation and max_loss is not None:
         raise ValueError(
             "precision='int8' can lose quality and needs labelled texts to measure it: pass evaluation, rows with text and "
-            "keyphrases."
+            "keyphrases, or max_loss=None (--no-gate) to do without."
         )
 
 
@@ -195,6 +217,7 @@ def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, 
     """Writes the float32 graph, with any number of rows and any length up to the limit."""
     batch, length = torch.export.Dim("batch", min=1, max=1 << 16), torch.export.Dim("length", min=1, max=limit)
     shapes = [{0: batch} if name == "style_ids" else {0: batch, 1: length} for name in inputs]
+    others = [tuple(shapes[2:])] if shapes[2:] else []  # an argument list that is empty has no shapes
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -202,7 +225,7 @@ def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, 
                 wrapped,
                 tuple(inputs.values()),
                 dynamo=True,
-                dynamic_shapes=(*shapes[:2], tuple(shapes[2:])),
+                dynamic_shapes=(*shapes[:2], *others),
                 input_names=list(inputs),
                 output_names=["logits", "last_hidden_state"],
                 opset_version=OPSET,
@@ -223,16 +246,27 @@ def copy_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> Non
 
 def quantise_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
     """int8 weights, one scale per column, and activations that are quantised as they come (onnxruntime's dynamic quantiser)."""
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = plain.with_name("prepared.onnx")
     quant_pre_process(str(plain), str(prepared), skip_symbolic_shape=True)
-    nodes = onnx.load(prepared, load_external_data=False).graph.node
-    sensitive = [node.name for node in nodes if any(word in value for value in node.input for word in SENSITIVE)]
-    quantize_dynamic(prepared, graph, weight_type=QuantType.QInt8, per_channel=True, nodes_to_exclude=sensitive)
+    options = {"weight_type": QuantType.QInt8, "per_channel": True, "nodes_to_exclude": sensitive_nodes(prepared)}
+    # seven bits per weight: with eight, sums of products overflow on processors without VNNI
+    quantize_dynamic(prepared, graph, reduce_range=True, **options)
     prepared.unlink()
+
+
+def sensitive_nodes(path: Path) -> list[str]:
+    """Names of the products of SENSITIVE layers in an ONNX graph."""
+    import onnx
+
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    maker = {value: node for node in nodes for value in node.output}
+    found = [node for node in nodes if any(word in value for value in node.input for word in SENSITIVE)]
+    # a bias keeps its layer's name; its weight, which is transposed, does not
+    found += [maker[value] for node in found for value in node.input if value in maker]
+    return sorted({node.name for node in found if node.op_type in ("MatMul", "Gemm")})
 
 
 def write_openvino(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
@@ -243,9 +277,8 @@ def write_openvino(plain: Path, graph: Path, precision: str, inputs: Callable) -
     if precision == "int8":
         import nncf
 
-        scope = nncf.IgnoredScope(
-            types=["LSTMSequence", "GRUSequence"], patterns=[f".*{word}.*" for word in SENSITIVE], validate=False
-        )
+        recurrent = ["LSTMSequence", "GRUSequence"]
+        scope = nncf.IgnoredScope(types=recurrent, names=sensitive_nodes(plain), validate=False)
         rows = inputs()
         data = nncf.Dataset(rows)
         model = nncf.quantize(
@@ -268,6 +301,24 @@ def save_folder(extract, folder: Path) -> None:
     """Writes tokenizer and configuration."""
     extract.model.config.to_json_file(folder / "config.json")  # save_pretrained would add the code of the PyTorch model
     extract.tokenizer.save_pretrained(folder)
+
+
+def write_card(folder: Path, model: str, exported: Mapping[str, Mapping]) -> None:
+    """Writes README.md: what the folder holds, how to open it, and what was measured."""
+    is_local = Path(model).exists()
+    name = Path(model).resolve().name if is_local else model
+    rows = []
+    for format, entry in exported.items():
+        f1 = entry.get("f1@10")
+        scores = "not measured" if f1 is None else f"{100 * f1['model']:.1f} -> {100 * f1['exported']:.1f}"
+        documents = f"{entry['documents']:,}" if f1 else ""
+        file = graph_file(format, entry["precision"])
+        rows.append(f"| `{file}` | {entry['precision']} | {entry['size'] / 1e6:.1f} MB | {scores} | {documents} |")
+    tags = [*exported, "token-classification", "keyphrase-extraction"]
+    metadata = ModelCardData(base_model=None if is_local else name, library_name="lexperts", tags=tags).to_yaml()
+    formats = " or ".join(f"`backend={format!r}`" for format in exported)
+    text = CARD.format(metadata=metadata, name=name, rows="\n".join(rows), formats=formats)
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def largest_difference(model, exported: ExportedModel, inputs: dict, names: Sequence[str]) -> float:

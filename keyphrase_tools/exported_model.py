@@ -5,7 +5,10 @@ needs; the code and the weights of the PyTorch model are not loaded.
 """
 
 import hashlib
+import platform
 import shutil
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,8 @@ class KeyphraseModel(AutoModelForTokenClassification):
         name = pretrained_model_name_or_path
         config = PreTrainedConfig.get_config_dict(name, **kwargs)[0]
         if config.get("exported") and not list(Path(name).glob("*.safetensors")):
+            if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
+                raise ValueError(f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out.")
             return ExportedModel(name)
         return AutoModelForTokenClassification.from_pretrained(name, *args, **kwargs)
 
@@ -85,12 +90,45 @@ class ExportedModel(nn.Module):
                 f"The tokenizer of {self.folder} is not the one that the graph was exported with. Export the model again."
             )
         path = self.folder / graph_file(backend, graph["precision"])
-        self._run, self._inputs = {"onnx": open_onnx, "openvino": open_openvino}[backend](path)
-        self.backend = backend
+        self.backend, self._path = backend, path
+        self._start()
+        if graph["precision"] == "int8" and has_vnni() is False:
+            warnings.warn(
+                f"{path.name} works on this processor, but without AVX512-VNNI or AVX-VNNI it is slower than elsewhere. Compare "
+                "its speed with that of fp32.",
+                stacklevel=2,
+            )
         with open(path.with_suffix(".bin") if backend == "openvino" else path, "rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").digest()
         self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))  # for `fingerprints.hash_weights`
         return self
+
+    def _start(self) -> None:
+        """Opens the graph's file.
+
+        Raises:
+            ImportError: if the backend is not installed.
+            OSError: if the file is missing or damaged, or needs a later version of the backend.
+        """
+        backend, path = self.backend, self._path
+        try:
+            self._run, self._inputs = {"onnx": open_onnx, "openvino": open_openvino}[backend](path)
+        except ImportError:
+            raise
+        except Exception as error:  # the backends' errors have no common class
+            cause, opset = " ".join(str(error).split()), self.config.exported[backend].get("opset")
+            raise OSError(
+                f"{path} cannot be opened: {cause:.300} Its ONNX opset is {opset}. Upgrade with `pip install -U lexperts[{backend}]`, "
+                "or if the file is incomplete, copy or export it again."
+            ) from error
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_run"}  # a session cannot be pickled
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        if self.backend is not None:
+            self._start()
 
     def forward(
         self,
@@ -171,9 +209,21 @@ def open_openvino(path: Path):
         ) from error
     options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(str(path), "CPU", options)
+    of_thread = threading.local()  # a request is busy while it runs
 
     def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
-        outputs = compiled(values)
+        if not hasattr(of_thread, "request"):
+            of_thread.request = compiled.create_infer_request()
+        outputs = of_thread.request.infer(values)
         return outputs["logits"].copy(), outputs["last_hidden_state"].copy()
 
     return run, [value.any_name for value in compiled.inputs]
+
+
+def has_vnni() -> bool | None:
+    """Whether the processor has instructions for sums of int8 products; `None` where this is not known."""
+    file = Path("/proc/cpuinfo")
+    if platform.machine() not in ("x86_64", "AMD64") or not file.exists():
+        return None
+    flags = file.read_text(encoding="utf-8").partition("flags")[2].partition("\n")[0].split()
+    return any("vnni" in flag for flag in flags)

@@ -1,20 +1,19 @@
 """SEKE on a padded batch, for export to ONNX: no shape depends on the data, and every operation is a standard one.
 
-Letters as in `layers_seke`. Equal in values to the packed head, wherever the padding is: tokens are moved to the beginning of their
-rows before the recurrent encoder, which reads as many of each row as are real, and back after it.
+Letters as in `layers_seke`. Equal in values to the packed head in evaluation mode, wherever the padding is: tokens are moved to the
+beginning of their rows before the recurrent encoder, which reads as many of each row as are real, and back after it.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 OPSET = 22  # of ONNX; onnxruntime 1.20 or later
 
 
 class PaddedSeke(nn.Module):
     """The logits of a `SekeForTokenClassification` and the backbone's last states, from tensors to tensors.
-
-    Only `torch.onnx.export` gives the recurrent encoder its values; elsewhere a model whose head has one cannot be called.
 
     Args:
         model: the model, in evaluation mode.
@@ -27,8 +26,7 @@ class PaddedSeke(nn.Module):
         self.model = model
         self.inputs = ["input_ids", "attention_mask"]
         self.inputs += ["token_type_ids"] * model._takes_token_type_ids + ["style_ids"] * bool(model.config.styles)
-        # copies in the layout of the graph: quantisers look for constant weights
-        self.experts = None if model.moe is None else linear_experts(model.moe.experts)
+        self.experts = None if model.moe is None else DenseExperts(model.moe.experts)
         self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent, reads_lengths)
 
     def forward(self, input_ids, attention_mask, *others):
@@ -55,10 +53,10 @@ class PaddedSeke(nn.Module):
         return torch.where(attention_mask[:, :, None] != 0, logits, 0.0), states
 
     def mix_experts(self, x: torch.Tensor) -> torch.Tensor:
-        """sum_e G(x)_e E_e(x), every expert on every token, with G(x)_e = 0 for those not chosen: (B, S, d) -> (B, S, d)."""
+        """sum_e G(x)_e E_e(x), with G(x)_e = 0 for experts that were not chosen: (B, S, d) -> (B, S, d)."""
         _, weights, index = self.model.moe.router(x)  # (B, S, k)
-        gates = (weights[..., None] * F.one_hot(index, len(self.experts))).sum(-2)  # (B, S, E)
-        return sum(gates[..., e, None] * expert(x) for e, expert in enumerate(self.experts))
+        gates = (weights[..., None] * F.one_hot(index, self.experts.num_experts)).sum(-2)  # (B, S, E)
+        return self.experts(x, gates)
 
     def add_recurrent(self, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """y + (h_forward + h_backward) over the real tokens of each row: (B, S, d), (B, S) -> (B, S, d)."""
@@ -71,19 +69,34 @@ class PaddedSeke(nn.Module):
         return y + (forward + backward).gather(1, index)
 
 
-def linear_experts(experts) -> nn.ModuleList:
-    """The stacked experts as one stack of linear layers each."""
-    stacks = nn.ModuleList()
-    for U, a, V, b, W, c in experts.unbind_experts():
-        up, down, out = (nn.Linear(*weight.shape[::-1]) for weight in (U, V, W))
-        for layer, weight, bias in ((up, U, a), (down, V, b), (out, W, c)):
-            layer.weight.data, layer.bias.data = weight.detach().clone(), bias.detach().clone()
-        stacks.append(nn.Sequential(up, nn.ReLU(), down, out))
-    return stacks
+class DenseExperts(nn.Module):
+    """sum_e G_e (ReLU(x U_e + a_e) M_e + n_e), every expert on every token, as two products   (SEKE Sect. 3.1, without dropout)
+
+    Without dropout nothing stands between an expert's last two layers, so they are one: M_e = V_e W_e, n_e = b_e W_e + c_e. The
+    gate scales the hidden units of its expert, and the second product adds up the experts. The weights are copies in the layout
+    of the graph: quantisers look for constants.
+
+    Args:
+        experts: the `SekeExperts`.
+    """
+
+    def __init__(self, experts):
+        super().__init__()
+        U, a, V, b, W, c = (weight.detach().double() for weight in experts.stacked_weights())
+        self.num_experts, width, d = U.shape
+        self.up, self.down = nn.Linear(d, self.num_experts * width), nn.Linear(self.num_experts * width, d, bias=False)
+        self.up.weight.data, self.up.bias.data = U.flatten(0, 1).float(), a.flatten().float()
+        self.down.weight.data = (W @ V).transpose(0, 1).flatten(1).contiguous().float()  # (d, E I)
+        self.register_buffer("bias", ((W @ b[:, :, None]).squeeze(2) + c).float())  # (E, d)
+
+    def forward(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """(B, S, d), gates (B, S, E) -> (B, S, d)."""
+        h = F.relu(self.up(x)).unflatten(-1, (self.num_experts, -1))  # (B, S, E, I)
+        return self.down((h * gates[..., None]).flatten(2)) + gates @ self.bias
 
 
 class OnnxRecurrent(nn.Module):
-    """ONNX's bidirectional LSTM or GRU, layer on layer, with the weights of PyTorch's.
+    """ONNX's bidirectional LSTM or GRU, layer on layer, with the weights of PyTorch's. Outside an export it runs PyTorch's.
 
     Args:
         recurrent: a bidirectional `nn.LSTM` or `nn.GRU`.
@@ -92,7 +105,7 @@ class OnnxRecurrent(nn.Module):
 
     def __init__(self, recurrent: nn.LSTM | nn.GRU, reads_lengths: bool = True):
         super().__init__()
-        self.reads_lengths = reads_lengths
+        self.recurrent, self.reads_lengths = recurrent, reads_lengths
         self.operator = "LSTM" if isinstance(recurrent, nn.LSTM) else "GRU"
         self.hidden_size, self.num_layers = recurrent.hidden_size, recurrent.num_layers
         for layer in range(self.num_layers):
@@ -102,10 +115,12 @@ class OnnxRecurrent(nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Reads the first `lengths` steps of each row: (B, S, d), (B,) -> (B, S, 2d)."""
+        if not torch.onnx.is_in_onnx_export():
+            packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            return pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=x.shape[1])[0]
         time = torch.arange(x.shape[1], device=x.device)
-        back = torch.where(
-            time < lengths[:, None], lengths[:, None] - 1 - time, time
-        )  # (B, S), a row reversed up to its length
+        last = lengths[:, None] - 1
+        back = torch.where(time <= last, last - time, time)  # (B, S), a row reversed up to its length
         for layer in range(self.num_layers):
             weights = [getattr(self, f"{name}{layer}") for name in "WRB"]
             if self.reads_lengths:
@@ -123,14 +138,8 @@ class OnnxRecurrent(nn.Module):
         if self.operator == "GRU":
             attributes["linear_before_reset"] = 1  # as PyTorch defines it
         shape = [x.shape[1], len(weights[0]), x.shape[0], self.hidden_size]
-        y = torch.onnx.ops.symbolic(
-            self.operator,
-            [x.transpose(0, 1), *weights, *lengths],
-            attributes,
-            dtype=x.dtype,
-            shape=shape,
-            version=OPSET,
-        )
+        inputs = [x.transpose(0, 1), *weights, *lengths]
+        y = torch.onnx.ops.symbolic(self.operator, inputs, attributes, dtype=x.dtype, shape=shape, version=OPSET)
         return y.permute(2, 0, 1, 3).flatten(2)  # from (S, D, B, d)
 
 

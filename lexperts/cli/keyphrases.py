@@ -240,6 +240,9 @@ def export(
         ),
     ] = None,
     max_loss: Annotated[float, typer.Option(help="Points of F1@10 that the graph may lose.")] = 0.5,
+    no_gate: Annotated[
+        bool, typer.Option("--no-gate", help="Write the graph whatever it loses, and int8 also without --evaluation.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Use only the first N documents of each file.")] = 500,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -266,7 +269,7 @@ def export(
 
             AutoConfig.from_pretrained(name)
         options = {"format": format, "precision": precision, "calibration": texts, "evaluation": rows}
-        report = export_model(name, output, **options, max_loss=max_loss)
+        report = export_model(name, output, **options, max_loss=None if no_gate else max_loss)
         lines = [f"{format} graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}"]
         lines += [f"logits differ by at most {report['difference']:.2g}"]
         if rows:

@@ -1,0 +1,151 @@
+"""What an export writes, and how its files are opened: precision of single layers, cards, damaged files, threads, pickling."""
+
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import pipeline
+
+from keyphrase_tools import exported_model
+from keyphrase_tools.export import export_model, sensitive_nodes
+from keyphrase_tools.exported_model import ExportedModel, graph_file, has_vnni
+
+from .test_export import FORMATS, ROWS, TEXTS, padded_batch, save
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(name="folder", scope="module")
+def fixture_folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A tiny SEKE with large scores."""
+    model = tiny_seke()
+    model.classifier.weight.data *= 30
+    return save(model, tiny_tokenizer, tmp_path_factory.mktemp("seke"))
+
+
+@pytest.fixture(name="outputs", scope="module")
+def fixture_outputs(folder, tmp_path_factory):
+    """outputs(format, precision) -> the folder of an export."""
+    made = {}
+
+    def build(format="onnx", precision="fp32"):
+        key = format, precision
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("exported") / "out"
+            export_model(folder, made[key], format=format, precision=precision, evaluation=ROWS, max_loss=100)
+        return made[key]
+
+    return build
+
+
+def test_router_and_classifier_stay_in_float32_in_onnx(outputs):
+    path = outputs("onnx", "fp32") / "onnx" / "model.onnx"
+    names = sensitive_nodes(path)
+    graph = onnx.load(outputs("onnx", "int8") / "onnx" / "model_int8.onnx").graph
+    kinds = {node.name: node.op_type for node in graph.node}
+    assert len(names) == 2 and [kinds.get(name) for name in names] == ["MatMul", "MatMul"]
+    weights = [
+        onnx.numpy_helper.to_array(value) for value in graph.initializer if value.data_type == onnx.TensorProto.INT8
+    ]
+    assert len(weights) > 10 and all(abs(weight.astype(int)).max() <= 64 for weight in weights)  # seven bits
+
+
+def test_router_and_classifier_stay_in_float32_in_openvino(outputs):
+    openvino, _ = pytest.importorskip("openvino"), pytest.importorskip("nncf")
+    graph = openvino.Core().read_model(outputs("openvino", "int8") / graph_file("openvino", "int8"))
+    kinds = {}  # of the first input of the products before a bias
+    for add in (op for op in graph.get_ops() if op.get_type_name() == "Add"):
+        product, bias = (add.input_value(place).get_node() for place in range(2))
+        if product.get_type_name() == "MatMul":
+            kinds[bias.get_friendly_name()] = product.input_value(0).get_node().get_type_name()
+    exact = {name: kind for name, kind in kinds.items() if "router" in name or "classifier" in name}
+    assert len(exact) == 2 and "FakeQuantize" not in exact.values()
+    assert sum(kind == "FakeQuantize" for kind in kinds.values()) >= 3
+
+
+def test_the_gate_is_left_out_only_on_request(folder, tmp_path):
+    with pytest.raises(ValueError, match="--no-gate"):
+        export_model(folder, tmp_path / "out", precision="int8")
+    report = export_model(folder, tmp_path / "out", precision="int8", max_loss=None)
+    assert "f1@10" not in report and (tmp_path / "out" / "onnx" / "model_int8.onnx").exists()
+
+
+def test_another_precision_replaces_the_graph(folder, tmp_path):
+    for precision in ("fp32", "int8"):
+        export_model(folder, tmp_path / "out", precision=precision, evaluation=ROWS, max_loss=100)
+    assert [file.name for file in (tmp_path / "out" / "onnx").iterdir()] == ["model_int8.onnx"]
+    assert ExportedModel(str(tmp_path / "out")).open().backend == "onnx"
+
+
+def test_the_card_has_the_files_and_their_scores(outputs):
+    card = (outputs("onnx", "int8") / "README.md").read_text(encoding="utf-8")
+    assert "onnx/model_int8.onnx" in card and "library_name: lexperts" in card and "| 3 |" in card
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_damaged_graph_is_named(outputs, format, tmp_path):
+    source = outputs(format)
+    for file in source.rglob("*"):
+        if file.is_file():
+            target = tmp_path / file.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    graph = tmp_path / graph_file(format, "fp32")
+    graph.write_bytes(graph.read_bytes()[:200])
+    with pytest.raises(OSError, match=rf"{graph.name} .*opset is 22.*lexperts\[{format}\]"):
+        pipeline("keyphrase-extraction", model=str(tmp_path))
+
+
+def test_a_graph_for_a_later_onnxruntime_is_named(outputs, tmp_path):
+    save_to = tmp_path / "onnx" / "model.onnx"
+    save_to.parent.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((outputs() / name).read_bytes())
+    graph = onnx.load(outputs() / "onnx" / "model.onnx")
+    graph.opset_import[0].version = 99
+    onnx.save(graph, save_to)
+    with pytest.raises(OSError, match="Upgrade"):
+        ExportedModel(str(tmp_path)).open()
+
+
+def test_int8_without_vnni_works_and_warns(outputs, monkeypatch):
+    monkeypatch.setattr(exported_model, "has_vnni", lambda: False)
+    with pytest.warns(UserWarning, match="VNNI"):
+        extract = pipeline("keyphrase-extraction", model=str(outputs("onnx", "int8")))
+    assert isinstance(extract(TEXTS[0]), list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ExportedModel(str(outputs())).open()
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no /proc/cpuinfo")
+def test_vnni_is_read_from_the_flags(monkeypatch):
+    monkeypatch.setattr(exported_model.platform, "machine", lambda: "x86_64")
+    for flags, expected in (("avx2 avx512_vnni", True), ("avx2 avx_vnni", True), ("avx2 avx512f", False)):
+        text = f"processor : 0\nflags : fpu {flags}\nbugs : vnni\n"
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text, **__: text)
+        assert has_vnni() is expected
+    monkeypatch.setattr(exported_model.platform, "machine", lambda: "aarch64")
+    assert has_vnni() is None
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_and_copies_answer_the_same(outputs, format):
+    model = ExportedModel(str(outputs(format))).open()
+    ids, mask = padded_batch(8, 40, "right")
+    expected = model(ids, mask).logits
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model(ids, mask).logits, range(16)))
+    again = pickle.loads(pickle.dumps(model))(ids, mask).logits
+    for logits in [*found, again]:
+        torch.testing.assert_close(logits, expected)
+
+
+def test_half_precision_is_not_taken_silently(outputs, caplog):
+    with pytest.raises(ValueError, match="bfloat16"):
+        exported_model.KeyphraseModel.from_pretrained(str(outputs()), dtype=torch.bfloat16)

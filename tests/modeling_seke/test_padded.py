@@ -1,0 +1,84 @@
+"""The padded formulation that is exported equals the packed one in values."""
+
+import pytest
+import torch
+
+from modeling_seke import SekeConfig, SekeForTokenClassification
+from modeling_seke.padded_seke import PaddedSeke
+
+HEADS = [
+    {}, {"rnn_type": "gru"}, {"rnn_num_layers": 1}, {"use_moe": False}, {"use_rnn": False}, {"use_moe": False, "use_rnn": False},
+    {"num_experts": 1, "num_experts_per_tok": 1}, {"num_experts": 8, "num_experts_per_tok": 3}, {"expert_init": "uniform"},
+    {"styles": ["tags", "words"]},
+]  # fmt: skip
+
+
+def random_mask(rows: int, length: int, side: str) -> torch.Tensor:
+    """(B, S): each row has 1 to S real tokens, the first row S."""
+    lengths = torch.randint(1, length + 1, (rows,))
+    lengths[0] = length
+    real = torch.arange(length) < lengths[:, None]
+    if side == "between":
+        return torch.stack([row[torch.randperm(length)] for row in real]).long()
+    return (real if side == "right" else real.flip(1)).long()
+
+
+@pytest.fixture(name="build", scope="module")
+def fixture_build(backbone_config):
+    """build(**head) -> a model whose experts, router and labels differ from token to token, in evaluation mode."""
+
+    def build(**head):
+        torch.manual_seed(0)
+        config = backbone_config("bert", max_position_embeddings=512)
+        model = SekeForTokenClassification(SekeConfig(text_config=config, **head)).eval()
+        for name, parameter in model.named_parameters():
+            if not name.startswith("backbone"):
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        return model
+
+    return build
+
+
+def both(model, mask: torch.Tensor, padded: PaddedSeke | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of the padded and of the packed formulation."""
+    ids = torch.randint(5, 90, mask.shape)
+    styles = torch.arange(len(mask)) % 3 if model.config.styles else None
+    inputs = {"token_type_ids": torch.zeros_like(ids), "style_ids": styles}
+    padded = padded or PaddedSeke(model)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, **inputs)
+        logits, _ = padded(ids, mask, *(inputs[name] for name in padded.inputs[2:]))
+    return logits, expected.logits
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+def test_every_head_equals_the_packed_one(build, head, side):
+    logits, expected = both(build(**head), random_mask(5, 23, side))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (32, 1), (2, 2), (1, 512), (32, 64), (4, 512)])
+def test_every_size_equals_the_packed_one(build, rows, length):
+    model = build()
+    for side in ("left", "right"):
+        logits, expected = both(model, random_mask(rows, length, side))
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_a_row_without_tokens_changes_nothing(build):
+    mask = random_mask(3, 9, "right")
+    mask[1] = 0
+    logits, expected = both(build(), mask)
+    assert not logits[1].any()
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_a_recurrent_encoder_that_reads_padding_would_be_seen(build, monkeypatch):
+    model = build()
+    padded, mask = PaddedSeke(model), random_mask(5, 23, "right")
+    plain = padded.recurrent.forward
+    monkeypatch.setattr(padded.recurrent, "forward", lambda x, lengths: plain(x, torch.full_like(lengths, x.shape[1])))
+    logits, expected = both(model, mask, padded)
+    assert (logits - expected).abs().max() > 1e-4
