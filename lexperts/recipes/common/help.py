@@ -84,10 +84,8 @@ def format_help(command: str, recipe: str, module: str, kinds: tuple) -> str:
     for kind in kinds:
         if kind != TRAINING:
             hints = typing.get_type_hints(kind)
-            lines += [
-                option_lines(field, hints[field.name], width)
-                for field in sorted(dataclasses.fields(kind), key=lambda field: field.kw_only)
-            ]
+            fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only)
+            lines += [option_lines(field, hints[field.name], width) for field in fields]
     if names:
         lines.append(f"{'  --show-config NAME':<{COLUMN}}print a configuration, to save and edit it")
     lines.append(f"{'  -h, --help':<{COLUMN}}show this message")

@@ -304,11 +304,8 @@ class Planner:
                 )
             for k, expert in enumerate(recipe["experts"]):
                 expert["samples"] = str(clusters.out / f"{k}.jsonl")
-        about = {
-            "settings": settings,
-            "contents": contents_of(settings),
-            "centroids": self.has_centroids(),
-        } | base.about
+        contents = contents_of(settings)
+        about = {"settings": settings, "contents": contents, "centroids": self.has_centroids()} | base.about
         if self.has_centroids():
             recipe["centroids"] = str(clusters.out / "centroids.safetensors")
             recipe["embedder"] = portable_name(self.config["cluster"]["embedder"])

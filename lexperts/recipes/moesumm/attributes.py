@@ -143,10 +143,8 @@ def describe_unevenness(overall: pd.DataFrame, uneven: pd.DataFrame) -> str:
     one_sided = uneven[uneven["largest share"] > MAX_SHARE] if len(shares) > 1 else uneven[:0]
     if len(one_sided):
         names = [f"{side} {layer}" for side, layer in zip(one_sided["side"], one_sided["layer"], strict=True)]
-        text.append(
-            f"warning: in {len(one_sided)} of {len(uneven)} layers one deputy receives more than {MAX_SHARE:.0%}: "
-            f"{', '.join(names)}."
-        )
+        layers = f"in {len(one_sided)} of {len(uneven)} layers"
+        text.append(f"warning: {layers} one deputy receives more than {MAX_SHARE:.0%}: {', '.join(names)}.")
     return "\n".join(text)
 
 

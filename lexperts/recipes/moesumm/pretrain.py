@@ -32,10 +32,8 @@ def train_tokenizer(texts: list[str], vocab_size: int, positions: int) -> PreTra
     """A byte-level BPE tokenizer with BART's special tokens."""
     tokenizer = train_bpe(texts, vocab_size, SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")} | {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    }
+    names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")}
+    names |= {"bos_token": "<s>", "eos_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=positions, **names)
 
 

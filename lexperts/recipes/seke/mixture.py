@@ -86,12 +86,8 @@ def freeze_layers(model, number: int | None) -> None:
     """Freezes the embeddings and the first layers of the backbone. Raises a `ValueError` if it has fewer."""
     if number is None:
         return
-    stacks = [
-        m
-        for name, m in model.backbone.named_modules()
-        if isinstance(m, torch.nn.ModuleList) and "." not in name.removeprefix("encoder.")
-    ]
-    layers = stacks[0] if stacks else []
+    lists = ((name, m) for name, m in model.backbone.named_modules() if isinstance(m, torch.nn.ModuleList))
+    layers = next((m for name, m in lists if "." not in name.removeprefix("encoder.")), [])
     if number > len(layers):
         raise ValueError(f"--frozen_layers {number} exceeds the {len(layers)} layers of the backbone.")
     model.backbone.get_input_embeddings().requires_grad_(False)
