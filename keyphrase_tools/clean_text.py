@@ -1,4 +1,4 @@
-"""Cleans texts from PDFs and web pages: decodes HTML entities and joins words that are hyphenated at a line end.
+"""Cleans texts from PDFs and web pages: HTML entities, dot leaders, words that are hyphenated at a line end.
 
 Cleaning comes before `split_words` in training, prediction and scoring. It keeps track of offsets: a span of the cleaned text
 maps back to a span of the source. A text with nothing to clean is returned unchanged.
@@ -25,6 +25,8 @@ _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}
 _LETTERS = regex.compile(r"[\p{L}\p{M}]++")
 _WORD_BEFORE = regex.compile(r"(?r)[\p{L}\p{M}\p{N}]{1,40}+")  # from its end
 
+_LEADERS = regex.compile(r"([.\u00b7\u2026])(?:[ \t]?\1){4,}(?=[ \t]*(?:[0-9]+|[ivxlc]+)[ \t]*(?:[\n\r\f]|$))")
+
 Edit = tuple[int, int, str]  # start, end, replacement
 
 
@@ -48,7 +50,7 @@ class CleanText:
     def __init__(self, source: str, end: int | None = None):
         head, tail = (source, "") if end is None else (source[:end], source[end:])
         self._steps = []
-        for find_edits in (entities, hyphens):
+        for find_edits in (entities, leaders, hyphens):
             if edits := find_edits(head):
                 head, step = apply(head, edits)
                 self._steps.append(step)
@@ -109,6 +111,11 @@ def entities(text: str) -> list[Edit]:
         if name[0] == "#" or name in html5:
             edits.append((*match.span(), unescape(f"&{name}")))
     return edits
+
+
+def leaders(text: str) -> list[Edit]:
+    """Replaces the dots before a page number at the end of a line ("2.1 Tides . . . . . . 14") by one, since each counts as a word."""
+    return [(*match.span(), match[1]) for match in _LEADERS.finditer(text)]
 
 
 def hyphens(text: str) -> list[Edit]:

@@ -112,3 +112,18 @@ def test_cleaning_takes_time_in_proportion_to_the_text(text):
     start = time.process_time()
     clean(text)
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("1 Tides . . . . . . . . 3\n2.1 Barrages........ 14", "1 Tides . 3\n2.1 Barrages. 14"),
+        ("Preface \u00b7 \u00b7 \u00b7 \u00b7 \u00b7 \u00b7 xi", "Preface \u00b7 xi"),
+        ("well..... 14 of them\nand....\nwait... 3", "well..... 14 of them\nand....\nwait... 3"),
+    ],
+)
+def test_dot_leaders_of_a_table_of_contents_are_one_mark(text, cleaned):
+    assert clean(text) == cleaned
+    found = CleanText(text)
+    start = found.text.rindex(" ") + 1
+    assert text[slice(*found.source_span(start, len(found.text)))] == found.text[start:]
