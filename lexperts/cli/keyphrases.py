@@ -133,7 +133,9 @@ def show(
 ):
     """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
 
-    Example: lexperts keyphrases show article.txt --output article.html
+    \b
+    Example:
+      lexperts keyphrases show article.txt --output article.html
     """
     with user_errors(debug):
         from keyphrase_tools.html_page import render_page
@@ -160,7 +162,9 @@ def score(
 ):
     """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
 
-    Example: lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
+    \b
+    Example:
+      lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
     """
     with user_errors(debug):
         from keyphrase_tools.evaluation import score_files
@@ -192,7 +196,9 @@ def explain(
 ):
     """Show what experts specialise in. Writes Cramér's V, a heat map, and a document in colours.
 
-    Example: lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
+    \b
+    Example:
+      lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
     """
     with user_errors(debug):
         from tqdm import tqdm
@@ -289,7 +295,9 @@ def card(
 ):
     """Create the model card of a training run.
 
-    Example: lexperts keyphrases card runs/seke-minilm --write
+    \b
+    Example:
+      lexperts keyphrases card runs/seke-minilm --write
     """
     with user_errors(debug):
         from keyphrase_tools.cards import build_card, read_record
