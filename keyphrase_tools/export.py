@@ -111,9 +111,9 @@ def export_model(
     extract.tokenizer.model_max_length = min(limit, extract.tokenizer.model_max_length)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
-        folder = Path(temporary)
+        folder = Path(temporary) / "complete"  # with the usual permissions, which a temporary folder has not
         graph = folder / graph_file(format, precision)
-        graph.parent.mkdir()
+        graph.parent.mkdir(parents=True)
         inputs = example_inputs(extract.tokenizer, wrapped.inputs)
         plain = write_onnx(wrapped, inputs, min(limit, 1 << 16), folder / "plain.onnx")
         texts = list(calibration or [row["text"] for row in evaluation or []])

@@ -149,3 +149,9 @@ def test_threads_and_copies_answer_the_same(outputs, format):
 def test_half_precision_is_not_taken_silently(outputs, caplog):
     with pytest.raises(ValueError, match="bfloat16"):
         exported_model.KeyphraseModel.from_pretrained(str(outputs()), dtype=torch.bfloat16)
+
+
+def test_a_folder_has_the_usual_permissions(outputs, tmp_path):
+    (tmp_path / "usual").mkdir()
+    folders = [outputs(), outputs() / "onnx"]
+    assert [oct(folder.stat().st_mode) for folder in folders] == [oct((tmp_path / "usual").stat().st_mode)] * 2
