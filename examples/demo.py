@@ -27,7 +27,6 @@ def show(name: str, phrases: list[dict], limit: int) -> None:
 
 
 def main():
-    """Runs the demo."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="text files, in place of the examples")
     parser.add_argument("--model", help="folder or Hub id; by default the model of the package lexperts-seke-minilm")

@@ -47,7 +47,6 @@ def save_base(folder: Path, texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", default="runs/example-merge", help="folder for the experts and the mixture")
     parser.add_argument("--steps", type=int, default=60, help="training steps of 8 texts per expert")

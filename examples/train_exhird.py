@@ -25,7 +25,6 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", default="runs/example-exhird", help="folder for the trained model")
     parser.add_argument("--steps", type=int, default=150, help="training steps of 8 documents")

@@ -22,7 +22,6 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--backbone", default="minilm", help="Hub id or folder of an encoder")
     parser.add_argument("--output", default="runs/example-hypernet", help="folder for the trained model")

@@ -47,7 +47,6 @@ def save_tiny_bart(folder: Path, texts: list[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--backbone", help="Hub id or folder of a BART, PEGASUS or mBART; by default a tiny one")
     parser.add_argument("--output", default="runs/example-moesumm", help="folder for the trained model")

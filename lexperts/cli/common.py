@@ -72,14 +72,7 @@ def user_errors(
     errors: tuple[type[Exception], ...] = USER_ERRORS,
     format: Callable[[Exception], str] = str,
 ):
-    """Reports errors that the user can fix, and exits with status 2.
-
-    Args:
-        debug: raises the error instead.
-        report: receives the message.
-        errors: the exceptions to report.
-        format: makes the message from the exception.
-    """
+    """Reports the user's `errors` by `report(format(error))` and exits with status 2; with `debug` they are raised."""
     try:
         yield
     except errors as error:

@@ -40,6 +40,18 @@ def distributed_state():
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
+def open_extractor(model: str | None, **options):
+    """The pipeline of a model, by default of the default model."""
+    from transformers import pipeline
+
+    from keyphrase_tools.default_model import find_default_model
+    from keyphrase_tools.loading import describe_load_errors
+
+    model = model or find_default_model()
+    with describe_load_errors("--model", model):
+        return pipeline("keyphrase-extraction", model=model, **options)
+
+
 @app.command()
 def extract(
     source: Source,
@@ -49,9 +61,7 @@ def extract(
         int | None,
         typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Threshold for a word's probability; by default the model's.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="A word's threshold; by default the model's.")] = None,
     min_score: Annotated[
         float | None,
         typer.Option(help="Leave out keyphrases with a lower score; by default the model decides how many there are."),
@@ -61,9 +71,7 @@ def extract(
         Path | None,
         typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
     ] = None,
-    diversity: Annotated[
-        float, typer.Option(min=0, max=1, help="Choose different keyphrases: 0 by score only, 1 by difference.")
-    ] = 0.0,
+    diversity: Annotated[float, typer.Option(min=0, max=1, help="0: choose by score only; 1: by difference.")] = 0.0,
     language: Annotated[
         str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
     ] = None,
@@ -84,12 +92,9 @@ def extract(
       torchrun --nproc_per_node 2 -m lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
     """
     with user_errors(debug):
-        from transformers import pipeline
-
         from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
-        from keyphrase_tools.default_model import find_default_model
-        from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
+        from keyphrase_tools.loading import parse_device, parse_dtype
 
         check_output(output)
         dtype, state, processes = parse_dtype(dtype), distributed_state(), {}
@@ -97,9 +102,7 @@ def extract(
             processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
         device = state.device if state is not None and device is None else device and parse_device(device)
         corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
-        model = model or find_default_model()
-        with describe_load_errors("--model", model):
-            extractor = pipeline("keyphrase-extraction", model=model, dtype=dtype, device=device)
+        extractor = open_extractor(model, dtype=dtype, device=device)
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
         options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
@@ -130,21 +133,14 @@ def show(
 ):
     """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
 
-    \b
-    Example:
-      lexperts keyphrases show article.txt --output article.html
+    Example: lexperts keyphrases show article.txt --output article.html
     """
     with user_errors(debug):
-        from transformers import pipeline
-
-        from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.html_page import render_page
-        from keyphrase_tools.loading import describe_load_errors, parse_device
+        from keyphrase_tools.loading import parse_device
 
         texts = [file.read_text(encoding="utf-8") for file in files]
-        model = model or find_default_model()
-        with describe_load_errors("--model", model):
-            extractor = pipeline("keyphrase-extraction", model=model, device=device and parse_device(device))
+        extractor = open_extractor(model, device=device and parse_device(device))
         results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
         for file, phrases in zip(files, results, strict=True):
             print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))
@@ -157,18 +153,14 @@ def score(
     predictions: Annotated[Path, typer.Argument(help="JSON Lines with keyphrases, as `extract` writes them.")],
     gold: Annotated[Path, typer.Argument(help="JSON Lines with title, text and keyphrases, in the same order.")],
     convention: Annotated[str, typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
-    rules: Annotated[
-        str, typer.Option(help="How gold keyphrases are matched to texts: lexperts or seke.")
-    ] = "lexperts",
+    rules: Annotated[str, typer.Option(help="How gold keyphrases are matched: lexperts or seke.")] = "lexperts",
     k: Annotated[list[int] | None, typer.Option("-k", help="Cutoff k of F1@k; can be repeated.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
     """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
 
-    \b
-    Example:
-      lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
+    Example: lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
     """
     with user_errors(debug):
         from keyphrase_tools.evaluation import score_files
@@ -185,9 +177,7 @@ def score(
 @app.command()
 def explain(
     source: Source,
-    output: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder to write the tables, the heat map and the page to.")
-    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for tables, heat map and page.")],
     model: Model = None,
     spacy: Annotated[str, typer.Option(help="An installed spaCy pipeline, or blank:LANGUAGE.")] = "blank:en",
     documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
@@ -202,9 +192,7 @@ def explain(
 ):
     """Show what experts specialise in. Writes Cramér's V, a heat map, and a document in colours.
 
-    \b
-    Example:
-      lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
+    Example: lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
     """
     with user_errors(debug):
         from tqdm import tqdm
@@ -295,19 +283,13 @@ def export(
 
 @app.command()
 def card(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The output folder of a training run, with results.json.")
-    ],
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the card to DIR/README.md instead of printing it.")
-    ] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A training run's folder, with results.json.")],
+    write: Annotated[bool, typer.Option("--write", help="Write DIR/README.md instead of printing the card.")] = False,
     debug: Debug = False,
 ):
     """Create the model card of a training run.
 
-    \b
-    Example:
-      lexperts keyphrases card runs/seke-minilm --write
+    Example: lexperts keyphrases card runs/seke-minilm --write
     """
     with user_errors(debug):
         from keyphrase_tools.cards import build_card, read_record

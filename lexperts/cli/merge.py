@@ -137,9 +137,7 @@ def compose(
 ):
     """Merge the experts of a recipe into one mixture.
 
-    \b
-    Example:
-      lexperts merge compose recipe.yml mixture
+    Example: lexperts merge compose recipe.yml mixture
     """
     with screen(as_json, debug, out, resumable=True) as view:
         if not 0.001 <= shard_size <= 1e6:
@@ -174,11 +172,7 @@ def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
 
 
 def push(folder: Path, repository: str, private: bool) -> str:
-    """Uploads a finished mixture and returns the repository's address.
-
-    Raises:
-        MergeError: if the upload fails.
-    """
+    """Uploads a finished mixture and returns the repository's address. Raises a `MergeError` if the upload fails."""
     from huggingface_hub import HfApi
 
     try:
@@ -211,9 +205,7 @@ def check(
 ):
     """Check a recipe and its experts without writing anything.
 
-    \b
-    Example:
-      lexperts merge check recipe.yml mixture --deep
+    Example: lexperts merge check recipe.yml mixture --deep
     """
     with screen(as_json, debug) as view:
         report = merge_tools.check(config, out, deep=deep, allow=allow or None)
@@ -228,9 +220,7 @@ def check(
 def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
     """Show the experts, parameters and gates of a mixture.
 
-    \b
-    Example:
-      lexperts merge inspect mixture
+    Example: lexperts merge inspect mixture
     """
     with screen(as_json, debug) as view:
         facts = merge_tools.inspect(folder)
@@ -241,9 +231,7 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
 def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
     """Compare a mixture with its sources, byte by byte. Exit status 1 if they differ.
 
-    \b
-    Example:
-      lexperts merge verify mixture
+    Example: lexperts merge verify mixture
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
@@ -289,9 +277,7 @@ def add(
 ):
     """Add an expert to a mixture.
 
-    \b
-    Example:
-      lexperts merge add mixture larger --expert llama-biology
+    Example: lexperts merge add mixture larger --expert llama-biology
     """
     with screen(as_json, debug, out) as view:
         options = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
@@ -311,9 +297,7 @@ def remove(
 ):
     """Remove an expert from a mixture.
 
-    \b
-    Example:
-      lexperts merge remove mixture smaller --expert medicine
+    Example: lexperts merge remove mixture smaller --expert medicine
     """
     with screen(as_json, debug, out) as view:
         edit(view, out, merge_tools.remove, folder, expert, out, reaverage=reaverage, low_memory=low_memory)
@@ -323,9 +307,7 @@ def remove(
 def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
     """Extract an expert as a dense Llama.
 
-    \b
-    Example:
-      lexperts merge extract mixture dense --expert medicine
+    Example: lexperts merge extract mixture dense --expert medicine
     """
     with screen(as_json, debug, out) as view:
         result = edit(view, out, merge_tools.extract, folder, expert, out)
@@ -354,9 +336,7 @@ def export(
 ):
     """Write a mixture in the other format.
 
-    \b
-    Example:
-      lexperts merge export mixture as-lexicon --format lexicon
+    Example: lexperts merge export mixture as-lexicon --format lexicon
     """
     with screen(as_json, debug, out) as view:
         edit(view, out, merge_tools.export, folder, out, format)
@@ -366,18 +346,14 @@ def export(
 def route(
     folder: Folder,
     text: Annotated[list[str], typer.Option("--text", help="A text to route; can be repeated.")],
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map to this file.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map there.")] = None,
     domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
     """Show which experts are selected for each token, layer by layer.
 
-    \b
-    Example:
-      lexperts merge route mixture --text "a dose of aspirin" --plot heat.png
+    Example: lexperts merge route mixture --text "a dose of aspirin" --plot heat.png
     """
     with screen(as_json, debug) as view:
         routings = merge_tools.route(folder, text, domain=domain)
@@ -391,9 +367,7 @@ def route(
 
 @app.command()
 def cluster(
-    data: Annotated[
-        list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines files or folders, then the output folder.")
-    ],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines or folders, then the output.")],
     k: Annotated[int, typer.Option("--clusters", "-k", help="Number of clusters.")] = 4,
     method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
     embedder: Annotated[
@@ -409,9 +383,7 @@ def cluster(
 ):
     """Cluster definitions into domains, one per expert.
 
-    \b
-    Example:
-      lexperts merge cluster train.jsonl clusters -k 4 --embedder sentence-transformers/all-MiniLM-L6-v2
+    Example: lexperts merge cluster train.jsonl clusters -k 4 --embedder sentence-transformers/all-MiniLM-L6-v2
     """
     *sources, out = data
     with screen(as_json, debug) as view:

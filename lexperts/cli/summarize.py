@@ -29,9 +29,7 @@ def summarize(
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
     text_column: Annotated[str, option("text_column", "Column of the documents.")] = "document",
-    dataset_column: Annotated[
-        str | None, option("dataset_column", "Column of dataset names, one per document.")
-    ] = None,
+    dataset_column: Annotated[str | None, option("dataset_column", "Column of the documents' datasets.")] = None,
     max_length: Annotated[
         str | None, option("max_length", "Maximum length of a summary in tokens (60) or as a fraction (0.2).")
     ] = None,
@@ -39,9 +37,7 @@ def summarize(
         int | None, option("num_beams", "Beams of the beam search; default: the model's, or 4.", min=1)
     ] = None,
     batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
-    on_long: Annotated[
-        str, option("on_long", "Documents longer than the encoder's positions: window, truncate or error.")
-    ] = "window",
+    on_long: Annotated[str, option("on_long", "For long documents: window, truncate or error.")] = "window",
     device: Device = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it has other settings.")] = False,
     debug: Debug = False,

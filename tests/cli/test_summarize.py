@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from lexperts.cli import build_app
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
+from tests.recipes.helpers import write_rows
 
 ROWS = [{"id": i, "document": story(8 + 3 * i, i), "kind": ["news", "papers"][i % 2]} for i in range(20)]
 FAST = ["--max_length", "12", "--num_beams", "1", "--batch_size", "1", "--device", "cpu"]
@@ -26,11 +27,6 @@ def model(tmp_path_factory):
 @pytest.fixture
 def source(tmp_path):
     return write_rows(tmp_path / "in.jsonl", ROWS)
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def read_rows(path):

@@ -1,10 +1,16 @@
-"""Commands run in this process, and files of rows."""
+"""Commands run in this process, files of rows, and the fields of a tiny Llama."""
 
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+
+TINY = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 2,
+}  # fmt: skip
 
 
 def run_main(main, *argv) -> SimpleNamespace:

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModel, TrainingArguments, pipeline
+from transformers import TrainingArguments, pipeline
 
 from lexperts.recipes.hypernet import systems
 from lexperts.recipes.hypernet.arguments import ModelArguments
@@ -20,15 +20,6 @@ FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_dev
 FAST += ["--save_strategy", "epoch", "--num_train_epochs", "2", "--meta_embedding_size", "4", "--hidden_size", "8"]
 EVALUATED = ["--eval_strategy", "epoch"]
 TEXT = "the graph cut of the network is learning in graph networks"
-
-
-@pytest.fixture(scope="module")
-def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("backbone")
-    torch.manual_seed(0)
-    AutoModel.from_config(backbone_config("bert")).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

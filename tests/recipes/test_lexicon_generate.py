@@ -27,13 +27,10 @@ from modeling_lexicon.generation_lexicon import (
     generated_lengths,
     truncate_context_around,
 )
+from tests.recipes import helpers
 from tests.recipes.helpers import read_rows, write_rows
 
-TINY = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 2, "initializer_range": 0.2,
-}  # fmt: skip
+TINY = {**helpers.TINY, "initializer_range": 0.2}
 KINDS = ("cat", "dog", "saw", "axe")
 ROWS = [
     {

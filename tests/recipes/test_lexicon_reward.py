@@ -10,13 +10,10 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 import modeling_lexicon  # noqa: F401
 from lexperts.recipes.common.jsonl_resume import ResumableJsonl
 from lexperts.recipes.lexicon import rewards, train_expert, train_reward
+from tests.recipes import helpers
 from tests.recipes.helpers import fails, read_rows, run_main, write_rows
 
-TINY = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 2, "initializer_range": 0.2,
-}  # fmt: skip
+TINY = {**helpers.TINY, "num_hidden_layers": 1, "initializer_range": 0.2}
 ROWS = [
     {
         "term": f"thing{i}",

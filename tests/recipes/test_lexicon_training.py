@@ -26,16 +26,11 @@ from transformers import (
 from lexperts.recipes.common.arguments import parse_command
 from lexperts.recipes.lexicon import perplexity, routing_report, train_expert, training, tune_router
 from modeling_lexicon import data_lexicon
-from tests.recipes.helpers import fails, write_rows
+from tests.recipes.helpers import TINY, fails, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 LEXICON = ROOT / "lexperts" / "recipes" / "lexicon"
 THINGS = ("bird", "boat", "bell", "barn", "book")
-TINY = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 2,
-}  # fmt: skip
 SCRATCH = {name: value for name, value in TINY.items() if not name.endswith("_token_id")}
 
 

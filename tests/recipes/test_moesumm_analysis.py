@@ -17,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM
 from lexperts.recipes.moesumm import analyse, attributes
 from tests.modeling_moesumm.conftest import tiny_backbone
 from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, summaries_by, writing_moesumm
+from tests.recipes.helpers import write_rows
 
 SETS = ("news", "letters", "papers")
 SHORT = ("--num_beams", 2, "--summary_length", 20)
@@ -43,9 +44,7 @@ def places(tmp_path_factory):
     """Arguments of --datasets."""
     base = tmp_path_factory.mktemp("data")
     for name in SETS:
-        (base / name).mkdir()
-        text = "".join(json.dumps(row) + "\n" for row in some_rows(name))
-        (base / name / "test.jsonl").write_text(text)
+        write_rows(base / name / "test.jsonl", some_rows(name))
     return {name: f"{name}={base / name}" for name in SETS}
 
 

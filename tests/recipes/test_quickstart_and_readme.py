@@ -6,12 +6,11 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, pipeline
+from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
 from keyphrase_tools.jsonl import full_text, read_jsonl
@@ -20,10 +19,8 @@ from keyphrase_tools.words import split_words
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
 from lexperts.recipes.common.help import config_names
 from lexperts.recipes.seke.train import main
-from tests.recipes.helpers import run_main
-
-ROOT = Path(__file__).resolve().parents[2]
-CORPUS = ROOT / "examples" / "corpus"
+from tests.recipes.helpers import run_main, write_rows
+from tests.recipes.test_seke import CORPUS, ROOT
 
 
 def run(*command, **environment):
@@ -31,14 +28,6 @@ def run(*command, **environment):
     return subprocess.run(
         [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400
     )
-
-
-@pytest.fixture(scope="module")
-def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("backbone")
-    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
 
 
 def train(backbone, output, *options):
@@ -91,13 +80,12 @@ def test_keyphrases_that_never_occur_are_an_error(backbone, tmp_path):
 def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
     """In the shape of midas/inspec; a folder is opened by the same call as a Hub id."""
     data = tmp_path / "data"
-    data.mkdir()
     for split, share in (("train", slice(0, 30)), ("validation", slice(30, 40)), ("test", slice(40, 50))):
         rows = [
             {"document": [w for w, _, _ in split_words(full_text(row))], "extractive_keyphrases": row["keyphrases"]}
             for row in read_jsonl(CORPUS / "test.jsonl")[share]
         ]
-        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(data / f"{split}.jsonl", rows)
     done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1)
     assert done.returncode == 2 and "has no 'text', 'keyphrases'" in done.stderr
     assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr

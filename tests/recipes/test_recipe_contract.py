@@ -12,6 +12,7 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 from lexperts.recipes import TRAIN
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
+from tests.recipes.helpers import write_rows
 
 LLAMA = {
     "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -41,12 +42,6 @@ def some_rows(count=12):
             }
         )  # fmt: skip
     return rows
-
-
-def write_rows(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 # command -> options without the data, an option of its own with another value, and the option that names a model

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModel, AutoModelForTokenClassification, pipeline
+from transformers import AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools.cards import build_card, is_hub_id, read_record
 from keyphrase_tools.jsonl import full_text, read_jsonl
@@ -36,14 +36,6 @@ def train(backbone, output, *options):
         "--train_files", CORPUS / "test.jsonl", "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 1,
         "--learning_rate", 0.01, "--show", 0, *options,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("backbone")
-    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from transformers import AutoModelForTokenClassification, pipeline
 from lexperts.recipes.seke.mixture import HideStyles, MixtureSampler, freeze_layers
 from lexperts.recipes.seke.scoring import join_neighbours
 from modeling_seke import SekeForTokenClassification
-from tests.recipes.test_seke import CORPUS, ROOT, backbone, train  # noqa: F401
+from tests.recipes.test_seke import CORPUS, ROOT, train
 
 LENGTHS = [(7 * i) % 50 for i in range(1000)]
 FILES = [0] * 900 + [1] * 100
@@ -77,7 +77,7 @@ def test_frozen_layers_are_the_embeddings_and_the_first_ones(tiny_seke):
 
 
 @pytest.fixture(scope="module")
-def mixed(backbone, tmp_path_factory):  # noqa: F811
+def mixed(backbone, tmp_path_factory):
     """A model of two styles, with a ranker; trained to an end and scored on two files."""
     output = tmp_path_factory.mktemp("runs") / "mixed"
     options = [
@@ -93,7 +93,7 @@ def mixed(backbone, tmp_path_factory):  # noqa: F811
     return output, options
 
 
-def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):  # noqa: F811
+def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):
     output, _ = mixed
     record = json.loads((output / "results.json").read_text())
     assert list(record["test_files"]) == ["a", "b:tags"] and record["test_files"]["a"]["documents"] == 50
@@ -138,7 +138,7 @@ def sharp(tiny_seke):
     return tiny_seke()
 
 
-def test_another_style_is_another_run(mixed, backbone):  # noqa: F811
+def test_another_style_is_another_run(mixed, backbone):
     output, options = mixed
     changed = [f"words={CORPUS / 'test.jsonl'}" if str(o).startswith("tags=") else o for o in options]
     done = train(backbone, output, *changed)
@@ -159,7 +159,7 @@ def test_another_style_is_another_run(mixed, backbone):  # noqa: F811
         ),
     ],
 )
-def test_invalid_options_are_named(backbone, tmp_path, options, named):  # noqa: F811
+def test_invalid_options_are_named(backbone, tmp_path, options, named):
     done = train(backbone, tmp_path / "run", *options)
     assert done.returncode == 2 and named in done.stderr
 
@@ -173,7 +173,7 @@ MIXTURE = (
 
 
 @pytest.mark.parametrize("options", [LORA, MIXTURE], ids=["LoRA", "mixture"])
-def test_a_killed_run_started_again_ends_in_the_same_weights(options, backbone, tmp_path):  # noqa: F811
+def test_a_killed_run_started_again_ends_in_the_same_weights(options, backbone, tmp_path):
     """Killed without warning after its first checkpoint, with half a checkpoint left behind."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

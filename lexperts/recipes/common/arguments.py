@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -27,12 +27,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path) -> dict:
-    """A YAML file of settings.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: for invalid YAML, a key that occurs twice, and anything but a mapping; the file is named.
-    """
+    """The mapping in a YAML file. Raises a `ValueError` with the file for anything else, and for a key that occurs twice."""
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeyLoader)
     except yaml.YAMLError as error:
@@ -56,8 +51,37 @@ def required(text: str):
     return field(metadata={"help": text})
 
 
+def check_choice(name: str, value: str, choices) -> None:
+    """Raises a ValueError for a value that is not one of the choices."""
+    if value not in choices:
+        given = f"{name} {value!r}" if name.startswith("--") else f"{name}={value!r}"
+        raise ValueError(f"{given} is not supported. Use one of {', '.join(choices)}.")
+
+
+def check_at_least(least: int, **values: int | None) -> None:
+    """Raises a ValueError for a value below the minimum; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}.")
+
+
+def parse_name_place(value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"):
+    """ "NAME=PLACE" -> name, place; raises a `ValueError` for anything else."""
+    name, _, place = map(str.strip, value.partition("="))
+    if not (name and place):
+        raise ValueError(f"{option} {value!r} must be {form}, such as {option} {example}.")
+    return name, place
+
+
+@dataclass(kw_only=True)
+class DebugArguments:
+    """What happens to errors; listed last by `--help`."""
+
+    traceback: bool = option(False, "show the traceback of an error")
+
+
 @dataclass
-class RunFolderArguments:
+class RunFolderArguments(DebugArguments):
     """What may happen to an earlier run in the output folder."""
 
     overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
@@ -66,12 +90,8 @@ class RunFolderArguments:
 def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tuple:
     """The arguments of a recipe's command: an instance of each class of `ARGUMENTS[module]` in its `arguments.py`.
 
-    Args:
-        recipe: such as `"seke"`; `module`: such as `"train"`.
-        argv: the arguments; by default those of the command line. The first may be a YAML file, or the name of one that
-            comes with the recipe. In YAML `null` means "not set": the default holds.
-
-    `--help` and `--show-config` print and end the process; errors end it in one line with the exit status 2.
+    The first argument may be a YAML file, or the name of one that comes with the recipe; there `null` means "not set": the default
+    holds. `--help` and `--show-config` print and end the process; errors end it in one line with the exit status 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
@@ -102,11 +122,7 @@ def print_help_or_config(command: str, recipe: str, module: str, given: list[str
 
 
 def parse(parser, given: list[str], recipe: str, module: str) -> tuple:
-    """The parsed groups of arguments.
-
-    Raises:
-        ValueError: for an unknown name, with the nearest known one, and for a value of the wrong type.
-    """
+    """The parsed groups. Raises a `ValueError` for an unknown name, with the nearest known one, or a wrong type."""
     parser.error = raise_value_error  # argparse itself prints the names of all options before the message
     known = [option.lstrip("-") for option in parser._option_string_actions]
     if given and not given[0].startswith("-"):
@@ -144,6 +160,17 @@ def options_of(path: str, known: Iterable[str]) -> list[str]:
         values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
         options += [f"--{name}", *map(str, values)]
     return options
+
+
+def command(recipe: str, module: str, call: Callable) -> Callable:
+    """The `main(argv)` of a recipe's command, which calls a function with the groups of arguments (see `parse_command`)."""
+
+    def main(argv: list[str] | None = None):
+        groups = parse_command(recipe, module, argv)
+        traceback = any(getattr(group, "traceback", False) for group in groups)
+        return run_or_exit(call, *groups, traceback=traceback)
+
+    return main
 
 
 def run_or_exit(call, *args, traceback: bool = False, **named):

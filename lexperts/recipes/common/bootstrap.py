@@ -9,15 +9,9 @@ CHUNK = 100  # bootstrap samples that are in memory together
 def bootstrap_means(
     values: np.ndarray, samples: int = SAMPLES, seed: int | np.random.Generator | None = 0
 ) -> np.ndarray:
-    """Means over rows that are drawn with replacement.
+    """Means over rows that are drawn with replacement, `(B,)` or `(B, m)`, for B samples of values `(n,)` or `(n, m)`.
 
-    Args:
-        values (`(n,)` or `(n, m)`): n rows; with m columns, every column gets the same rows, so that differences between
-            columns are paired.
-        samples: the number of bootstrap samples B.
-        seed: a seed, or a generator, which several calls can share.
-
-    Returns: `(B,)` or `(B, m)`.
+    Every column gets the same rows, so that differences between columns are paired. Several calls can share a generator.
     """
     values = np.asarray(values)
     n, rng = len(values), np.random.default_rng(seed)

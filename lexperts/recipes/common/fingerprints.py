@@ -46,28 +46,18 @@ def content_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(source: str | Path) -> dict:
-    """What identifies a file, a folder or a Hub repository by its content.
-
-    Returns:
-        `name`, and `sha256` of the content of a file or folder, or `commit` of a Hub repository that was downloaded.
-    """
+    """The `name` of a file, folder or Hub repository, and its content's `sha256`, or the downloaded `commit`."""
     path = Path(source)
     if path.is_file():
         return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
     if path.is_dir():
         files = [(file.relative_to(path).as_posix(), sha256_of(file)) for file in content_files(path)]
         return {"name": path.resolve().name, "sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
-    commit = cached_commit(str(source))
-    return {"name": str(source)} | ({"commit": commit} if commit else {})
-
-
-def cached_commit(name: str) -> str | None:
-    """The commit of a Hub repository in the local cache."""
     for kind in ("models", "datasets"):
-        head = Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}" / "refs" / "main"
+        head = Path(constants.HF_HUB_CACHE) / f"{kind}--{str(source).replace('/', '--')}" / "refs" / "main"
         if head.is_file():
-            return head.read_text(encoding="utf-8").strip()
-    return None
+            return {"name": str(source), "commit": head.read_text(encoding="utf-8").strip()}
+    return {"name": str(source)}
 
 
 def package_version() -> str:

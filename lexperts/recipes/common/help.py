@@ -15,23 +15,13 @@ TRAINING = "transformers.TrainingArguments"  # a name in place of the class, who
 COLUMN = 36  # where the help texts start
 
 
-def docstring_of(module: str) -> str:
-    """The docstring of a module that is not imported."""
-    package, _, name = module.rpartition(".")
-    return ast.get_docstring(ast.parse((files(package) / f"{name}.py").read_text(encoding="utf-8"))) or ""
-
-
 def config_names(recipe: str, module: str) -> tuple[str, ...]:
     """The configurations that come with a command, such as `minilm_cpu`."""
     return import_module(f"lexperts.recipes.{recipe}.arguments").CONFIGS.get(module, ())
 
 
 def read_config(recipe: str, module: str, name: str) -> str:
-    """The text of a configuration.
-
-    Raises:
-        FileNotFoundError: if the command has none of this name; the others are named.
-    """
+    """The text of a configuration. Raises a `FileNotFoundError` for an unknown name."""
     check_config(name, config_names(recipe, module))
     return (files(f"lexperts.recipes.{recipe}") / f"{name}.yml").read_text(encoding="utf-8")
 
@@ -88,12 +78,14 @@ def format_help(command: str, recipe: str, module: str, kinds: tuple) -> str:
     width = min(120, shutil.get_terminal_size((120, 24)).columns)
     names = config_names(recipe, module)
     parts = [f"Usage: {command} [CONFIG] [OPTIONS]"]
-    parts.append(docstring_of(f"lexperts.recipes.{recipe}.{module}"))
+    source = (files(f"lexperts.recipes.{recipe}") / f"{module}.py").read_text(encoding="utf-8")  # not imported
+    parts.append(ast.get_docstring(ast.parse(source)) or "")
     lines = []
     for kind in kinds:
         if kind != TRAINING:
             hints = typing.get_type_hints(kind)
-            lines += [option_lines(field, hints[field.name], width) for field in dataclasses.fields(kind)]
+            fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only)
+            lines += [option_lines(field, hints[field.name], width) for field in fields]
     if names:
         lines.append(f"{'  --show-config NAME':<{COLUMN}}print a configuration, to save and edit it")
     lines.append(f"{'  -h, --help':<{COLUMN}}show this message")

@@ -35,13 +35,8 @@ class ResumableJsonl:
         self.record = self.path.with_suffix(".settings.json")
 
     def is_complete(self, overwrite: bool = False) -> bool:
-        """Whether the file is finished, with these settings.
-
-        Args:
-            overwrite: remove a file that was made with other settings.
-
-        Raises:
-            SettingsMismatchError: if the file was started with other settings (they are listed), or without a record.
+        """Whether the file is finished, with these settings. Raises a `SettingsMismatchError` if it was started with
+        other ones, which are listed, or without a record; `overwrite` removes such a file instead.
         """
         if difference := self.find_difference():
             if not overwrite:
@@ -79,22 +74,15 @@ class ResumableJsonl:
         desc: str | None = None,
         unit: str = "row",
     ) -> int:
-        """Appends an object for each row that has none yet.
+        """Appends an object for each row that has none yet -> the number of new rows. Raises errors as `is_complete`.
 
-        An interrupted batch is computed again from its first row. With a `seed`, torch is seeded for each batch, so that
-        sampled results do not depend on interruptions either.
+        An interrupted batch is computed again from its first row. The torch seed of the batch that starts at row i is `seed + i`, so
+        that sampled results do not depend on interruptions either.
 
         Args:
-            rows: all rows.
             process: the rows of a batch, and the index of the first one -> one object for each.
             batch_size: rows that are processed, and flushed to disk, together.
-            seed: the seed of the first batch; the batch that starts at row i has `seed + i`.
             desc, unit: for the progress bar.
-
-        Returns: the number of new rows.
-
-        Raises:
-            SettingsMismatchError: as in `is_complete`.
         """
         from tqdm import tqdm
 
@@ -113,14 +101,13 @@ class ResumableJsonl:
                     import torch
 
                     torch.manual_seed(seed + start)
-                batch = rows[start : start + batch_size]
-                count = min(batch_size, len(rows) - start)
-                lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in process(batch, start)]
-                if len(lines) != count:
-                    raise ValueError(f"{len(lines)} results for the {count} rows from row {start} of {self.path}.")
-                file.writelines(lines[max(done - start, 0) :])
+                batch, count = rows[start : start + batch_size], min(batch_size, len(rows) - start)
+                results, old = list(process(batch, start)), max(done - start, 0)
+                if len(results) != count:
+                    raise ValueError(f"{len(results)} results for the {count} rows from row {start} of {self.path}.")
+                file.write(json_lines(results[old:]))
                 file.flush()
-                bar.update(count - max(done - start, 0))
+                bar.update(count - old)
         return len(rows) - done
 
     def read_part(self) -> list[dict]:
@@ -132,7 +119,7 @@ class ResumableJsonl:
         if lines is None:
             os.replace(self.part, self.path)
         else:
-            replace_file(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            replace_file(self.path, json_lines(lines))
             self.part.unlink(missing_ok=True)
 
     def read_record(self) -> dict:
@@ -160,6 +147,11 @@ def count_lines(path: Path) -> int:
 def read_lines(path: Path) -> list[dict]:
     """The objects of a JSON Lines file, whose lines end at "\\n" alone (a text may contain other line separators)."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def json_lines(rows: Iterable[Mapping]) -> str:
+    """Objects as JSON Lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def digest(value) -> str:

@@ -51,11 +51,9 @@ def last_checkpoint(output: str | Path) -> str | None:
 
 
 class RunFolder:
-    """A folder with a record of the settings of its run.
+    """A folder with a record of the settings of its run, which are those of `collect_settings`.
 
     Args:
-        path: the folder.
-        settings: from `collect_settings`.
         outputs: patterns of what the run writes; as long as nothing matches them, other settings are accepted.
         record: the file name of the record.
         inputs: files and folders that the run reads and that overwriting must not remove.
@@ -81,13 +79,8 @@ class RunFolder:
         return record if "settings" in record else {}
 
     def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
-        """Compares the settings with the record, or writes the record.
-
-        Args:
-            overwrite: remove the outputs of an earlier run, and what matches the patterns in `clear`.
-
-        Raises:
-            SettingsMismatchError: if the folder holds a run with other settings, or one without a record.
+        """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` for a run with
+        other settings or without a record; `overwrite` removes its outputs instead, and what matches `clear`.
         """
         if overwrite:
             self.remove(clear)
@@ -149,11 +142,8 @@ class RunFolder:
         self.write({**self.read(), "finished": True, **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
-        """The checkpoint to resume from: the newest in this folder, or the requested one.
-
-        Raises:
-            SettingsMismatchError: if the checkpoint's run has other settings or no record.
-            ValueError: if the folder is not a checkpoint, or for `false` although there are checkpoints.
+        """The checkpoint to resume from: the newest here, or the requested one. Raises a `ValueError` if that is not a
+        checkpoint, or is of other settings (`SettingsMismatchError`), or for `false` although there are checkpoints.
         """
         newest = last_checkpoint(self.path)
         if requested is None or requested.lower() == "true":
@@ -178,11 +168,8 @@ class RunFolder:
 
 
 def relocate_best(checkpoint: Path) -> str:
-    """Makes a checkpoint's state refer to the best checkpoint in its present folder, so that a run that was moved does not
-    end with the model of another run at its old path.
-
-    Raises:
-        ValueError: if the best checkpoint is missing.
+    """Makes a checkpoint's state refer to the best checkpoint in its present folder, so that a run that was moved does
+    not end with the model of another run at its old path. Raises a `ValueError` if the best checkpoint is missing.
     """
     path = checkpoint / "trainer_state.json"
     state = json.loads(path.read_text(encoding="utf-8"))
@@ -200,11 +187,8 @@ def relocate_best(checkpoint: Path) -> str:
 def open_run(
     command: str, training_args: TrainingArguments, *arguments, overwrite=False, clear=(), **more
 ) -> RunFolder:
-    """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from.
-
-    Args:
-        arguments, more: as in `collect_settings`.
-        overwrite, clear: as in `RunFolder.open`.
+    """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from. For the
+    arguments see `collect_settings` and `RunFolder.open`.
     """
     settings = collect_settings(command, *arguments, training_args, **more)
     inputs = []

@@ -29,10 +29,9 @@ IGNORED = {
 
 
 def collect_settings(command: str, *arguments, **more) -> dict:
-    """Everything that the result of a command depends on, as JSON.
+    """Everything that the result of a command such as `seke/train.py` depends on, as JSON.
 
     Args:
-        command: such as `seke/train.py`.
         arguments: dataclasses. Settings in IGNORED are left out; files and PATH_SETTINGS are stored as fingerprints.
         more: computed settings, which replace those of the arguments.
     """
@@ -88,8 +87,5 @@ def iter_differences(before: Mapping, now: Mapping, names: Iterable[str], prefix
 
 
 def differences(before: Mapping, now: Mapping) -> str:
-    """The settings that differ, such as "learning_rate=0.01 before, 0.5 now"; "" if none does.
-
-    Settings that only one side has come with another version of transformers, and are left out.
-    """
+    """The settings that differ, as "learning_rate=0.01 before, 0.5 now", without those that only one side has."""
     return "; ".join(iter_differences(before, now, [name for name in now if name in before]))

@@ -10,18 +10,8 @@ SPLITS = ("train", "validation", "test")
 def load_splits(
     args, required: tuple[str, ...], hub_example: str, example: str = EXAMPLE, hint: str = ""
 ) -> dict[str, list[dict]]:
-    """Rows of each split.
-
-    Args:
-        args: `dataset_name`, or `train_files`, `validation_files` and `test_files`.
-        required: columns that every row needs.
-        hub_example: a data set on the Hub, for the error message.
-        example: a row, for error messages.
-        hint: how to name other columns, for error messages.
-
-    Raises:
-        FileNotFoundError: if a file does not exist.
-        ValueError: without training data, and for missing columns.
+    """Rows of each split, from `dataset_name` or `train_files`, `validation_files` and `test_files`. Raises a `ValueError` without
+    training data and the `required` columns; the other arguments are for its message.
     """
     if args.dataset_name:
         dataset = load_dataset(args.dataset_name)

@@ -20,10 +20,8 @@ def separate_rate(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: 
 
 
 def train_or_resume(trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. A run that has reached its last step only loads its weights.
-
-    The stock Trainer trains one more step if such a run ended inside an epoch (transformers 5.23): it looks at the number of
-    steps after a step and not before.
+    """Trains, from a checkpoint if there is one. A run that has reached its last step only loads its weights: the stock
+    Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
     """
     args = trainer.args
     if checkpoint is None or args.max_steps <= 0 or steps_of(checkpoint) < args.max_steps:

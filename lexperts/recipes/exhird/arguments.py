@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, option, required
 from ..common.help import TRAINING
 
 JSON_LINES = "JSON Lines with title, text, keyphrases"
@@ -13,24 +13,16 @@ class ModelArguments:
     """The model: its encoder, its attention masks, and what prevents repeats."""
 
     encoder_type: str = option("transformer", "encoder: bigru, bilstm, cnn, transformer or pretrained")
-    backbone: str = option(
-        "minilm",
-        "Hub id or folder of the encoder for encoder_type pretrained; 'minilm' is MiniLM-L6 from the extra "
-        "lexperts[offline]",
-    )
+    backbone: str = option("minilm", "encoder of encoder_type pretrained: Hub id, folder, minilm (lexperts[offline])")
     backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder")
     freeze_backbone: bool = option(False, "keep a pretrained encoder frozen")
-    attention_dropout: float | None = option(
-        None, "attention dropout of a pretrained encoder, instead of its own; 0 is faster on a CPU"
-    )
+    attention_dropout: float | None = option(None, "attention dropout of a pretrained encoder; 0 is faster on a CPU")
     hidden_size: int = option(300, "size of encoder and decoder states")
     embedding_size: int | None = option(None, "size of word embeddings; by default 100, or a Transformer's hidden size")
     num_hidden_layers: int = option(4, "number of encoder layers")
     num_attention_heads: int = option(6, "number of attention heads of a Transformer")
     intermediate_size: int = option(2048, "feed-forward size of a Transformer")
-    relative_attention: str = option(
-        "shared", "relative positions: shared, separate or none; off for absolute positions"
-    )
+    relative_attention: str = option("shared", "relative positions: shared, separate, none; off: absolute positions")
     use_lead: bool = option(True, "use the lead mask")
     use_window: bool = option(True, "use the window mask")
     use_top_k: bool = option(True, "use the top-k mask")
@@ -39,9 +31,7 @@ class ModelArguments:
     attention_top_k: int = option(10, "number of keys of the top-k mask, k")
     segment_length: int | None = option(None, "length of segments, if attention is limited to segments")
     dropout: float = option(0.0, "dropout rate in the encoder")
-    exclusion_window: int = option(
-        1, "number of preceding phrases whose first words are excluded; -1 for all, 0 for none"
-    )
+    exclusion_window: int = option(1, "preceding phrases whose first words are excluded; -1 for all, 0 for none")
     exclusive_loss_window: int = option(4, "window of the exclusive loss")
     exclusive_loss_coef: float = option(0.0, "weight of the exclusive loss; 1 for ExHiRD-s")
 
@@ -58,11 +48,8 @@ class DataArguments:
     show: int = option(3, "number of test documents to print with their keyphrases")
     max_train_rows: int | None = option(None, "train on the first N documents only")
     stop_after_rises: int = option(3, "end training after N consecutive rises of the validation loss; 0 for never")
-    plateau_schedule: bool = option(
-        True, "halve the learning rate when the validation loss rises; else lr_scheduler_type"
-    )
+    plateau_schedule: bool = option(True, "halve the learning rate if validation loss rises; else lr_scheduler_type")
     ablation: str | None = option(None, "entry of ablations.yml, which overrides all other options")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
@@ -78,17 +65,12 @@ class PrepareArguments:
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings with ';' between them")
     vocab_size: int = option(50_000, "size of the vocabulary: the most frequent words of sources and targets")
     max_source_length: int = option(400, "maximum number of words of a document; longer ones are dropped")
-    max_target_length: int = option(
-        80, "maximum number of words of all its keyphrases, starts and ends included; longer ones are dropped"
-    )
-    backbone: str | None = option(
-        None, "for a warm start: Hub id or folder of the encoder whose sub-words are added, or 'minilm'"
-    )
-    traceback: bool = option(False, "show the traceback of an error")
+    max_target_length: int = option(80, "maximum words of all its keyphrases; documents with more are dropped")
+    backbone: str | None = option(None, "for a warm start: encoder whose sub-words are added (Hub id, folder, minilm)")
 
 
 @dataclass
-class EvaluateArguments:
+class EvaluateArguments(DebugArguments):
     """A model, test sets, and how phrases are generated."""
 
     model: str = required("folder or Hub id of a keyphrase generator")
@@ -101,7 +83,6 @@ class EvaluateArguments:
     )
     num_beams: int = option(1, "number of hypotheses of each phrase")
     max_rows: int | None = option(None, "use only the first N documents of each set")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 ARGUMENTS = {

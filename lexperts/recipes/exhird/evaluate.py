@@ -23,18 +23,12 @@ from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command, parse_name_place
+from ..common.jsonl_resume import json_lines
 from ..common.run_folder import replace_file
 from .arguments import EvaluateArguments
 
 METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}
-
-
-def repeat_rate(predictions: list[list[list[str]]]) -> float:
-    """The share of generated phrases that repeat an earlier one of their document."""
-    stems = [[stem_phrase(" ".join(words)) for words in phrases] for phrases in predictions]
-    total = sum(map(len, stems))
-    return 1 - sum(len(set(phrases)) for phrases in stems) / total if total else 0.0
 
 
 def score(predictions: list[list[list[str]]], references: list[list[list[str]]], sources: list[list[str]]) -> dict:
@@ -43,15 +37,15 @@ def score(predictions: list[list[list[str]]], references: list[list[list[str]]],
     texts = [" ".join(words) for words in sources]
     by_part = keyphrase_f1(phrases, gold, convention="exhird", sources=texts, k=(5, "M"))
     scores = {part: {label: values[name] for name, label in METRICS.items()} for part, values in by_part.items()}
-    return scores | {"repeats": repeat_rate(predictions), "documents": len(predictions)}
+    stems = [[stem_phrase(phrase) for phrase in row] for row in phrases]
+    total = sum(map(len, stems))
+    repeats = 1 - sum(len(set(row)) for row in stems) / total if total else 0.0
+    return scores | {"repeats": repeats, "documents": len(predictions)}
 
 
 def parse_test_files(entries: list[str]) -> dict[str, str]:
     """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `ValueError` for an entry without a name or a file."""
-    files = dict(entry.partition("=")[::2] for entry in entries)
-    if not all(files.values()):
-        raise ValueError(f"--test_files {' '.join(entries)}: pass NAME=FILE, such as inspec=inspec/test.jsonl.")
-    return files
+    return dict(parse_name_place(entry, "--test_files", "inspec=inspec/test.jsonl", "NAME=FILE") for entry in entries)
 
 
 def format_scores(name: str, scores: dict) -> str:
@@ -82,21 +76,15 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         sources = [tokenizer.encode_source(row["text"], row.get("title")).words for row in rows]
         gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
         results[name] = score(predictions, gold, sources)
-        lines = []
-        for row, phrases in zip(rows, predictions, strict=True):
-            entry = {"keyphrases": row["keyphrases"], "generated": [" ".join(words) for words in phrases]}
-            lines.append(json.dumps({"title": row.get("title"), **entry}, ensure_ascii=False) + "\n")
-        replace_file(output / f"{name}.jsonl", "".join(lines))
+        generated = [[" ".join(words) for words in phrases] for phrases in predictions]
+        lines = (
+            {"title": row.get("title"), "keyphrases": row["keyphrases"], "generated": phrases}
+            for row, phrases in zip(rows, generated, strict=True)
+        )
+        replace_file(output / f"{name}.jsonl", json_lines(lines))
         print(format_scores(name, results[name]))
     replace_file(output / "scores.json", json.dumps(results, indent=1))
     return results
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate exhird`."""
-    (args,) = parse_command("exhird", "evaluate", argv)
-    run_or_exit(evaluate, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("exhird", "evaluate", evaluate)

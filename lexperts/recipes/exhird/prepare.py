@@ -19,7 +19,7 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from modeling_exhird.backbone_exhird import resolve_backbone
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder
 from ..common.settings import collect_settings
@@ -55,20 +55,11 @@ def vocabulary_texts(columns: dict[str, list]):
         yield phrases if isinstance(phrases, str) else " ; ".join(phrases)
 
 
-def data_folder(args: PrepareArguments) -> RunFolder:
-    """The folder of prepared documents, not yet opened."""
+def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
+    """Prepares the documents, unless that is done. Raises a `SettingsMismatchError` for those of other files or settings."""
     backbone = fingerprint(resolve_backbone(args.backbone)) if args.backbone else None
     settings = collect_settings("exhird/prepare.py", args, backbone=backbone)
-    return RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED)
-
-
-def prepare(args: PrepareArguments, overwrite: bool = False) -> RunFolder:
-    """Prepares the documents, unless they have been prepared with the same settings and files.
-
-    Raises:
-        SettingsMismatchError: if the folder contains documents of other files or settings, and `overwrite` is false.
-    """
-    folder = data_folder(args).open(overwrite)
+    folder = RunFolder(args.output_dir, settings, ("tokenizer", "train", "validation"), PREPARED).open(overwrite)
     if folder.finished:
         print(f"the documents in {args.output_dir} are already prepared")
         return folder
@@ -87,12 +78,10 @@ def write_data(args: PrepareArguments):
             tokenizer = tokenizer.with_subword_tokenizer(subword_tokenizer)
     tokenizer.save_pretrained(output / "tokenizer")
     print(f"vocabulary: {len(tokenizer):,} words")
-    lengths = {"max_source_length": args.max_source_length, "max_target_length": args.max_target_length}
+    given = {name: getattr(args, name) for name in ("max_source_length", "max_target_length")}
     for split, columns in splits.items():
         options = {"batched": True, "remove_columns": list(COLUMNS), "desc": split, "load_from_cache_file": False}
-        rows = Dataset.from_dict(columns).map(
-            tokenize_documents, fn_kwargs={"tokenizer": tokenizer, **lengths}, **options
-        )
+        rows = Dataset.from_dict(columns).map(tokenize_documents, fn_kwargs=given | {"tokenizer": tokenizer}, **options)
         rows.save_to_disk(output / split)
         starts = [row[0] for labels in rows["labels"] for row in labels]
         present, absent = (starts.count(i) for i in (tokenizer.present_token_id, tokenizer.absent_token_id))
@@ -100,11 +89,4 @@ def write_data(args: PrepareArguments):
         print(f"{split}: {documents}, {present:,} present and {absent:,} absent keyphrases")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts train exhird-data`."""
-    args, folder_args = parse_command("exhird", "prepare", argv)
-    run_or_exit(prepare, args, folder_args.overwrite_output_dir, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("exhird", "prepare", lambda args, folder_args: prepare(args, folder_args.overwrite_output_dir))

@@ -8,18 +8,9 @@ from transformers import TrainerCallback
 
 
 class PlateauSchedule(ReduceLROnPlateau):
-    """Halves the learning rate after each evaluation that is worse than the previous one, which need not be the best.
-
-    ```python
-    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-9)
-    >>> arguments = TrainingArguments(..., eval_strategy="steps", metric_for_best_model="loss", greater_is_better=False)
-    >>> Trainer(model, arguments, optimizers=(optimizer, PlateauSchedule(optimizer)), ...)
-    ```
-
-    Args:
-        optimizer: its learning rates are reduced.
-        factor: of each reduction.
-        min_lr: lower bound of the learning rates.
+    """Halves the learning rate, down to `min_lr`, after each evaluation that is worse than the previous one, which need
+    not be the best. It is for `Trainer(optimizers=(optimizer, PlateauSchedule(optimizer)))` with
+    `metric_for_best_model="loss"`.
     """
 
     def __init__(self, optimizer: Optimizer, factor: float = 0.5, min_lr: float = 1e-5):

@@ -31,7 +31,7 @@ from modeling_exhird import (
 )
 from modeling_exhird.backbone_exhird import resolve_backbone
 
-from ..common.arguments import RunFolderArguments, parse_command, read_yaml, run_or_exit
+from ..common.arguments import RunFolderArguments, command, read_yaml
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
@@ -55,11 +55,7 @@ def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKe
 
 
 def apply_ablation(name: str, *arguments):
-    """Sets the options of an entry of ablations.yml.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Sets the options of an entry of ablations.yml. Raises a `ValueError` for an unknown name."""
     ablations = read_yaml(ABLATIONS)
     if name not in ablations:
         raise ValueError(f"--ablation {name!r} is not in ablations.yml. Use one of {', '.join(ablations)}.")
@@ -80,11 +76,8 @@ def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.opt
 
 
 def open_documents(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
-    """The folder of the prepared documents; prepares them if necessary.
-
-    Raises:
-        SettingsMismatchError: if the folder contains documents of other files, or for another encoder.
-        ValueError: without documents, and for a --data folder that is not complete.
+    """The folder of the prepared documents; prepares them if necessary. Raises a `SettingsMismatchError` for those of
+    other files or another encoder, and a `ValueError` for an incomplete --data.
     """
     if args.data:
         if not (Path(args.data) / "tokenizer").is_dir():
@@ -106,15 +99,8 @@ def open_documents(args: DataArguments, backbone: str | None, folder: Path, over
         return prepare(prepare_args, overwrite=True)
 
 
-def document_settings(documents: RunFolder) -> dict:
-    """The settings that documents were prepared with, for the record of a run; independent of their folder."""
-    data = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
-    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
-    return unused | {"data": data}
-
-
 def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
-    """The run folder and the trainer: everything before training, and all errors that the user can fix."""
+    """The data arguments, the run folder and the trainer: everything before training, and all errors that the user can fix."""
     data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
     if data_args.ablation:
         apply_ablation(data_args.ablation, model_args, training_args)
@@ -125,9 +111,12 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
+    # the settings that the documents were prepared with, whatever their folder
+    data_settings = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
+    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
     folder = open_run(
         "exhird/train.py", training_args, model_args, data_args, overwrite=overwrite,
-        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **document_settings(documents),
+        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **unused, data=data_settings,
     )  # fmt: skip
     tokenizer = ExhirdTokenizer.from_pretrained(documents.path / "tokenizer")
     rows = {split: load_from_disk(str(documents.path / split)) for split in ("train", "validation")}
@@ -143,7 +132,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     collator = DataCollatorForKeyphraseGeneration(tokenizer)
     options = trainer_options(model, training_args, rows, collator, tokenizer)
     options["callbacks"] = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
-    return folder, Trainer(**options, optimizers=(optimizer, schedule))
+    return data_args, folder, Trainer(**options, optimizers=(optimizer, schedule))
 
 
 def print_examples(generate, path: str, count: int):
@@ -160,10 +149,8 @@ def print_examples(generate, path: str, count: int):
 
 def main(argv: list[str] | None = None) -> None:
     """The command `lexperts train exhird`."""
-    arguments = parse_command("exhird", "train", argv)
-    _, data_args, _, training_args = arguments
-    folder, trainer = run_or_exit(set_up, *arguments, traceback=data_args.traceback)
-    output = training_args.output_dir
+    data_args, folder, trainer = command("exhird", "train", set_up)(argv)
+    output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
@@ -172,9 +159,5 @@ def main(argv: list[str] | None = None) -> None:
         evaluate(EvaluateArguments(output, data_args.test_files))
         print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
     if trainer.is_world_process_zero():
-        folder.mark_finished(ran=training_summary(training_args, trainer.state))
+        folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
-
-
-if __name__ == "__main__":
-    main()

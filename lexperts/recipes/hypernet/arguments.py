@@ -17,9 +17,7 @@ class ModelArguments:
     )
     freeze_backbone: bool = option(True, "whether to freeze the backbone")
     backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen")
-    attention_dropout: float | None = option(
-        None, "attention dropout of the backbone, by default its own; 0 is faster on a CPU"
-    )
+    attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
     meta_embedding_size: int = option(16, "size of the title's vector z")
     hidden_size: int = option(512, "hidden size of the layer that encodes the text")
     bidirectional: bool = option(False, "whether to encode the text in reverse too")
@@ -27,9 +25,7 @@ class ModelArguments:
     meta_dropout: float = option(0.0, "dropout on z")
     shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
     classifier_dropout: float = option(0.1, "dropout on the text's states")
-    pooling: Literal["last", "mean"] = option(
-        "last", "input of the classifier of whole texts: the last state, or the mean state"
-    )
+    pooling: Literal["last", "mean"] = option("last", "input of the classifier of texts: the last or the mean state")
 
 
 @dataclass
@@ -42,7 +38,6 @@ class DataArguments:
     test_files: list[str] | None = option(None, "test files, same format")
     cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
     states_dir: str | None = option(None, "folder of these states (default: output_dir)")
-    traceback: bool = option(False, "whether to show the traceback of an error")
 
 
 @dataclass

@@ -46,9 +46,8 @@ def load_texts(args: ClassificationDataArguments) -> tuple[dict[str, list[dict]]
         classes = sorted({row[args.label_column] for row in rows["train"]})
         if classes != list(range(len(classes))):
             for split, texts in rows.items():
-                rows[split] = [
-                    {**row, args.label_column: class_index(row[args.label_column], classes)} for row in texts
-                ]
+                label = args.label_column
+                rows[split] = [{**row, label: class_index(row[label], classes)} for row in texts]
         names = [str(name) for name in classes]
     hold_out_validation(rows, args.validation_share)
     return limit_rows(rows, train=args.max_train_rows, test=args.max_test_rows), names

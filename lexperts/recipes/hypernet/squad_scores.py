@@ -14,11 +14,6 @@ def normalise(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def exact(predicted: str, gold: str) -> float:
-    """1 for equal normalised answers, otherwise 0."""
-    return float(normalise(predicted) == normalise(gold))
-
-
 def f1(predicted: str, gold: str) -> float:
     """F1 of the words of normalised answers; if one of them is empty, 1 if both are and otherwise 0."""
     predicted_words, gold_words = normalise(predicted).split(), normalise(gold).split()
@@ -29,22 +24,16 @@ def f1(predicted: str, gold: str) -> float:
 
 
 def squad_scores(predicted: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in per cent.
-
-    Args:
-        predicted: answers, "" for none.
-        gold: each question's gold answers, empty for none. Those that are empty after normalising are ignored, as in the
-            script of SQuAD 2.0.
-
-    Returns:
-        `exact` and `f1` over all questions, each against its best gold answer. If there are unanswerable questions, also
-        `HasAns_*` and `NoAns_*` over questions with and without an answer.
+    """Exact match and F1 in per cent, over all questions, each against its best gold answer; "" for no answer. With
+    unanswerable questions also `HasAns_*` and `NoAns_*`. Gold answers that are empty after normalising are ignored, as in
+    the script of SQuAD 2.0.
     """
     rows = []
     for prediction, answers in zip(predicted, gold, strict=True):
         answers = [answer for answer in answers if normalise(answer)] or [""]
-        best = {"exact": max(exact(prediction, a) for a in answers), "f1": max(f1(prediction, a) for a in answers)}
-        rows.append(best | {"answerable": answers != [""]})
+        exact = normalise(prediction) in map(normalise, answers)
+        best = max(f1(prediction, answer) for answer in answers)
+        rows.append({"exact": exact, "f1": best, "answerable": answers != [""]})
     parts = {"": rows}
     if not all(row["answerable"] for row in rows):
         parts["HasAns_"] = [row for row in rows if row["answerable"]]

@@ -54,8 +54,7 @@ def cache_states(model, rows: dict, collator, args: DataArguments, output_dir: s
         return rows
     folder = Path(args.states_dir or output_dir)
     return {
-        split: CachedEncoderDataset(model, of_split, collator, folder / f"states-{split}")
-        for split, of_split in rows.items()
+        split: CachedEncoderDataset(model, own, collator, folder / f"states-{split}") for split, own in rows.items()
     }
 
 

@@ -17,7 +17,7 @@ from transformers import pipeline, set_seed
 from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_pairs
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import ClassificationDataArguments, ModelArguments
@@ -41,7 +41,7 @@ def accuracy(prediction) -> dict[str, float]:
 def prepare(
     model_args: ModelArguments, data_args: ClassificationDataArguments, folder_args: RunFolderArguments, training_args
 ):
-    """Run folder, trainer and test rows. Does everything before training, where the errors of users occur."""
+    """The groups of arguments, run folder, trainer and test rows. Does everything before training, where the errors of users occur."""
     rows, names = load_texts(data_args)
     folder, backbone = open_folder("train_classification", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
@@ -55,17 +55,15 @@ def prepare(
     options = trainer_options(model, training_args, data, collator, tokenizer)
     trainer = TwoRatesTrainer(**options, compute_metrics=accuracy)
     trainer.backbone_lr = model_args.backbone_lr
-    return folder, trainer, data.get("test")
+    return model_args, data_args, folder, trainer, data.get("test")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
-    model_args, data_args, folder_args, training_args = parse_command("hypernet", "train_classification", argv)
-    arguments = (model_args, data_args, folder_args, training_args)
-    folder, trainer, test = run_or_exit(prepare, *arguments, traceback=data_args.traceback)
-    output = training_args.output_dir
+    model_args, data_args, folder, trainer, test = command("hypernet", "train_classification", prepare)(argv)
+    output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
-    ran = training_summary(training_args, trainer.state)
+    ran = training_summary(trainer.args, trainer.state)
     results = {"best_validation_accuracy": trainer.state.best_metric, "ran": ran, "log": trainer.state.log_history}
     if test is not None:
         results["test"] = trainer.predict(test, metric_key_prefix="test").metrics
@@ -75,7 +73,3 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
     replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
     folder.mark_finished(ran=ran)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from keyphrase_tools.labels import tag, tokenize_documents
 from keyphrase_tools.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import KeyphraseDataArguments, ModelArguments
@@ -36,7 +36,7 @@ from .systems import ViterbiTrainer, build_model, cache_states, open_folder, ope
 def prepare(
     model_args: ModelArguments, data_args: KeyphraseDataArguments, folder_args: RunFolderArguments, training_args
 ):
-    """Run folder, trainer and test documents. Does everything before training, where the errors of users occur."""
+    """The groups of arguments, run folder, trainer and test documents. Does everything before training, where the errors of users occur."""
     documents = load_documents(data_args)
     folder, backbone = open_folder("train_keyphrases", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
@@ -60,7 +60,7 @@ def prepare(
     trainer.backbone_lr = model_args.backbone_lr
     if data_args.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
-    return folder, trainer, documents.get("test")
+    return model_args, data_args, folder, trainer, documents.get("test")
 
 
 def best_threshold(state) -> float | None:
@@ -113,20 +113,14 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
-    model_args, data_args, folder_args, training_args = parse_command("hypernet", "train_keyphrases", argv)
-    arguments = (model_args, data_args, folder_args, training_args)
-    folder, trainer, documents = run_or_exit(prepare, *arguments, traceback=data_args.traceback)
-    output = training_args.output_dir
+    model_args, data_args, folder, trainer, documents = command("hypernet", "train_keyphrases", prepare)(argv)
+    output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = pipeline("keyphrase-extraction", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         extract.save_pretrained(output)
     report(trainer, extract, documents, data_args.show)
-    folder.mark_finished(ran=training_summary(training_args, trainer.state))
+    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     if model_args.reader == "hypernet":
         print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from transformers import pipeline, set_seed
 
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_questions
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import ModelArguments, QuestionDataArguments
@@ -28,7 +28,7 @@ from .systems import TwoRatesTrainer, build_model, cache_states, open_folder, op
 def prepare(
     model_args: ModelArguments, data_args: QuestionDataArguments, folder_args: RunFolderArguments, training_args
 ):
-    """Run folder, trainer and rows to score. Does everything before training, where the errors of users occur."""
+    """The groups of arguments, run folder, trainer and rows to score. Does everything before training, where the errors of users occur."""
     rows = load_questions(data_args)
     folder, backbone = open_folder("train_qa", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_seq_len)
@@ -43,7 +43,7 @@ def prepare(
     splits = cache_states(model, {"train": train}, collator, data_args, training_args.output_dir)
     trainer = TwoRatesTrainer(**trainer_options(model, training_args, splits, collator, tokenizer))
     trainer.backbone_lr = model_args.backbone_lr
-    return folder, trainer, rows
+    return model_args, data_args, folder, trainer, rows
 
 
 def report(trainer, answer, rows_by_split: dict[str, list[dict]], args: QuestionDataArguments):
@@ -67,18 +67,12 @@ def report(trainer, answer, rows_by_split: dict[str, list[dict]], args: Question
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
-    model_args, data_args, folder_args, training_args = parse_command("hypernet", "train_qa", argv)
-    arguments = (model_args, data_args, folder_args, training_args)
-    folder, trainer, rows_by_split = run_or_exit(prepare, *arguments, traceback=data_args.traceback)
-    output = training_args.output_dir
+    model_args, data_args, folder, trainer, rows_by_split = command("hypernet", "train_qa", prepare)(argv)
+    output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     answer = pipeline("extractive-qa", model=trainer.model, tokenizer=trainer.processing_class)
     if model_args.reader == "hypernet":
         answer.save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
     report(trainer, answer, rows_by_split, data_args)
-    folder.mark_finished(ran=training_summary(training_args, trainer.state))
-
-
-if __name__ == "__main__":
-    main()
+    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import (
+    DebugArguments,
+    RunFolderArguments,
+    check_at_least,
+    check_choice,
+    option,
+    parse_name_place,
+    required,
+)
 from ..common.help import TRAINING
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
@@ -18,35 +26,16 @@ ROWS = "JSON Lines with term, context, definition"
 DTYPE = "data type of the loaded weights: float32, bfloat16, auto"
 
 
-def check_choice(name: str, value: str, choices) -> None:
-    """Raises a ValueError for a value that is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is not supported. Use one of {', '.join(choices)}.")
-
-
-def check_at_least(least: int, **values: int | None) -> None:
-    """Raises a ValueError for a value below the minimum; None is allowed."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value} must be at least {least}.")
-
-
 @dataclass
 class ModelArguments:
     """The model that is fine-tuned."""
 
     model_name_or_path: str | None = option(None, "Hub id or folder of a dense Llama")
-    from_scratch: str | None = option(
-        None, "train a new model instead: fields of LlamaConfig as JSON; a tokenizer is trained too"
-    )
+    from_scratch: str | None = option(None, "train a new model and tokenizer instead: fields of LlamaConfig as JSON")
     dtype: str = option("float32", DTYPE)
     attention_dropout: float | None = option(None, "dropout probability of the attention, the only dropout of a Llama")
-    train: str = option(
-        "all", "weights to train: all; mlp; or linear (MLPs and attention), which merging can keep per expert"
-    )
-    learn: str = option(
-        "definition", "tokens with a loss: the definition given its prompt; or the whole row, for a new model"
-    )
+    train: str = option("all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart")
+    learn: str = option("definition", "tokens with a loss: the definition; or, for a new model, the whole row")
 
     def __post_init__(self):
         check_choice("train", self.train, TRAINED)
@@ -65,7 +54,6 @@ class DataArguments:
     train_files: list[str] = required(f"training files: {ROWS}")
     validation_files: list[str] | None = option(None, "validation files, same format")
     max_length: int = option(128, "maximum tokens per row; longer rows are dropped, none is truncated")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
@@ -74,9 +62,7 @@ class RouterArguments:
 
     model_name_or_path: str = required("folder or Hub id of the mixture")
     train: str = option("gates", "weights to train: gates; experts; gates,experts; or all")
-    router_aux_loss_coef: float | None = option(
-        None, "weight of the load-balancing loss; unset, it is off for a Mixtral"
-    )
+    router_aux_loss_coef: float | None = option(None, "weight of the load-balancing loss; off for a Mixtral if unset")
     lora: bool = option(False, "train LoRA on the attention too, and save an adapter with the trained parts in full")
     lora_r: int = option(16, "rank of LoRA")
     dtype: str = option("float32", DTYPE)
@@ -100,18 +86,13 @@ class RewardArguments:
     reward_base: str = required("model to start the reward model from: a dense Llama with the same tokenizer")
     train_files: list[str] = required(f"training files: {ROWS}")
     validation_files: list[str] | None = option(None, "validation files, same format")
-    chosen: str = option(
-        "gold", "preferred definition of a pair: gold, the reference; or nearest, the sample nearest to it"
-    )
+    chosen: str = option("gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample")
     samples: int = option(32, "number of sampled definitions per row")
-    kept: int = option(
-        8, "number of rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones"
-    )
+    kept: int = option(8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones")
     max_rows: int | None = option(None, "use only the first N rows of each split")
     max_new_tokens: int = option(48, "maximum tokens of a sampled definition")
     sampling_batch_size: int = option(16, "rows per batch while sampling")
     max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         check_choice("chosen", self.chosen, PAIRS)
@@ -119,7 +100,7 @@ class RewardArguments:
 
 
 @dataclass
-class WritingArguments:
+class WritingArguments(DebugArguments):
     """Arguments that `generate` and `in-context` have in common."""
 
     model_name_or_path: str = required("Hub id or folder of the model")
@@ -137,7 +118,6 @@ class WritingArguments:
     seed: int = option(42, "random seed of sampling")
     dtype: str = option("float32", DTYPE)
     device: str | None = option(None, "device, such as cpu; by default cuda if available")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         if not self.output.endswith(".jsonl"):
@@ -194,9 +174,7 @@ class InContextArguments(WritingArguments):
     train_files: list[str] = option([], f"files that examples are taken from: {ROWS}")
     shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number")
     shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)")
-    embedder: str | None = option(
-        None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF is used"
-    )
+    embedder: str | None = option(None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF")
     embedding_cache: str | None = option(None, "folder that caches embeddings")
     chat: bool = option(False, "format prompts by the tokenizer's chat template")
 
@@ -210,7 +188,7 @@ class InContextArguments(WritingArguments):
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(DebugArguments):
     """Arguments of `lexperts evaluate definitions`."""
 
     files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds")
@@ -225,10 +203,14 @@ class EvaluationArguments:
     mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large")
     batch_size: int = option(64, "texts per batch of these models")
     seed: int = option(0, "bootstrap seed")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
-        self.files_by_system = parse_named_files(self.files)
+        self.files_by_system: dict[str, list[str]] = {}
+        for value in self.files:
+            name, path = parse_name_place(value, "--files", "dense=dense.jsonl", "NAME=FILE")
+            if "/" in name:
+                raise ValueError(f"--files {value!r} must be NAME=FILE, without / in NAME.")
+            self.files_by_system.setdefault(name, []).append(path)
         if self.baseline is not None and self.baseline not in self.files_by_system:
             raise ValueError(
                 f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
@@ -239,19 +221,8 @@ class EvaluationArguments:
         check_choice("bleu", self.bleu, BLEU_KINDS)
 
 
-def parse_named_files(values: list[str]) -> dict[str, list[str]]:
-    """["NAME=FILE", ...] -> the files of each name."""
-    files: dict[str, list[str]] = {}
-    for value in values:
-        name, separator, path = value.partition("=")
-        if not (separator and name.strip() and path.strip()) or "/" in name:
-            raise ValueError(f"--files {value!r} must be NAME=FILE, as in --files dense=dense.jsonl.")
-        files.setdefault(name.strip(), []).append(path.strip())
-    return files
-
-
 @dataclass
-class PreparationArguments:
+class PreparationArguments(DebugArguments):
     """Arguments of `lexperts define prepare`."""
 
     sources: list[str] = required("NAME=PLACE: a file, a folder or a Hub id; several sources may have one name")
@@ -267,12 +238,9 @@ class PreparationArguments:
     keep_splits: bool = option(False, "keep the splits of the files; rows without one are split by their term")
     proportions: list[float] = option([0.8, 0.1, 0.1], "fractions of terms for training, validation, test")
     keep_duplicates: bool = option(False, "keep repetitions of a term, context and definition within a split")
-    unseen_definitions: bool = option(
-        False, "leave out validation and test rows with the definition of a training row (synonyms)"
-    )
+    unseen_definitions: bool = option(False, "leave out validation and test rows with the definition of a training row")
     max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash")
     seed: int = option(42, "seed of the hash")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         shares = self.proportions
@@ -282,19 +250,11 @@ class PreparationArguments:
                 "in 0.8 0.1 0.1."
             )
         check_at_least(1, max_rows=self.max_rows)
-        self.places = [parse_source(source) for source in self.sources]
-
-
-def parse_source(source: str) -> tuple[str, str]:
-    """ "NAME=PLACE" -> NAME, PLACE."""
-    name, separator, place = source.partition("=")
-    if not (separator and name.strip() and place.strip()):
-        raise ValueError(f"--sources {source!r} must be NAME=PLACE, as in --sources oxford=data/oxford.")
-    return name.strip(), place.strip()
+        self.places = [parse_name_place(source, "--sources", "oxford=data/oxford") for source in self.sources]
 
 
 @dataclass
-class RunArguments:
+class RunArguments(DebugArguments):
     """Arguments of `lexperts define run`."""
 
     config: str = required("recipe: small, medium, or a YAML file; also the first argument")
@@ -306,7 +266,6 @@ class RunArguments:
     jobs: int = option(1, "experts trained at once, with one thread each on CPUs")
     from_step: str | None = option(None, "run this step again, and the steps that depend on it")
     dry_run: bool = option(False, "show the steps, and run none")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         check_at_least(1, jobs=self.jobs)

@@ -65,15 +65,9 @@ def split_of(path: Path) -> str | None:
 
 
 def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterator[RawRow]:
-    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`).
-
-    Args:
-        name: the dataset of rows that have no dataset name.
-        columns: names of columns that do not have a usual name.
-
-    Raises:
-        FileNotFoundError: for a missing file or folder, or a folder without a file in a supported format.
-        ValueError: for a malformed file, and for a missing column; the message has the file.
+    """All rows of a file, a folder or a Hub dataset (`owner/name`, or `owner/name:configuration`). `name` is the dataset
+    of rows without one, `columns` those without a usual name. Raises a `FileNotFoundError` for a missing file or folder,
+    and a `ValueError` with the file for malformed content and missing columns.
     """
     path = Path(place)
     if path.is_dir():
@@ -82,19 +76,13 @@ def read_source(name: str, place: str, columns: dict[str, str | None]) -> Iterat
     elif path.is_file():
         yield from read_file(name, path, columns)
     elif path.suffix in (*SUFFIXES, *COMPANIONS) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", place):
-        raise FileNotFoundError(
-            f"{place} does not exist. Pass --sources {name}=PLACE with a file, a folder or a Hub id."
-        )
+        raise FileNotFoundError(f"{place} does not exist. Pass --sources {name}=PLACE with a file, folder or a Hub id.")
     else:
         yield from read_hub(name, place, columns)
 
 
 def split_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of a folder that are read, and those that are not.
-
-    Raises:
-        FileNotFoundError: if there is none to read.
-    """
+    """The files of a folder that are read, and the others. Raises a `FileNotFoundError` if there is none to read."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     read = [path for path in files if path.suffix in SUFFIXES]
     if not read:
@@ -108,29 +96,22 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
     if re.fullmatch(r"https?://\S+", first):
         raise ValueError(f"{path} contains a link, not rows. Download {first} and pass that file.")
     split = split_of(path)
-    if path.suffix == ".txt":
-        yield from read_examples(name, path, split)
-    elif path.suffix == ".src":
-        yield from read_source_and_target(name, path, split)
-    elif path.suffix == ".jsonl":
+    if path.suffix in (".txt", ".src"):
+        read = read_examples if path.suffix == ".txt" else read_source_and_target
+        yield from read(name, path, split)
+        return
+    if path.suffix == ".jsonl":
         rows = read_jsonl(path, example='{"term": "...", "context": "...", "definition": "..."}')
-        yield from rows_with_columns(name, rows, columns, str(path), split)
-    elif path.suffix == ".json":
-        rows = read_json(path)
-        if isinstance(rows[0], list):
-            yield from read_triples(name, rows, path, split)
-        else:
-            yield from rows_with_columns(name, rows, columns, str(path), split)
     else:
-        yield from rows_with_columns(name, read_table(path), columns, str(path), split)
+        rows = read_json(path) if path.suffix == ".json" else read_table(path)
+    if path.suffix == ".json" and isinstance(rows[0], list):
+        yield from read_triples(name, rows, path, split)
+    else:
+        yield from rows_with_columns(name, rows, columns, str(path), split)
 
 
 def read_table(path: Path) -> Iterator[dict]:
-    """Rows of a CSV or TSV file with a header, in UTF-8; missing cells are None.
-
-    Raises:
-        ValueError: for a line with more cells than the header, and for text that is not UTF-8.
-    """
+    """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells."""
     csv.field_size_limit(sys.maxsize)  # 3D-EX's lists of examples are long
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -147,11 +128,7 @@ def read_table(path: Path) -> Iterator[dict]:
 
 
 def read_json(path: Path) -> list:
-    """A JSON list of objects or lists.
-
-    Raises:
-        ValueError: for other content.
-    """
+    """A JSON list of objects or lists. Raises a `ValueError` for other content."""
     try:
         rows = json.loads(path.read_bytes())
     except ValueError as error:
@@ -171,11 +148,7 @@ def read_hub(name: str, place: str, columns: dict[str, str | None]) -> Iterator[
 
 
 def column_names(row: dict, given: dict[str, str | None], place: str) -> dict[str, str | None]:
-    """The names of a row's columns, None for a missing one that is optional.
-
-    Raises:
-        ValueError: for a missing column that is required; the message lists the columns.
-    """
+    """The names of a row's columns, None for missing optional ones. Raises a `ValueError` for a missing required one."""
     lowered = {column.lower(): column for column in row if isinstance(column, str)}
     columns: dict[str, str | None] = {}
     for what, usual in NAMES.items():
@@ -242,12 +215,7 @@ def three_dex_contexts(examples: object, datasets: object) -> Iterator[tuple[obj
 
 
 def read_parallel_lines(path: Path, suffix: str) -> Iterator[tuple[int, str, str]]:
-    """Lines of a file and of its companion with another suffix -> number, line, line.
-
-    Raises:
-        FileNotFoundError: if the companion is missing.
-        ValueError: if the files have different numbers of lines.
-    """
+    """Lines of a file and of its companion, with their number. Raises an error if that is missing, or of another length."""
     other = path.with_suffix(suffix)
     if not other.is_file():
         raise FileNotFoundError(f"{path} needs {other.name} in the same folder, which does not exist.")

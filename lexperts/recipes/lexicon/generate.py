@@ -28,9 +28,9 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import fingerprint, package_version
-from ..common.jsonl_resume import ResumableJsonl, digest
+from ..common.jsonl_resume import ResumableJsonl, digest, json_lines
 from ..common.run_folder import replace_file
 from .arguments import GenerateArguments, WritingArguments
 from .embedders import resolve_embedder
@@ -49,11 +49,7 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 
 def load_model(args: WritingArguments, changes: dict | None = None):
-    """The model and its tokenizer, with `changes` of its routing.
-
-    Raises:
-        ValueError: for a model without experts, or without the gates that the changed routing needs.
-    """
+    """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
@@ -77,14 +73,8 @@ def load_model(args: WritingArguments, changes: dict | None = None):
 
 
 def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[list[int] | None, list[dict]]:
-    """The experts of rows.
-
-    Returns:
-        The index of each row's expert if the model does not route by itself, and for each row the `domain` and `distance`
-        for the output.
-
-    Raises:
-        ValueError: if the model routes by domain and the domains are unknown.
+    """The index of each row's expert, or None if the model routes by itself, and each row's `domain` and `distance`.
+    Raises a `ValueError` if the model routes by domain and the domains are unknown.
     """
     config, by_domain = model.config, getattr(model.config, "routing_policy", None) == "domain"
     centroids = getattr(model, "domain_centroids", None)
@@ -117,11 +107,7 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
 
 
 def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
-    """The number of contexts that are truncated; it is printed.
-
-    Raises:
-        ValueError: under `on_long="error"`, or if not even the term fits.
-    """
+    """Counts and prints truncated contexts. Raises a `ValueError` under `on_long="error"`, or if not even the term fits."""
     max_length, count = generator.limit - generator.max_new_tokens, 0
     for row in rows:
         if len(generator.encode_prompt(row["term"], row["context"])) > max_length:
@@ -145,17 +131,12 @@ def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
     settings["model_name_or_path"] = fingerprint(args.model_name_or_path)
     if getattr(args, "reward_model", None):
         settings["reward_model"] = fingerprint(args.reward_model)
-    if embedder := embedder_of(args):
+    embedder, config = getattr(args, "embedder", None), Path(args.model_name_or_path) / "config.json"
+    if embedder is None and config.is_file():
+        embedder = json.loads(config.read_text(encoding="utf-8")).get("embedder")  # of the rows' domains
+    if embedder:
         settings["embedder"] = fingerprint(resolve_embedder(embedder))
     return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": package_version()}
-
-
-def embedder_of(args: WritingArguments) -> str | None:
-    """The embedder of the rows' domains: the option, or the one in the configuration of a local mixture."""
-    config = Path(args.model_name_or_path) / "config.json"
-    if getattr(args, "embedder", None) or not config.is_file():
-        return getattr(args, "embedder", None)
-    return json.loads(config.read_text(encoding="utf-8")).get("embedder")
 
 
 def pick_best(samples: list[dict]) -> dict:
@@ -163,21 +144,10 @@ def pick_best(samples: list[dict]) -> dict:
     return max([sample for sample in samples if sample["definition"]] or samples, key=lambda sample: sample["score"])
 
 
-def format_line(row: dict, samples: list[dict], domain_info: dict, keep_samples: bool) -> str:
-    """The output line of a row."""
-    best = pick_best(samples)
-    line = {**row, "generated": best["definition"], "score": best["score"], **domain_info}
-    return json.dumps({**line, "samples": samples} if keep_samples else line, ensure_ascii=False) + "\n"
-
-
 def write_samples(
     generator: DefinitionGenerator, rows: list[dict], file: ResumableJsonl, args: WritingArguments, oracle=None
 ) -> int:
-    """Writes the samples of each row, in the order in which they were generated -> the number of new rows.
-
-    Args:
-        oracle: replaces the scores, if given; see `make_oracle`.
-    """
+    """Writes the samples of each row, in their order, with scores by the oracle if it is given -> the number of new rows."""
 
     def sample(batch: list[dict], first: int) -> list[dict]:
         lines = []
@@ -195,22 +165,16 @@ def write_best(
     samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, path: Path, keep_samples: bool
 ) -> int:
     """Writes the best of the first n samples of each row -> the number of empty definitions."""
-    lines = [
-        format_line(row, own[:n], info, keep_samples) for row, own, info in zip(rows, samples, domain_info, strict=True)
-    ]
-    replace_file(path, "".join(lines))
-    return sum(not json.loads(line)["generated"] for line in lines)
+    lines = []
+    for row, own, info in zip(rows, samples, domain_info, strict=True):
+        best = pick_best(own[:n])
+        line = {**row, "generated": best["definition"], "score": best["score"], **info}
+        lines.append(line | ({"samples": own[:n]} if keep_samples else {}))
+    replace_file(path, json_lines(lines))
+    return sum(not line["generated"] for line in lines)
 
 
-def write_definitions(
-    generator: DefinitionGenerator,
-    rows: list[dict],
-    args: WritingArguments,
-    file: ResumableJsonl,
-    domain_info: list[dict],
-    report: dict,
-    oracle=None,
-) -> None:
+def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, domain_info, report, oracle=None):
     """Samples what is missing, then writes the files of the curve and the output."""
     started = time.perf_counter()
     new = write_samples(generator, rows, file, args, oracle)
@@ -223,9 +187,8 @@ def write_definitions(
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     for n, path in paths:
         empty = write_best(samples, rows, domain_info, n, path, keep_samples)
-    file.add_report(
-        {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed, **versions}
-    )
+    about = {"model": args.model_name_or_path, "rows": len(rows)}
+    file.add_report({**about, **report, "empty": empty, **speed, **versions})
     file.part.unlink()
     print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
     for _, path in paths:
@@ -233,11 +196,7 @@ def write_definitions(
 
 
 def is_complete(file: ResumableJsonl) -> bool:
-    """Whether the output exists, made with the same settings; then it is printed.
-
-    Raises:
-        SettingsMismatchError: if it was made, or started, with other settings.
-    """
+    """Whether the output exists, which is printed; a `SettingsMismatchError` if it has other settings."""
     if file.is_complete():
         print(f"{file.path} is complete already", flush=True)
         return True
@@ -266,11 +225,4 @@ def run(args: GenerateArguments) -> None:
     write_definitions(generator, rows, args, file, domain_info, report, oracle)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define generate`."""
-    (args,) = parse_command("lexicon", "generate", argv)
-    run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("lexicon", "generate", run)

@@ -14,6 +14,7 @@ conversation, by the tokenizer's chat template.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from merge_tools.clustering.embeddings import embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, truncate_context_around
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.jsonl_resume import ResumableJsonl, digest
 from .arguments import InContextArguments
 from .data import normalise_key
@@ -49,19 +50,13 @@ def plain_prompt(shots: Iterable[dict], row: dict) -> str:
 
 def conversation(shots: Iterable[dict], row: dict) -> list[dict]:
     """The same as turns of a user and an assistant."""
-    turns = []
-    for shot in shots:
-        turns.append({"role": "user", "content": question(shot)})
-        turns.append({"role": "assistant", "content": one_line(shot["definition"])})
-    return [*turns, {"role": "user", "content": question(row)}]
+    texts = [text for shot in shots for text in (question(shot), one_line(shot["definition"]))]
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, [*texts, question(row)], strict=False)]
 
 
 class PromptMaker:
-    """Examples and a row -> token ids that leave room for a definition.
-
-    Raises:
-        ValueError: for `chat` and a tokenizer without a template.
-    """
+    """Examples and a row -> token ids that leave room for a definition; `chat` needs a chat template."""
 
     def __init__(self, tokenizer, max_length: int, chat: bool, on_long: str):
         if chat and not tokenizer.chat_template:
@@ -72,19 +67,14 @@ class PromptMaker:
     def encode(self, shots: Iterable[dict], row: dict) -> list[int]:
         """Examples and a row -> token ids, whatever their number."""
         if self.chat:
-            text = self.tokenizer.apply_chat_template(
-                conversation(shots, row), tokenize=False, add_generation_prompt=True
-            )
+            turns = conversation(shots, row)
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = self.tokenizer(plain_prompt(shots, row), split_special_tokens=True, verbose=False)["input_ids"]
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids  # the text continues
 
     def __call__(self, shots: list[dict], row: dict) -> list[int]:
-        """Examples, nearest first -> the prompt, in which the nearest is the last.
-
-        Raises:
-            ValueError: for a context that is too long under `on_long="error"`, or a term that does not fit.
-        """
+        """Examples, nearest first -> the prompt, nearest last. Raises a `ValueError` for a context or term too long."""
         for count in range(len(shots), -1, -1):
             ids = self.encode(shots[:count][::-1], row)
             if len(ids) <= self.max_length:
@@ -160,11 +150,7 @@ def random_order(count: int, seed: int, row: int) -> Iterator[int]:
 
 
 def nearest_first(train: list[dict], rows: list[dict], args: InContextArguments) -> Callable[[int], Iterable[int]]:
-    """A function from a row's index to the indices of training rows, nearest first, by cosine of embeddings or TF-IDF.
-
-    Raises:
-        ImportError: without the libraries that this needs.
-    """
+    """A row's index -> the indices of training rows, nearest first, by cosine of embeddings or TF-IDF."""
     texts = [[format_prompt(row["term"], row["context"]) for row in some] for some in (train, rows)]
     if args.embedder:
         embedder = resolve_embedder(args.embedder)
@@ -240,11 +226,4 @@ def run(args: InContextArguments) -> None:
         write_definitions(generator, rows, k_args, file, [{} for _ in rows], report)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define in-context`."""
-    (args,) = parse_command("lexicon", "in_context", argv)
-    run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("lexicon", "in_context", run)

@@ -40,23 +40,9 @@ def in_chunks(pairs: Sequence[Pair], name: str) -> Iterator[Sequence[Pair]]:
         yield pairs[start : start + CHUNK]
 
 
-def patch_tokenizer(tokenizer, model: str, config):
-    """The tokenizer of a BERTScorer, patched for transformers 5.
-
-    The package puts a space before a RoBERTa text by an argument of `encode`, which is now ignored: the tokens of the first
-    word would differ from those of published scores. It also uses the tokenizer's maximum length, which may be 10^30.
-    """
-    if isinstance(tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
-        tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
-    limit = getattr(config, "max_position_embeddings", None) or 512
-    tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-    return tokenizer
-
-
 class BertScore:
-    """F1 of BERTScore (Zhang et al. 2020) by a layer of this model, not rescaled, without IDF.
-
-    The default layer is the package's recommendation for the model, or else the last.
+    """F1 of BERTScore (Zhang et al. 2020), not rescaled, without IDF; by default of the layer that the package
+    recommends.
     """
 
     def __init__(self, model: str, layer: int | None = None, batch_size: int = 64):
@@ -69,7 +55,14 @@ class BertScore:
             raise ValueError(f"--bertscore_layer {layer} must be between 0 and {layers} for {model}.")
         layer = model2layers.get(model, layers) if layer is None else layer
         self.scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=batch_size, device=default_device())
-        self.scorer._tokenizer = patch_tokenizer(self.scorer._tokenizer, model, config)
+        # The package puts a space before a RoBERTa text by an argument of `encode`, which transformers 5 ignores. It also uses
+        # the tokenizer's maximum length, which may be 10^30.
+        tokenizer = self.scorer._tokenizer
+        if isinstance(tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
+            tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+        limit = getattr(config, "max_position_embeddings", None) or 512
+        tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
+        self.scorer._tokenizer = tokenizer
         settings = f"F1, {model}, layer {layer}, not rescaled, no IDF"
         self.facts = {"package": "bert-score", "version": version("bert-score"), "settings": settings}
 
@@ -81,12 +74,6 @@ class BertScore:
             f1 = self.scorer.score(ours, theirs)[2].numpy()
             scores.append(100 * np.where([bool(one and other) for one, other in chunk], f1, 0.0))
         return np.concatenate(scores)
-
-
-def idf_of(documents: Sequence[Sequence[int]]) -> dict[int, float]:
-    """Token ids of N texts -> log((N + 1) / (df + 1)) of each token; it is log(N + 1) for others."""
-    counts = Counter(token for document in documents for token in set(document))
-    return {token: log((len(documents) + 1) / (count + 1)) for token, count in counts.items()}
 
 
 def power_means(layers: torch.Tensor) -> torch.Tensor:
@@ -119,7 +106,10 @@ class MoverScore:
         limit = getattr(self.model.config, "max_position_embeddings", None) or 512
         self.limit = min(limit, self.tokenizer.model_max_length)
         self.layers = min(MOVER_LAYERS, self.model.config.num_hidden_layers)
-        self.idf, self.unseen = idf_of([ids for _, ids in self.words(gold)]), log(len(gold) + 1)
+        # log((N + 1) / (df + 1)) of each token in N texts; it is log(N + 1) for others
+        counts = Counter(token for _, ids in self.words(gold) for token in set(ids))
+        self.idf = {token: log((len(gold) + 1) / (count + 1)) for token, count in counts.items()}
+        self.unseen = log(len(gold) + 1)
         settings = f"1-grams, {model}, power means of its last {self.layers} layers, IDF of the gold definitions, Euclidean; transport by POT"
         self.facts = {"package": "this script, POT", "version": version("POT"), "settings": settings}
 
@@ -129,7 +119,8 @@ class MoverScore:
         for encoding in self.tokenizer(list(texts), truncation=True, max_length=self.limit).encodings:
             positions, previous = [], None
             for i, word in enumerate(encoding.word_ids):
-                if word is not None and word != previous and not is_punctuation(encoding.tokens[i]):
+                signs = encoding.tokens[i].strip("\u0120\u2581")  # without the marker of a space before it
+                if word is not None and word != previous and not all(sign in string.punctuation for sign in signs):
                     positions.append(i)
                 previous = word
             words.append((positions, [encoding.ids[i] for i in positions]))
@@ -166,11 +157,6 @@ class MoverScore:
             return 0.0
         masses = (mass(ids, self.idf, self.unseen) for _, ids in (ours, theirs))
         return 1 - float(self.transport(*masses, cdist(ours[0], theirs[0])))
-
-
-def is_punctuation(token: str) -> bool:
-    """Whether a token consists of punctuation, apart from the marker of a space before it."""
-    return all(sign in string.punctuation for sign in token.strip("\u0120\u2581"))
 
 
 def mass(ids: Sequence[int], idf: dict[int, float], unseen: float) -> np.ndarray:

@@ -14,12 +14,9 @@ def is_finite(model) -> bool:
 
 
 class StopAtNaN(TrainerCallback):
-    """Checks before each log, evaluation and checkpoint that the weights are finite.
+    """Raises a `FloatingPointError` before a log, evaluation or checkpoint if a weight is not finite.
 
     Gradient clipping turns one non-finite gradient into NaN in all weights, and the Trainer continues with a loss of 0.
-
-    Raises:
-        FloatingPointError: with the step, and the checkpoint to resume from.
     """
 
     def on_step_end(self, args, state, control, model, **kwargs):

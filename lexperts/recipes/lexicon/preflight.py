@@ -29,11 +29,7 @@ BYTES, CHECKPOINTS = 4, 3  # per parameter in float32; a checkpoint has the weig
 
 
 def check_run(plans: dict[str, Planner], pending: list[Step]) -> None:
-    """Checks what the pending steps need.
-
-    Raises:
-        ValueError, OSError, ImportError: with what is missing and how to fix it.
-    """
+    """Checks what the pending steps need. Raises an error with what is missing and how to fix it."""
     for step in pending:
         check_options(step)
     for plan in plans.values():
@@ -104,13 +100,8 @@ def check_models(step: Step) -> None:
     settings = step.files.get("settings.yml") or {"base_model": step.files.get("mixture.yml", {}).get("base_model")}
     for name in ("base_model", *MODELS):
         path = settings.get(name)
-        if path and path not in outputs and not is_output(path, step):
+        if path and path not in outputs and step.folder.parent not in Path(path).parents:
             check_model(f"{step.kind}.{name}", path)
-
-
-def is_output(path: str, step: Step) -> bool:
-    """Whether a path is in the folder of a step."""
-    return step.folder.parent in Path(path).parents
 
 
 @lru_cache(maxsize=64)
@@ -134,11 +125,7 @@ def embedders_of(plans: dict[str, Planner], pending: list[Step]) -> set[str]:
 
 @lru_cache(maxsize=8)
 def check_embedder(embedder: str) -> None:
-    """Loads an embedder and embeds a text.
-
-    Raises:
-        ValueError: if this fails, with the name of the offline alternative.
-    """
+    """Loads an embedder. Raises a `ValueError` with the offline alternative if this fails."""
     try:
         load_embedder(resolve_embedder(embedder))(["a text"])
     except (MergeError, OSError, ValueError) as error:

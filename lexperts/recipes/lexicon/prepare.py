@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
+from ..common.jsonl_resume import json_lines
 from ..common.run_folder import replace_file
 from .arguments import PreparationArguments
 from .data import NAMES, SPLITS, RawRow, normalise_key, read_source, split_files
@@ -63,11 +64,7 @@ def reason_to_drop(raw: RawRow, excluded: set[str]) -> str | None:
 
 
 def collect(args: PreparationArguments) -> tuple[dict[str, list[dict]], dict]:
-    """The rows of each split, in the order of the sources, and the counts for data.json.
-
-    Raises:
-        ValueError: if no row is left, or if splits are to be kept and no row has one.
-    """
+    """The rows of each split in the order of the sources, and the counts for data.json. Raises errors as `check_left`."""
     excluded = {normalise_key(name) for name in args.exclude}
     columns = {what: getattr(args, f"{what}_column") for what in NAMES}
     splits: dict[str, list[dict]] = {split: [] for split in SPLITS}
@@ -182,11 +179,6 @@ def overlap(train: list[dict], other: list[dict]) -> dict[str, float]:
     return shares
 
 
-def json_lines(rows) -> str:
-    """Objects as JSON Lines."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
 def format_report(data: dict, output: Path) -> str:
     """The content of data.json as text."""
     read, dropped = sum(data["read"].values()), data["dropped"]
@@ -223,8 +215,13 @@ def prepare(args: PreparationArguments) -> dict:
             replace_file(output / f"{split}.jsonl", json_lines(splits[split]))
         else:
             (output / f"{split}.jsonl").unlink(missing_ok=True)  # of an earlier run
-    groups = ((split, group) for split, rows in splits.items() for group in divergent_groups(rows))
-    replace_file(output / DIVERGENT, json_lines(describe_group(split, group) for split, group in groups))
+    divergent = (
+        {"split": split, "term": group[0]["term"], "context": group[0]["context"],
+         "definitions": list(dict.fromkeys(row["definition"] for row in group)),
+         "sources": sorted({row["source"] for row in group})}
+        for split, rows in splits.items() for group in divergent_groups(rows)
+    )  # fmt: skip
+    replace_file(output / DIVERGENT, json_lines(divergent))
     overlaps = {split: overlap(splits["train"], splits[split]) for split in SPLITS[1:] if split in splits}
     data = counts | {"splits": {split: describe(rows) for split, rows in splits.items()}}
     data |= {"overlap_with_train": overlaps, "options": asdict(args)}
@@ -233,18 +230,4 @@ def prepare(args: PreparationArguments) -> dict:
     return data
 
 
-def describe_group(split: str, group: list[dict]) -> dict:
-    """A line of divergent.jsonl."""
-    line = {"split": split, "term": group[0]["term"], "context": group[0]["context"]}
-    line["definitions"] = list(dict.fromkeys(row["definition"] for row in group))
-    return line | {"sources": sorted({row["source"] for row in group})}
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`lexperts define prepare`."""
-    (args,) = parse_command("lexicon", "prepare", argv)
-    run_or_exit(prepare, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("lexicon", "prepare", prepare)

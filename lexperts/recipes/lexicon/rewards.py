@@ -14,7 +14,7 @@ from transformers import Trainer
 from modeling_lexicon import tokenize_definitions
 from modeling_lexicon.generation_lexicon import DefinitionGenerator
 
-from ..common.jsonl_resume import ResumableJsonl, read_lines
+from ..common.jsonl_resume import read_lines
 from .scores import bleu, without_full_stops
 
 
@@ -39,9 +39,7 @@ def gold_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, list[
 
 
 def nearest_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, list[str]]:
-    """The sample with the highest BLEU against the gold definition over the `kept` with the lowest. The reward learns to
-    rank samples.
-    """
+    """The sample with the highest BLEU over the `kept` with the lowest. The reward learns to rank samples."""
     metric, _ = bleu()
     texts = list(dict.fromkeys(sample["definition"] for sample in samples if sample["definition"]))
     scores = {text: metric(without_full_stops(text), without_full_stops(gold)) for text in texts}
@@ -53,26 +51,8 @@ def nearest_pair(samples: Sequence[dict], gold: str, kept: int) -> tuple[str, li
 PAIRS = {"gold": gold_pair, "nearest": nearest_pair}
 
 
-def write_pairs(
-    model,
-    tokenizer,
-    rows: list[dict],
-    file: ResumableJsonl,
-    *,
-    samples: int,
-    kept: int,
-    batch_size: int,
-    seed: int,
-    chosen: str = "gold",
-    **options,
-):
-    """Writes a line per row: term, context, chosen, rejected (a list).
-
-    Args:
-        samples: definitions to sample per row; `kept`: how many of them to reject.
-        chosen: a key of `PAIRS`.
-        options: for `DefinitionGenerator`.
-    """
+def write_pairs(model, tokenizer, rows, file, *, samples, kept, batch_size, seed, chosen="gold", **options):
+    """Writes term, context, chosen and a list `rejected` of each row; the options are those of `DefinitionGenerator`."""
     generator = DefinitionGenerator(model, tokenizer, best_of=samples, num_definitions=samples, **options)
 
     def make_pairs(batch: Sequence[dict], first: int) -> list[dict]:
@@ -87,11 +67,7 @@ def write_pairs(
 
 
 def encode_pairs(path: Path, tokenizer, max_length: int) -> tuple[dict[str, list], int]:
-    """A file of `write_pairs` -> columns `chosen` and `rejected` of token ids, and the number of pairs that were too long.
-
-    Raises:
-        ValueError: if no pair is left.
-    """
+    """Columns `chosen` and `rejected` of token ids, and the number of pairs too long; a `ValueError` if none is left."""
     pairs = [(row, rejected) for row in read_lines(path) for rejected in row["rejected"]]
     columns: dict[str, list] = {"chosen": [], "rejected": []}
     for row, rejected in pairs:

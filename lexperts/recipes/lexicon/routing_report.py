@@ -15,17 +15,15 @@ EXTRA = 3  # columns after those of the experts: entropy, dropped, decisions
 
 
 def routing_sums(router_logits, top_k: int, mask: torch.Tensor, expert_index=None) -> torch.Tensor:
-    """Sums over the decisions of each row's real tokens, which are added up over batches and processes.
+    """Sums over the decisions of each row's real tokens (B, L, 2 E + 3), which are added up over batches and processes: how often
+    each expert was chosen, its summed mixing weight, then summed entropy (nats), summed probability outside the choice, and the
+    number of decisions.
 
     Args:
         router_logits: of L routed modules, each (B*T, E) as Mixtral gives them, (B, T, E), or (B, E) for sequences.
         top_k: k; E if all experts are mixed.
         mask: (B, T), 1 for real tokens.
         expert_index: the chosen experts, if they are not the top k of the logits: of L modules, each (B, T, k), (B, k) or (B,).
-
-    Returns:
-        (B, L, 2 E + 3): how often each expert was chosen, its summed mixing weight, then summed entropy (nats), summed
-        probability outside the choice, and the number of decisions.
     """
     layers = []
     for number, logits in enumerate(router_logits):
@@ -35,10 +33,8 @@ def routing_sums(router_logits, top_k: int, mask: torch.Tensor, expert_index=Non
 
 
 def routing_of(outputs, config) -> tuple:
-    """A mixture's outputs with router logits -> router_logits, top_k, expert_index for `routing_sums`.
-
-    Under the domain policy all modules share one decision, so that there is one entry. If domain ids were given and no gate
-    ran, the choice counts as certain.
+    """A mixture's outputs with router logits -> router_logits, top_k, expert_index for `routing_sums`. Under the domain
+    policy all modules share one decision, which is certain if domain ids were given and no gate ran.
     """
     policy, E = getattr(config, "routing_policy", "token"), config.num_local_experts
     index = getattr(outputs, "expert_index", None)
@@ -96,10 +92,8 @@ def summarise(sums: torch.Tensor) -> list[dict]:
 
 
 def dominant_expert(layer: dict) -> int | None:
-    """The expert with more than half of a layer's weight, if there is one.
-
-    Weights are used because under top-2 no expert can have more than half of the choices. Of two experts one always has about
-    half, and so the limit is three quarters there.
+    """The expert with more than half of a layer's weight (of two experts, three quarters), if there is one. Under top-2
+    no expert can have more than half of the choices, and so weights are used.
     """
     weight = layer["weight"]
     largest = max(range(len(weight)), key=weight.__getitem__)

@@ -51,11 +51,7 @@ def parse_changes(values: list[str]) -> dict:
 
 
 def make_plans(args: RunArguments) -> dict[str, Planner]:
-    """The plan of each ablation.
-
-    Raises:
-        ValueError: for an unknown ablation or step, and as in `read_config`.
-    """
+    """The plan of each ablation. Raises a `ValueError` for an unknown ablation or step, and as in `read_config`."""
     changes, config = parse_changes(args.set), find_config(args.config, "lexicon", "run")
     if args.data:
         changes |= {"data": args.data, **{f"{split}_files": None for split in ("train", "validation", "test")}}
@@ -86,15 +82,6 @@ def show_plans(plans: dict[str, Planner], runner: Runner) -> None:
                 state = "started"
             shown.add(step.key)
             print(f"  {step.name:15} {state:9} {runner.command_line(step)}")
-
-
-def remove_from(plans: dict[str, Planner], name: str) -> None:
-    """Removes the outputs of a step, and of those that depend on it."""
-    for plan in plans.values():
-        for step in plan.steps:
-            if depends_on(step, {name}) and step.folder.exists():
-                os.close(acquire_lock(step))  # raises an error if another process is running it
-                shutil.rmtree(step.folder)
 
 
 def read_scores(step: Step) -> dict[str, dict[str, float]]:
@@ -184,11 +171,14 @@ def run(args: RunArguments, runner: Runner | None = None) -> None:
     runner = runner or Runner(args.jobs)
     if args.dry_run:
         return show_plans(plans, runner)
-    steps = {step.key: step for plan in plans.values() for step in plan.steps}.values()
+    steps = list({step.key: step for plan in plans.values() for step in plan.steps}.values())
     restart = {args.from_step} if args.from_step else set()
     check_run(plans, [step for step in steps if depends_on(step, restart) or not runner.is_done(step)])
     if args.from_step:
-        remove_from(plans, args.from_step)
+        for step in steps:
+            if depends_on(step, restart) and step.folder.exists():
+                os.close(acquire_lock(step))  # raises an error if another process is running it
+                shutil.rmtree(step.folder)
     for name, plan in plans.items():
         if len(plans) > 1:
             print(f"\n{name}", flush=True)
@@ -217,7 +207,3 @@ def main(argv: list[str] | None = None) -> None:
         without = " without --from_step" if args.from_step else ""
         print(f"interrupted: start the same command{without} again to resume", file=sys.stderr)
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

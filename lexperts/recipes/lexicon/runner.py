@@ -75,11 +75,7 @@ def read_stamp(step: Step) -> dict | None:
 
 
 def acquire_lock(step: Step) -> int:
-    """The open lock of a step's folder. The step's process inherits it, and keeps it if this process is killed.
-
-    Raises:
-        BusyError: if a process of another run has it.
-    """
+    """The open lock of a step's folder, which the step's process inherits. Raises a `BusyError` if another run has it."""
     step.folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(step.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -92,14 +88,8 @@ def acquire_lock(step: Step) -> int:
 
 
 class Runner:
-    """Runs steps in order, and experts in parallel.
-
-    Args:
-        jobs: experts at once; with several, each has one thread.
-        start_process: command, log, environment and lock -> a process.
-
-    Attributes:
-        ran: keys of the steps that were run.
+    """Runs steps in order, and `jobs` experts at once, with one thread each; `ran` has the keys of the steps that were
+    run. `start_process` makes a process from command, log, environment and lock.
     """
 
     def __init__(self, jobs: int = 1, start_process: Callable = start_process):
@@ -115,11 +105,7 @@ class Runner:
         return shlex.join(["lexperts", *(word.removeprefix(current) for word in step.arguments)])
 
     def run(self, steps: list[Step]) -> None:
-        """Runs the steps. Waits for a step that another run is running.
-
-        Raises:
-            StepFailedError: if a command fails. Parallel steps are terminated, and resume the next time.
-        """
+        """Runs the steps, and waits for those of another run. Raises a `StepFailedError` after ending the parallel ones."""
         waiting, running = list(steps), []
         try:
             while waiting or running:
@@ -191,7 +177,11 @@ class Runner:
                 f"(log: {step.folder / 'log.txt'})",
                 2 if code == 2 else 1,
             )
-        check_clusters(step)
+        if step.experts is not None:  # there is one cluster per source in the rows
+            sizes = json.loads((step.out / "clusters.json").read_text(encoding="utf-8"))["sizes"]
+            if len(sizes) != step.experts:
+                found = f"the rows have {len(sizes)} clusters, but experts={step.experts}"
+                raise StepFailedError(f"{found}. Use experts: {len(sizes)}.", 2)
         stamp = {"key": step.key, "name": step.name, "command": self.command_line(step)}
         stamp["seconds"] = round(one.seconds, 2)
         stamp["versions"] = {name: version(name) for name in ("torch", "transformers")}
@@ -225,17 +215,6 @@ def terminate(one: Running) -> None:
             one.process.wait()
         save_time(one)
         os.close(one.lock)
-
-
-def check_clusters(step: Step) -> None:
-    """Raises a StepFailedError if the number of clusters differs from that of experts: there is one per source in the rows."""
-    if step.experts is None:
-        return
-    sizes = json.loads((step.out / "clusters.json").read_text(encoding="utf-8"))["sizes"]
-    if len(sizes) != step.experts:
-        raise StepFailedError(
-            f"the rows have {len(sizes)} clusters, but experts={step.experts}. Use experts: {len(sizes)}.", 2
-        )
 
 
 def last_error(log: Path) -> str:

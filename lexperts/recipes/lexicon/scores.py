@@ -8,12 +8,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import nltk
 import numpy as np
 
+from ..common.arguments import check_choice
 from .arguments import BLEU_KINDS
 from .data import normalise_key
 
@@ -29,11 +31,7 @@ def without_full_stops(text: str) -> str:
 
 
 def references_of(rows: list[dict], more: Sequence[dict] = ()) -> dict[str, list[list[str]]]:
-    """The references of each row, without full stops, by protocol ("context", "term").
-
-    Args:
-        more: further rows whose definitions are references.
-    """
+    """The references of each row, without full stops, by protocol ("context", "term"), with those of `more` rows."""
     parts = {"context": ("term", "context"), "term": ("term",)}
     references = {}
     for protocol, fields in parts.items():
@@ -51,34 +49,16 @@ def score_pairs(metric: Callable[[str, str], float], pairs: Sequence[Pair]) -> n
     return np.fromiter((metric(*pair) for pair in pairs), dtype=float, count=len(pairs))
 
 
-def count_ngrams(tokens: Sequence[str]) -> tuple[int, list[Counter]]:
-    """Tokens -> their number, and their n-grams of each order."""
-    orders = range(1, ORDER + 1)
-    return len(tokens), [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in orders]
-
-
-def matches(ours: list[Counter], theirs: list[Counter]) -> tuple[list[int], list[int]]:
-    """n-grams of a prediction and a reference -> for each order the matches, and the n-grams of the prediction."""
-    agree = [
-        sum(min(count, other[gram]) for gram, count in own.items()) for own, other in zip(ours, theirs, strict=True)
-    ]
-    return agree, [own.total() for own in ours]
-
-
 def bleu(kind: str = "sacrebleu") -> Metric:
-    """Sentence BLEU with one reference.
+    """Sentence BLEU with one reference. Raises a `ValueError` for another kind.
 
     `sacrebleu`: its tokens (13a) and smoothing (exp: the k-th order without a match counts as 1 / 2^k), over as many orders as
     the prediction has. `nltk`: words separated by white space, add-one smoothing of orders 2 to 4 (method2), weights over as
     many orders as the prediction has words. `moses`: sentence-bleu of Moses, which the code of Ishiwatari et al. 2019 and of
     LM-Lexicon calls: add-one smoothing of all four orders, whatever the length, which favours short predictions: three
     wrong words for three score 45 per cent.
-
-    Raises:
-        ValueError: for another kind.
     """
-    if kind not in BLEU_KINDS:
-        raise ValueError(f"--bleu {kind!r} is not supported. Use one of {', '.join(BLEU_KINDS)}.")
+    check_choice("bleu", kind, BLEU_KINDS)
     return {"sacrebleu": sacre_bleu, "nltk": nltk_bleu, "moses": moses_bleu}[kind]()
 
 
@@ -113,13 +93,19 @@ def nltk_bleu() -> Metric:
 
 def moses_bleu() -> Metric:
     """See `bleu`."""
-    ngrams = lru_cache(maxsize=None)(lambda text: count_ngrams(text.split()))
+
+    @cache
+    def ngrams(text: str) -> tuple[int, list[Counter]]:
+        words = text.split()
+        orders = range(1, ORDER + 1)
+        return len(words), [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in orders]
 
     def score(prediction: str, reference: str) -> float:
         (sys_len, ours), (ref_len, theirs) = ngrams(prediction), ngrams(reference)
         if not sys_len:
             return 0.0
-        logs = (math.log(c + 1) - math.log(t + 1) for c, t in zip(*matches(ours, theirs), strict=True))
+        pairs = list(zip(ours, theirs, strict=True))  # `&` has the matches of an order
+        logs = (math.log((own & other).total() + 1) - math.log(own.total() + 1) for own, other in pairs)
         return 100 * math.exp(sum(logs) / ORDER + min(0.0, 1 - ref_len / sys_len))
 
     settings = "the formula of Moses' sentence-bleu: add one to all orders; words by white space"
@@ -129,31 +115,15 @@ def moses_bleu() -> Metric:
 def rouge_l() -> Metric:
     """F1 of the longest common subsequence (Lin 2004) by rouge_score: lower case, letters and digits, not stemmed."""
     from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import DefaultTokenizer
 
-    scorer = RougeScorer(["rougeL"], tokenizer=CachedTokens())
+    tokenize = cache(DefaultTokenizer(use_stemmer=False).tokenize)
+    scorer = RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=tokenize))
 
     def score(prediction: str, reference: str) -> float:
         return 100 * scorer.score(reference, prediction)["rougeL"].fmeasure
 
     return score, {"package": "rouge-score", "version": version("rouge-score"), "settings": "F1 of rougeL, not stemmed"}
-
-
-class CachedTokens:
-    """rouge_score's tokens, computed once per text."""
-
-    def __init__(self):
-        from rouge_score.tokenizers import DefaultTokenizer
-
-        self.tokenize = lru_cache(maxsize=None)(DefaultTokenizer(use_stemmer=False).tokenize)
-
-
-class CachedStemmer:
-    """Porter stems, computed once per word."""
-
-    def __init__(self):
-        from nltk.stem.porter import PorterStemmer
-
-        self.stem = lru_cache(maxsize=None)(PorterStemmer().stem)
 
 
 class NoSynonyms:
@@ -162,13 +132,6 @@ class NoSynonyms:
     def synsets(self, word: str) -> list:
         """No synonyms."""
         return []
-
-
-class CachedSynonyms:
-    """WordNet's synsets, looked up once per word."""
-
-    def __init__(self, wordnet):
-        self.synsets = lru_cache(maxsize=None)(wordnet.synsets)
 
 
 def load_wordnet():
@@ -185,12 +148,14 @@ def meteor() -> Metric:
 
     nltk looks up the stems that the stem stage has left, and so finds no synonyms of words that differ from their stems.
     """
+    from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import NLTKWordTokenizer
     from nltk.translate.meteor_score import single_meteor_score
 
     wordnet = load_wordnet()
-    stemmer, synonyms = CachedStemmer(), NoSynonyms() if wordnet is None else CachedSynonyms(wordnet)
-    tokens = lru_cache(maxsize=None)(NLTKWordTokenizer().tokenize)
+    stemmer = SimpleNamespace(stem=cache(PorterStemmer().stem))
+    synonyms = SimpleNamespace(synsets=cache((wordnet or NoSynonyms()).synsets))
+    tokens = cache(NLTKWordTokenizer().tokenize)
 
     def score(prediction: str, reference: str) -> float:
         return 100 * single_meteor_score(tokens(reference), tokens(prediction), stemmer=stemmer, wordnet=synonyms)

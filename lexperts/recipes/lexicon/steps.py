@@ -52,30 +52,18 @@ ROUTER_ONLY = ("train", "router_aux_loss_coef", "lora", "lora_r")  # options of 
 
 @dataclass
 class Step:
-    """One command of a recipe.
+    """One command of a recipe."""
 
-    Args:
-        name: unique in a recipe, such as `expert-2`; `kind` is the same for all experts.
-        key: the hash of everything that the output depends on.
-        folder: contains the output `out`, the settings, the log, and when the step is complete `done.json`.
-        module: the module of this package that it runs, or `None` for a command of `lexperts merge`.
-        arguments: of the command `lexperts`.
-        inputs: the steps that it depends on.
-        files: YAML files in the folder, which the command reads, by name.
-        parallel: whether it may run at the same time as other steps of its kind.
-        experts: for a clustering, the required number of clusters.
-    """
-
-    name: str
-    kind: str
-    key: str
-    folder: Path
-    module: str | None
-    arguments: list[str]
-    inputs: list["Step"]
-    files: dict[str, dict]
-    parallel: bool = False
-    experts: int | None = None
+    name: str  # unique in a recipe, such as expert-2
+    kind: str  # the same for all experts
+    key: str  # the hash of everything that the output depends on
+    folder: Path  # contains the output `out`, the settings, the log, and when the step is complete done.json
+    module: str | None  # of this package, or None for a command of `lexperts merge`
+    arguments: list[str]  # of the command `lexperts`
+    inputs: list["Step"]  # the steps that it depends on
+    files: dict[str, dict]  # YAML files in the folder, which the command reads, by name
+    parallel: bool = False  # whether it may run at the same time as other steps of its kind
+    experts: int | None = None  # for a clustering, the required number of clusters
 
     @property
     def out(self) -> Path:
@@ -109,11 +97,7 @@ def content_of(place: str) -> str:
 
 
 def read_config(path: str | Path, *changes: dict) -> dict:
-    """A recipe's YAML file with changes, validated.
-
-    Raises:
-        ValueError: for an unknown key, with the nearest known one, and for a missing section.
-    """
+    """A recipe's YAML file with changes. Raises a `ValueError` for unknown keys and missing sections."""
     config = {**DEFAULTS, **read_yaml(path)}
     for change in changes:
         config = merge_configs(config, change)
@@ -153,12 +137,7 @@ def split_files(config: dict, path) -> dict[str, list[str]]:
 
 
 class Planner:
-    """The `steps` of a configuration, in an order in which they can run.
-
-    Args:
-        config: of `read_config`.
-        digests: hashes of data files, which several planners can share.
-    """
+    """The `steps` of a configuration, in an order in which they can run; planners can share the `digests` of data files."""
 
     def __init__(self, config: dict, digests: dict[str, str] | None = None):
         self.config, self.work = config, Path(config["work_dir"])
@@ -194,49 +173,33 @@ class Planner:
         return self.digests[path]
 
     def settings(self, section: str, without: tuple[str, ...] = ()) -> dict:
-        """The settings of a section, over those of the file that its key `recipe` names.
-
-        Args:
-            without: settings of that file to leave out, which the section's command does not have.
-        """
+        """The settings of a section, over those of the file of its key `recipe`, `without` some of the latter."""
         own = dict(self.config[section])
         recipe = own.pop("recipe", None)
         settings = {"seed": self.config["seed"]}
         if recipe is not None:
             excluded = (*without, *SET_BY_RECIPE, "seed")
-            shared = read_yaml(self.find_settings(recipe))
+            beside, packaged = Path(self.config["folder"], recipe), FOLDER / f"{recipe.removesuffix('.yml')}.yml"
+            shared = read_yaml(packaged if packaged.exists() and not beside.exists() else beside)
             settings = {name: value for name, value in shared.items() if name not in excluded} | settings
         for name in own:
             if name in SET_BY_RECIPE and not (section == "base" and name == "model_name_or_path"):
                 raise ValueError(f"{section}.{name} is set by the recipe itself. Leave it out.")
         return {name: value for name, value in {**settings, **own}.items() if value is not None}
 
-    def find_settings(self, name: str) -> Path:
-        """A settings file: in the folder of the configuration, or one that comes with the recipe (`small_cpu`)."""
-        own, packaged = Path(self.config["folder"], name), FOLDER / f"{name.removesuffix('.yml')}.yml"
-        return packaged if packaged.exists() and not own.exists() else own
-
     def add(self, name: str, about: dict, inputs: list[Step | None], files: dict, make_command, **more) -> Step:
-        """Adds a step.
-
-        Args:
-            about: settings and contents that the output depends on.
-            inputs: steps that it depends on.
-            files: paths of data files that it depends on, by role.
-            make_command: the step's folder -> arguments of `lexperts`, and the YAML files that they read.
-            more: further fields of `Step`.
+        """Adds a step that depends on `about`, on its `inputs` and on the content of `files`; `make_command` maps the
+        step's folder to arguments of `lexperts` and the YAML files that they read.
         """
         steps = [step for step in inputs if step is not None]
-        kind, module = more.setdefault("kind", name), more.pop("module", None)
+        kind, module = more.pop("kind", name), more.pop("module", None)
         hashes = {role: [self.hash_of(path) for path in paths] for role, paths in files.items()}
-        inputs = [step.key for step in steps]
-        key = digest({"kind": kind, "about": about, "inputs": inputs, "files": hashes, "lexperts": package_version()})
+        keys = [step.key for step in steps]
+        key = digest({"kind": kind, "about": about, "inputs": keys, "files": hashes, "lexperts": package_version()})
         folder = self.work / "steps" / f"{name}-{key[:12]}"
         arguments, contents = make_command(folder)
-        options = {"module": module, "arguments": arguments, "files": contents, "inputs": steps}
-        step = Step(name=name, key=key, folder=folder, **options, **more)
-        self.steps.append(step)
-        return step
+        self.steps.append(Step(name, kind, key, folder, module, arguments, steps, contents, **more))
+        return self.steps[-1]
 
     def add_module(
         self, name, module, settings, paths, inputs, files=None, about=None, output="output_dir", **more
@@ -341,11 +304,8 @@ class Planner:
                 )
             for k, expert in enumerate(recipe["experts"]):
                 expert["samples"] = str(clusters.out / f"{k}.jsonl")
-        about = {
-            "settings": settings,
-            "contents": contents_of(settings),
-            "centroids": self.has_centroids(),
-        } | base.about
+        contents = contents_of(settings)
+        about = {"settings": settings, "contents": contents, "centroids": self.has_centroids()} | base.about
         if self.has_centroids():
             recipe["centroids"] = str(clusters.out / "centroids.safetensors")
             recipe["embedder"] = portable_name(self.config["cluster"]["embedder"])
@@ -358,16 +318,12 @@ class Planner:
         return self.add("mixture", about, [base.step, clusters, *experts], {}, make_command)
 
     def router(self, model: Step, clusters: Step | None) -> Step:
-        """Tunes the mixture. With the domain policy it reads clusters, which contain the experts of rows; validation rows
-        have none.
-        """
+        """Tunes the mixture. With the domain policy it reads clusters, which have the experts of rows."""
         settings = self.settings("router", EXPERT_ONLY)
         paths: dict = {"model_name_or_path": str(model.out)}
         by_domain = self.config["compose"].get("routing_policy") == "domain"
         if by_domain and clusters is None:
-            raise ValueError(
-                "compose.routing_policy: domain needs clusters, and cluster.method is none. Use another method."
-            )
+            raise ValueError("compose.routing_policy: domain needs clusters, but cluster.method is none. Use another.")
         if by_domain:
             paths["train_files"] = [str(clusters.out / f"{k}.jsonl") for k in range(self.config["experts"])]
             settings["eval_strategy"], files = "no", {}

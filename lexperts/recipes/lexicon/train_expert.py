@@ -15,26 +15,21 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    TrainingArguments,
     set_seed,
 )
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
 
-from ..common.arguments import RunFolderArguments, did_you_mean, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command, did_you_mean
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
-from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
 
 
 def check_fields(from_scratch: str) -> dict:
-    """The JSON of `from_scratch` as fields of LlamaConfig.
-
-    Raises:
-        ValueError: for anything but a JSON object, and for a field that LlamaConfig does not have.
-    """
+    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `ValueError` for anything else."""
     try:
         fields = json.loads(from_scratch)
     except ValueError as error:
@@ -46,9 +41,7 @@ def check_fields(from_scratch: str) -> dict:
     known = LlamaConfig().to_dict()
     for name in fields:
         if name not in known:
-            raise ValueError(
-                f"from_scratch has {name!r}, which is not a field of LlamaConfig.{did_you_mean(name, known)}"
-            )
+            raise ValueError(f"from_scratch has {name!r}, not a field of LlamaConfig.{did_you_mean(name, known)}")
     return fields
 
 
@@ -87,20 +80,13 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     return new_model(fields, args.attention_dropout, tokenizer, seed), tokenizer
 
 
-def prepare(
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    folder_args: RunFolderArguments,
-    training_args: TrainingArguments,
-):
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
     if model_args.from_scratch is not None:
         check_fields(model_args.from_scratch)
     overwrite = folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
-    rows = {"train": load_split("train", data_args.train_files)}
-    if data_args.validation_files:
-        rows["validation"] = load_split("validation", data_args.validation_files)
+    rows = load_rows(data_args)
     model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = TRAINED[model_args.train] in name
@@ -112,11 +98,6 @@ def prepare(
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-expert`."""
-    arguments = parse_command("lexicon", "train_expert", argv)
-    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    trainer, folder = command("lexicon", "train_expert", prepare)(argv)
     train(trainer, folder.start)
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -23,14 +23,14 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import ResumableJsonl, digest
 from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import RewardArguments
 from .rewards import PairCollator, RewardTrainer, encode_pairs, pair_accuracy, write_pairs
-from .training import load_split, print_rank0, save_and_score, train
+from .training import load_rows, print_rank0, save_and_score, train
 
 
 def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
@@ -40,10 +40,8 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
-    for split, files in (("train", args.train_files), ("validation", args.validation_files)):
-        if not files:
-            continue
-        rows = load_split(split, files)[: args.max_rows]
+    for split, rows in load_rows(args).items():
+        rows = rows[: args.max_rows]
         options = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
         options |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
         settings = {**options, "rows": digest(rows), "lexperts": package_version()}
@@ -69,13 +67,6 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-reward`."""
-    args, folder_args, training_args = parse_command("lexicon", "train_reward", argv)
-    trainer, folder = run_or_exit(prepare, args, folder_args, training_args, traceback=args.traceback)
+    trainer, folder = command("lexicon", "train_reward", prepare)(argv)
     train(trainer, folder.start)
-    save_and_score(
-        trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of the pairs"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    save_and_score(trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs")

@@ -12,6 +12,7 @@ from modeling_lexicon.data_lexicon import FIELDS, DataCollatorForDefinitions, lo
 
 from ..common.run_folder import RunFolder, replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
+from .arguments import DataArguments, RewardArguments
 from .nan_guard import StopAtNaN
 from .perplexity import definition_nll, perplexity_metric
 
@@ -29,12 +30,14 @@ def load_split(name: str, paths: list[str]) -> list[dict]:
     return rows
 
 
-def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:
-    """Complete rows -> columns of `tokenize_definitions`, and the number of rows that were too long.
+def load_rows(args: DataArguments | RewardArguments) -> dict[str, list[dict]]:
+    """The rows of training and, if there are any, of validation."""
+    files = {"train": args.train_files, "validation": args.validation_files}
+    return {split: load_split(split, paths) for split, paths in files.items() if paths}
 
-    Raises:
-        ValueError: if every row is too long.
-    """
+
+def tokenize_rows(rows: list[dict], tokenizer, max_length: int) -> tuple[dict[str, list], int]:
+    """Columns of `tokenize_definitions`, and the number of rows too long. Raises a `ValueError` if all are."""
     names = [*FIELDS, "domain"] if all("domain" in row for row in rows) else FIELDS
     columns = tokenize_definitions({name: [row[name] for row in rows] for name in names}, tokenizer, max_length)
     if not columns["row"]:
@@ -55,10 +58,8 @@ def make_dataset(name: str, rows: list[dict], tokenizer, max_length: int) -> Dat
 
 
 class CheckpointTrainer(Trainer):
-    """Loads checkpoints by `from_pretrained`, which converts names of tensors that a model stores under others.
-
-    The stock Trainer loads the file without this conversion: a Mixtral resumes with the gates and experts that it started
-    with (transformers 5.23).
+    """Loads checkpoints by `from_pretrained`, which converts names of tensors. The stock Trainer does not: a Mixtral
+    resumes with the gates and experts that it started with (transformers 5.23).
     """
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -91,11 +92,8 @@ def train(trainer: Trainer, checkpoint: str | None) -> None:
 
 
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
-    """Saves model and tokenizer, scores the validation rows if there are any, and writes results.json.
-
-    Args:
-        metric: the name in the Trainer's metrics that is printed, such as `eval_perplexity`.
-        description: of the metric, with a format for its value.
+    """Saves model and tokenizer, scores the validation rows if there are any, prints this metric by the format of its
+    description, and writes results.json.
     """
     ran = training_summary(trainer.args, trainer.state)
     trainer.save_model()

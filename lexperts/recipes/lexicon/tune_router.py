@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCa
 
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
-from .training import load_split, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
 
 
 class RoutingReport(TrainerCallback):
@@ -50,11 +50,7 @@ class RoutingReport(TrainerCallback):
 
 
 def freeze(model, parts: tuple[str, ...]) -> None:
-    """Freezes everything except these parts.
-
-    Raises:
-        ValueError: for a model without routers, or with gates that would not get a gradient.
-    """
+    """Freezes everything except these parts. Raises a `ValueError` if there are no routers, or gates without a gradient."""
     model_type = model.config.model_type
     if hasattr(model, "freeze_all_but"):
         if "all" not in parts:
@@ -84,22 +80,8 @@ def add_lora(model, parts: tuple[str, ...], r: int):
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
 
 
-def enable_aux_loss(model, coefficient: float) -> None:
-    """Enables the load-balancing loss with this weight."""
-    model.config.router_aux_loss_coef = coefficient
-    if model.config.model_type == "mixtral":
-        model.router_aux_loss_coef = coefficient  # read once, when the model is built
-        model.config.output_router_logits = True  # otherwise the loss is not computed
-        # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
-        model.accepts_loss_kwargs = False
-
-
 def check_domains(rows: Dataset, config) -> Dataset:
-    """Rows with their domains if the mixture routes by them, else without.
-
-    Raises:
-        ValueError: for rows without domains, if the mixture needs them.
-    """
+    """Rows with their domains if the mixture routes by them. Raises a `ValueError` if it needs them and there are none."""
     if getattr(config, "routing_policy", "token") != "domain":
         return rows.remove_columns([name for name in ("domain_ids",) if name in rows.column_names])
     if "domain_ids" not in rows.column_names and not config.domain_gate:
@@ -122,17 +104,20 @@ def prepare(
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
     freeze(model, args.parts)
     if args.router_aux_loss_coef is not None:
-        enable_aux_loss(model, args.router_aux_loss_coef)
+        model.config.router_aux_loss_coef = args.router_aux_loss_coef
+        if model.config.model_type == "mixtral":
+            model.router_aux_loss_coef = args.router_aux_loss_coef  # read once, when the model is built
+            model.config.output_router_logits = True  # otherwise the loss is not computed
+            # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
+            model.accepts_loss_kwargs = False
     if args.lora:
         model = add_lora(model, args.parts, args.lora_r)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     print_rank0(f"{trainable:,} of {total:,} parameters are trained: {args.train}" + ", LoRA on attention" * args.lora)
     splits = {}
-    for name, paths in (("train", data_args.train_files), ("validation", data_args.validation_files)):
-        if paths:
-            rows = make_dataset(name, load_split(name, paths), tokenizer, data_args.max_length)
-            splits[name] = check_domains(rows, model.config)
+    for name, rows in load_rows(data_args).items():
+        splits[name] = check_domains(make_dataset(name, rows, tokenizer, data_args.max_length), model.config)
     trainer = make_trainer(model, tokenizer, splits, training_args)
     trainer.add_callback(RoutingReport(trainer))
     return trainer, folder
@@ -140,12 +125,7 @@ def prepare(
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts train lexicon-router`."""
-    arguments = parse_command("lexicon", "tune_router", argv)
-    trainer, folder = run_or_exit(prepare, *arguments, traceback=arguments[1].traceback)
+    trainer, folder = command("lexicon", "tune_router", prepare)(argv)
     train(trainer, folder.start)
     trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-if __name__ == "__main__":
-    main()

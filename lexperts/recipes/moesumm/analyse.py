@@ -34,7 +34,7 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
 from .arguments import PARTS, AnalysisArguments, DataArguments, GenerationArguments
 from .attributes import (
@@ -46,7 +46,7 @@ from .attributes import (
     plot_projections,
     unevenness,
 )
-from .data import load_sources, parse_name_place, require_split
+from .data import load_sources, require_split
 from .scores import rouge
 from .summary_file import CHUNK, SummaryFile, load_summarizer, read_summaries
 
@@ -279,11 +279,9 @@ def plot_shares(path: Path, sets: pd.DataFrame, overall: pd.DataFrame):
         left = np.zeros(len(names))
         for i, colour in enumerate(palette(N)):
             shares = 100 * values[i].to_numpy()
-            axis.barh(names, shares, left=left, color=colour, label=f"deputy {i}", edgecolor="white", height=0.75)
-            for y, (share, start) in enumerate(zip(shares, left, strict=True)):
-                if share >= 7:
-                    text = {"ha": "center", "va": "center", "color": text_colour(colour), "fontsize": 9}
-                    axis.text(start + share / 2, y, f"{share:.0f}", **text)
+            style = {"color": colour, "label": f"deputy {i}", "edgecolor": "white", "height": 0.75}
+            bars, labels = axis.barh(names, shares, left=left, **style), [f"{s:.0f}" if s >= 7 else "" for s in shares]
+            axis.bar_label(bars, labels, label_type="center", color=text_colour(colour), fontsize=9)
             left += shares
         axis.set(title=side, xlim=(0, 100), xlabel="per cent of the tokens, all layers")
         axis.spines[["top", "right"]].set_visible(False)
@@ -380,11 +378,4 @@ def run(args: AnalysisArguments):
     print(f"\nTables and plots are in {analysis.output}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate moesumm-deputies`."""
-    (args,) = parse_command("moesumm", "analyse", argv)
-    run_or_exit(run, args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("moesumm", "analyse", run)

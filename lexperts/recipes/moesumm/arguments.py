@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
+from ..common.arguments import DebugArguments, RunFolderArguments, check_choice, option, required
 from ..common.help import TRAINING
 
 SETTINGS = ("in_domain", "few_shot")
@@ -20,12 +20,6 @@ PLACES = (
 )
 
 
-def require_choice(name: str, value: str, choices) -> None:
-    """Raises a `ValueError` for a value that is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"--{name} {value!r} is not known. Use one of {', '.join(choices)}.")
-
-
 @dataclass
 class ModelArguments:
     """The model, and how it is trained."""
@@ -38,9 +32,7 @@ class ModelArguments:
     num_deputies: int = option(3, "number of deputies in every layer")
     deputy_intermediate_size: int = option(512, "inner size of a deputy")
     margin_loss_coef: float = option(1.0, "weight of the max-margin loss")
-    margin_main: str = option(
-        "model", "what the margin compares with: model (without deputies), last_layer (without its deputies)"
-    )
+    margin_main: str = option("model", "what the margin compares with: model or last_layer, without deputies")
     label_smoothing: float = option(0.0, "label smoothing of the generation loss; the margin loss is not smoothed")
     gate_position: str = option("deputy", "position of the gate: deputy (Eq. 6), layer_output, ffn_output")
     selector_bias: bool = option(False, "whether selectors have biases")
@@ -48,11 +40,10 @@ class ModelArguments:
     deputy_lr_factor: float = option(1.0, "factor of the learning rate for deputies and selectors")
     mixing: str = option("size", "shares of the data sets: by size, even, temperature")
     temperature: float = option(2.0, "sampling temperature of --mixing temperature")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
-        require_choice("setting", self.setting, SETTINGS)
-        require_choice("variant", self.variant, VARIANTS)
+        check_choice("--setting", self.setting, SETTINGS)
+        check_choice("--variant", self.variant, VARIANTS)
 
 
 @dataclass
@@ -75,9 +66,7 @@ class DataArguments:
     document_column: str | None = option(None, "document column; default: a usual name")
     summary_column: str | None = option(None, "summary column; default: a usual name")
     max_source_length: int | None = option(None, "maximum tokens of a document; default: the encoder's positions")
-    max_target_length: int | None = option(
-        None, "maximum tokens of a summary in training; default: the decoder's positions"
-    )
+    max_target_length: int | None = option(None, "maximum tokens of a target summary; default: the decoder's positions")
     max_rows: int | None = option(None, "use only the first N rows of each split")
 
 
@@ -114,11 +103,10 @@ class PretrainingArguments:
     mask_ratio: float = option(0.3, "share of the words that is masked")
     span_length: float = option(3.0, "mean words of a masked span")
     permute: bool = option(False, "also permute sentences; needs longer training")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(DebugArguments):
     """Systems and metrics."""
 
     systems: list[str] = required("NAME=PLACE: a model, or a folder of summaries, or a pattern of such folders")
@@ -133,11 +121,10 @@ class EvaluationArguments:
     stemming: bool = option(True, "stem words for ROUGE")
     bertscore_model: str | None = option(None, "folder or Hub id of a model for BERTScore; default: no BERTScore")
     bertscore_layer: int | None = option(None, "layer for BERTScore; default: the last")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 @dataclass
-class AnalysisArguments:
+class AnalysisArguments(DebugArguments):
     """The model and the texts to analyse."""
 
     model: str = required("folder or Hub id of a MoeSumm model")
@@ -151,11 +138,10 @@ class AnalysisArguments:
     num_beams: int = option(4, "beams of the beam search")
     summary_length: int | None = option(None, "maximum tokens of a summary; default: the model's max_length, or 256")
     batch_size: int = option(8, "documents per batch")
-    traceback: bool = option(False, "show the traceback of an error")
 
     def __post_init__(self):
         for part in self.parts:
-            require_choice("parts", part, PARTS)
+            check_choice("--parts", part, PARTS)
 
 
 ARGUMENTS = {

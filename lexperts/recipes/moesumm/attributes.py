@@ -93,9 +93,7 @@ def standardised(features: np.ndarray) -> np.ndarray:
 
 
 def project(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first two principal components `(E, 2)` of features `(E, F)`, and their shares of the variance `(2,)`; 0 for equal
-    rows.
-    """
+    """The first two principal components `(E, 2)` of `(E, F)`, and their shares of the variance `(2,)`; 0 for equal rows."""
     if np.allclose(features, features[0], atol=1e-9):
         return np.zeros((len(features), 2)), np.zeros(2)
     pca = PCA(n_components=2, svd_solver="full")
@@ -145,10 +143,8 @@ def describe_unevenness(overall: pd.DataFrame, uneven: pd.DataFrame) -> str:
     one_sided = uneven[uneven["largest share"] > MAX_SHARE] if len(shares) > 1 else uneven[:0]
     if len(one_sided):
         names = [f"{side} {layer}" for side, layer in zip(one_sided["side"], one_sided["layer"], strict=True)]
-        text.append(
-            f"warning: in {len(one_sided)} of {len(uneven)} layers one deputy receives more than {MAX_SHARE:.0%}: "
-            f"{', '.join(names)}."
-        )
+        layers = f"in {len(one_sided)} of {len(uneven)} layers"
+        text.append(f"warning: {layers} one deputy receives more than {MAX_SHARE:.0%}: {', '.join(names)}.")
     return "\n".join(text)
 
 

@@ -7,6 +7,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from keyphrase_tools.jsonl import read_jsonl
 
+from ..common.arguments import parse_name_place
 from ..common.fingerprints import fingerprint
 from .arguments import DataArguments
 
@@ -17,13 +18,8 @@ SUMMARIES = ("summary", "highlights", "abstract", "headline", "target", "subject
 
 
 def load_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
-    """Loads the data sets; rows without a document or a summary are dropped, and counted.
-
-    Returns: for each name and split, rows with `document`, `summary` and `dataset`.
-
-    Raises:
-        ValueError: for a source that is not `NAME=PLACE`, a name that occurs twice, and missing columns or rows.
-        FileNotFoundError: for a folder without the files.
+    """Rows with `document`, `summary` and `dataset`, by name and split; incomplete ones are dropped, and counted. Raises
+    an error for names that occur twice, and missing files, columns or rows.
     """
     places = dict(parse_name_place(source, "--datasets") for source in args.datasets)
     if len(places) < len(args.datasets):
@@ -43,14 +39,6 @@ def fingerprint_splits(args: DataArguments, splits: tuple[str, ...]) -> list[dic
             repository = place if path.is_file() else place.partition(":")[0]
             fingerprints.append({"as": name, **fingerprint(repository), "place": place})
     return fingerprints
-
-
-def parse_name_place(value: str, option: str) -> tuple[str, str]:
-    """The two parts of NAME=PLACE; raises a `ValueError` for anything else."""
-    name, separator, place = value.partition("=")
-    if not (separator and name.strip() and place.strip()):
-        raise ValueError(f"{option} {value!r} must be NAME=PLACE, such as {option} news=data/news.")
-    return name.strip(), place.strip()
 
 
 def load_source(name: str, place: str, args: DataArguments) -> dict[str, Dataset]:

@@ -25,11 +25,11 @@ from transformers import AutoConfig
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
-from .data import load_sources, parse_name_place, require_split
+from .data import load_sources, require_split
 from .scores import bertscore, compare, rouge
 from .summary_file import SummaryFile, load_summarizer, read_summaries
 
@@ -54,20 +54,11 @@ def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
     return runs
 
 
-def has_summaries(place: str) -> bool:
-    """Whether a place is a folder of summaries, and not a model."""
-    return os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json"))
-
-
 def summary_files(
     place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
 ) -> dict[str, Path]:
-    """The file of summaries of each data set; a model writes missing ones.
-
-    Raises:
-        ValueError: for a folder with neither, and a data set that the model does not have.
-    """
-    if has_summaries(place):
+    """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for unknown data sets."""
+    if os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json")):
         files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
         if not files:
             raise ValueError(f"{place} contains neither a model (config.json) nor summaries ({args.only}.jsonl).")
@@ -150,12 +141,8 @@ def score_table(scores: Scores) -> pd.DataFrame:
 
 
 def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
-    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L.
-
-    `agree` counts the runs, in their order, whose difference has the sign of the mean, if both systems have equally many.
-
-    Raises:
-        ValueError: if the data sets or their documents are not the baseline's.
+    """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L; `agree` counts the runs
+    whose difference has the sign of the mean. Raises a `ValueError` for other data sets or documents.
     """
     rows = []
     for system, sets in scores.items():
@@ -163,9 +150,7 @@ def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
             names = list(sets) if name == ALL else [name]
             missing = [one for one in names if one not in scores[baseline]]
             if missing:
-                raise ValueError(
-                    f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same data sets."
-                )
+                raise ValueError(f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same sets.")
             pairs = [(sets[one], scores[baseline][one]) for one in names]
             ours, theirs = ([mean_rouge(pair[i]) for pair in pairs] for i in (0, 1))
             for one, x, y in zip(names, ours, theirs, strict=True):
@@ -187,27 +172,19 @@ def count_agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
     return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
 
 
-def fill_gaps(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with empty cells for missing numbers, and integer counts."""
-    table = table.assign(texts=[str(int(count)) if pd.notna(count) else "" for count in table["texts"]])
-    return table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
-
-
-def verdict(low: float, high: float) -> str:
-    """The meaning of an interval."""
-    return "more" if low > 0 else "less" if high < 0 else "a tie"
-
-
 def format_report(scores: Scores, args: EvaluationArguments) -> str:
     """The tables in Markdown."""
     words = "stemmed" if args.stemming else "unstemmed"
     text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
     if args.bertscore_model:
         text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
-    text.append(fill_gaps(score_table(scores)).to_markdown(index=False, floatfmt=".2f"))
+    table = score_table(scores)
+    table["texts"] = [str(int(count)) if pd.notna(count) else "" for count in table["texts"]]
+    table = table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
+    text.append(table.to_markdown(index=False, floatfmt=".2f"))
     if args.baseline and len(scores) > 1:
         tests = difference_table(scores, args.baseline)
-        tests["verdict"] = [verdict(low, high) for low, high in zip(tests.low, tests.high, strict=True)]
+        tests["verdict"] = np.select([tests.low > 0, tests.high < 0], ["more", "less"], "a tie")
         title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
         text += ["", title, ""]
         text.append(tests.to_markdown(index=False, floatfmt=("", "", ".2f", ".2f", ".2f", ".3g", "", "")))
@@ -229,11 +206,4 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command `lexperts evaluate moesumm`."""
-    args, generation_args = parse_command("moesumm", "evaluate", argv)
-    run_or_exit(run, args, generation_args, traceback=args.traceback)
-
-
-if __name__ == "__main__":
-    main()
+main = command("moesumm", "evaluate", run)

@@ -19,7 +19,7 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTok
 from modeling_moesumm import DataCollatorForMoeSumm
 from modeling_moesumm.sentences_moesumm import sentence_spans
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run, replace_file, training_summary
 from ..common.training import train_bpe, train_or_resume, trainer_options
 from .arguments import DataArguments, PretrainingArguments
@@ -31,13 +31,9 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # the first four with BAR
 def train_tokenizer(texts: list[str], vocab_size: int, positions: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with BART's special tokens."""
     tokenizer = train_bpe(texts, vocab_size, SPECIAL)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")} | {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-    }
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")}
+    names |= {"bos_token": "<s>", "eos_token": "</s>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=positions, **names)
 
 
@@ -140,17 +136,11 @@ def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: R
 
 def main(argv: list[str] | None = None) -> None:
     """The command `lexperts train moesumm-backbone`."""
-    args, data_args, folder_args, training_args = parse_command("moesumm", "pretrain", argv)
-    arguments = (args, data_args, folder_args, training_args)
-    folder, trainer = run_or_exit(prepare, *arguments, traceback=args.traceback)
+    folder, trainer = command("moesumm", "pretrain", prepare)(argv)
     train_or_resume(trainer, folder.start)
-    output = training_args.output_dir
+    output = trainer.args.output_dir
     trainer.save_model(output)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     replace_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
-    folder.mark_finished(ran=training_summary(training_args, trainer.state))
+    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"\nThe backbone is in {output}: lexperts train moesumm --model_name_or_path {output}")
-
-
-if __name__ == "__main__":
-    main()

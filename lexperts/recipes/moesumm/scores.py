@@ -30,9 +30,7 @@ def one_sentence_per_line(text: str) -> str:
 
 
 def load_bertscore(model: str, layer: int):
-    """bert-score's scorer. RoBERTa's first word gets a space, which bert-score requests by an argument that transformers 5
-    ignores.
-    """
+    """bert-score's scorer, with the space before RoBERTa's first word that transformers 5 ignores."""
     from bert_score import BERTScorer
 
     scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)
@@ -44,20 +42,15 @@ def load_bertscore(model: str, layer: int):
 
 
 def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
-    """F1 in per cent `(n,)` of a layer of this model, by default the last (Zhang et al. 2020).
-
-    Not rescaled, and without IDF weights.
-    """
+    """F1 in per cent `(n,)` of a layer, by default the last, not rescaled, without IDF (Zhang et al. 2020)."""
     scorer = load_bertscore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
     f1 = scorer.score([text or "." for text in predictions], references)[2].numpy()
     return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0)
 
 
 def interval(differences: list[np.ndarray]) -> tuple[float, float]:
-    """The 95 per cent interval of the mean over data sets of mean differences, by a bootstrap over documents.
-
-    Args:
-        differences: of the documents of each data set. A single document, or equal values, have an interval of length 0.
+    """The 95 per cent interval of the mean over data sets of their documents' mean differences, by a bootstrap over
+    documents; of length 0 for a single document, or equal values.
     """
     if all(len(values) < 2 or np.ptp(values) == 0 for values in differences):
         mean = float(np.mean([values.mean() for values in differences]))
@@ -67,13 +60,9 @@ def interval(differences: list[np.ndarray]) -> tuple[float, float]:
 
 
 def compare(ours: list[np.ndarray], baseline: list[np.ndarray]) -> dict[str, float]:
-    """Compares the mean over data sets of mean scores of two systems.
-
-    Args:
-        ours, baseline: scores of the same documents, by data set.
-
-    Returns: `difference`; `low` and `high`, its 95 per cent interval; `p`, two-sided, of the paired t-test, or for several
-    data sets of a z-test with the sum of their means' variances.
+    """Compares the mean over data sets of mean scores of the same documents: `difference`; `low` and `high`, its 95 per
+    cent interval; `p`, two-sided, of the paired t-test, or for several data sets of a z-test with the sum of their means'
+    variances.
     """
     differences = [one - other for one, other in zip(ours, baseline, strict=True)]
     low, high = interval(differences)

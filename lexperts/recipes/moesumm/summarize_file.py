@@ -29,25 +29,16 @@ def summarize_file(
     overwrite: bool = False,
     **options,
 ) -> tuple[int, int]:
-    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text.
-
-    An interrupted call resumes when it is repeated.
+    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text. An interrupted call
+    resumes when it is repeated.
 
     Args:
-        source, output: JSON Lines files.
-        model: folder or Hub id of a summariser.
-        dataset: the dataset of all documents, `None` for none.
-        text_column, dataset_column: columns of the documents, and of the dataset of each.
-        batch_size: documents per batch.
+        dataset: of all documents, `None` for none; or `dataset_column`, that of each.
         device: by default an accelerator if there is one.
-        overwrite: replace an output that was made with other settings.
+        overwrite: replace an output that was made with other settings, which otherwise is a `ValueError`.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 
     Returns: the number of rows, and the number of rows without a text.
-
-    Raises:
-        OSError: for files and models that cannot be opened.
-        ValueError: for missing columns, an unknown dataset, invalid options, and an output with other settings.
     """
     if dataset is not None and dataset_column is not None:
         raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")
@@ -57,9 +48,7 @@ def summarize_file(
     for name, column in (("text_column", text_column), ("dataset_column", dataset_column)):
         if column is not None and column not in rows[0]:
             hint = did_you_mean(column, rows[0])
-            raise ValueError(
-                f"{source} has no column {column!r}; its columns are {', '.join(rows[0])}.{hint} Use --{name}."
-            )
+            raise ValueError(f"{source} has no column {column!r}; it has {', '.join(rows[0])}.{hint} Use --{name}.")
     texts = [row.get(text_column) for row in rows]
     has_text = [isinstance(text, str) and bool(text.strip()) for text in texts]
     settings = {

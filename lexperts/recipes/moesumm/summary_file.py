@@ -13,32 +13,16 @@ from modeling_moesumm.generation_moesumm import Summarizer
 from ..common.fingerprints import package_version
 from ..common.jsonl_resume import ResumableJsonl, digest, read_lines
 from ..common.run_folder import SettingsMismatchError
-from .arguments import GenerationArguments
 
 CHUNK = 8  # batches that are sorted by length, and written, together
 
 
 class SummaryFile(ResumableJsonl):
-    """A JSON Lines file of `summary` (the reference) and `prediction`.
-
-    Args:
-        path: ends in .jsonl.
-        rows: with `document` and `summary`.
-        generation_args: options of generation, and the number of rows.
-        model: the fingerprint of the model, or the settings of the training that makes it.
-        dataset: the model's name for the rows' data set; `None` for the main expert only, and for a stock model.
-        options: other options of `Summarizer`, such as `deputy_id`.
+    """A resumable file of `summary` (the reference) and `prediction`, by a model with this fingerprint or these settings
+    of its training; `dataset` is None for the main expert only. The options are those of `Summarizer`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        rows: Dataset,
-        generation_args: GenerationArguments,
-        model: dict,
-        dataset: str | None = None,
-        **options,
-    ):
+    def __init__(self, path: Path, rows: Dataset, generation_args, model: dict, dataset: str | None = None, **options):
         self.generation_args, self.dataset, self.options = generation_args, dataset, options
         self.rows = rows.select(range(min(generation_args.max_test_rows or len(rows), len(rows))))
         settings = asdict(generation_args) | {"rows": len(self.rows), "dataset": dataset, "model": model, **options}

@@ -38,7 +38,7 @@ from transformers import (
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import open_run, replace_file, training_summary
 from ..common.settings import collect_settings
@@ -49,12 +49,7 @@ from .summary_file import SummaryFile, hash_rows
 
 
 class SummaryTrainer(Trainer):
-    """The stock Trainer with a sampler for mixed data sets and a separate learning rate for deputies and selectors.
-
-    Args:
-        train_sampler: yields indices of the training rows.
-        deputy_lr_factor: factor of the learning rate.
-    """
+    """The stock Trainer with a sampler for mixed data sets, and a factor of the learning rate of deputies and selectors."""
 
     def __init__(self, *args, train_sampler: TemperatureSampler, deputy_lr_factor: float = 1.0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -73,11 +68,7 @@ class SummaryTrainer(Trainer):
 
 
 class BackboneTrainer(SummaryTrainer):
-    """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm.
-
-    Args:
-        label_smoothing: of the loss.
-    """
+    """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm."""
 
     loss_is_scaled_for_ga = True
 
@@ -115,12 +106,6 @@ def load_model(args: ModelArguments, names: list[str]):
     return model, tokenizer
 
 
-def move_label_smoothing(args: ModelArguments, training_args: TrainingArguments):
-    """Moves label smoothing from the Trainer, which would not pass labels to the model, to the model's options."""
-    if training_args.label_smoothing_factor:
-        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
-
-
 def make_trainer(
     model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None
 ) -> SummaryTrainer:
@@ -139,15 +124,15 @@ def make_trainer(
     return trainer_class(**options, train_sampler=sampler, deputy_lr_factor=args.deputy_lr_factor)
 
 
-def prepare_in_domain(
-    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
-):
+def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
     """The run folder and the trainer."""
     sources = load_sources(data_args)
     require_split(sources, "train", data_args)
     saved = {"num_beams": generation_args.num_beams, "summary_length": generation_args.summary_length}
     saved["datasets"] = fingerprint_splits(data_args, ("train", "validation"))
-    folder = open_run("moesumm/train.py", training_args, args, data_args, overwrite=overwrite, **saved)
+    folder = open_run(
+        "moesumm/train.py", training_args, args, data_args, overwrite=folder_args.overwrite_output_dir, **saved
+    )
     set_seed(training_args.seed)
     model, tokenizer = load_model(args, list(sources))
     validation = concatenate(sources, "validation")
@@ -160,12 +145,10 @@ def prepare_in_domain(
     return folder, make_trainer(model, tokenizer, args, data_args, training_args, train, validation)
 
 
-def train_in_domain(
-    args: ModelArguments, data_args: DataArguments, generation_args: GenerationArguments, training_args, overwrite: bool
-):
+def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
     """Trains all weights, and saves the model with its pipeline."""
-    arguments = (args, data_args, generation_args, training_args, overwrite)
-    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=args.traceback)
+    arguments = (args, data_args, generation_args, training_args, folder_args)
+    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=folder_args.traceback)
     output = Path(training_args.output_dir)
     train_or_resume(trainer, folder.start)
     if trainer.is_world_process_zero():
@@ -175,16 +158,12 @@ def train_in_domain(
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
         replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
-        print_truncated(trainer.data_collator)
+        collator = trainer.data_collator
+        for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
+            if count := collator.truncated_rows[kind]:
+                rows = collator.truncated_rows["rows"]
+                print(f"{count:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
         print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
-
-
-def print_truncated(collator: DataCollatorForMoeSumm):
-    """Prints how many documents and summaries were truncated."""
-    rows = collator.truncated_rows["rows"]
-    for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
-        if collator.truncated_rows[kind]:
-            print(f"{collator.truncated_rows[kind]:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
 
 
 @dataclass
@@ -196,7 +175,7 @@ class FewShot:
     data_args: DataArguments
     generation_args: GenerationArguments
     training_args: TrainingArguments
-    overwrite: bool = False
+    folder_args: RunFolderArguments
 
     def prepare(self):
         """Loads everything that does not depend on the sample."""
@@ -213,7 +192,7 @@ class FewShot:
 
     def run(self):
         """Trains and tests on all samples."""
-        run_or_exit(self.prepare, traceback=self.args.traceback)
+        run_or_exit(self.prepare, traceback=self.folder_args.traceback)
         few = self.few_shot_args
         for name, number, draw in itertools.product(self.train, few.few_shot_rows, range(few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{number}.jsonl"
@@ -221,7 +200,8 @@ class FewShot:
             settings = self.settings(name, number, draw)
             file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
-            complete = run_or_exit(file.is_complete, self.overwrite, traceback=self.args.traceback)
+            folder_args = self.folder_args
+            complete = run_or_exit(file.is_complete, folder_args.overwrite_output_dir, traceback=folder_args.traceback)
             if complete and (saved.exists() or not few.save_models):
                 continue
             print(f"{name}, {number} rows, draw {draw}", flush=True)
@@ -269,14 +249,10 @@ def main(argv: list[str] | None = None) -> None:
     args, few_shot_args, data_args, generation_args, folder_args, training_args = parse_command(
         "moesumm", "train", argv
     )
-    move_label_smoothing(args, training_args)
-    overwrite = folder_args.overwrite_output_dir
+    if training_args.label_smoothing_factor:  # the Trainer would not pass labels to the model
+        args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
     if args.setting == "few_shot":
         training_args.save_strategy = training_args.eval_strategy = "no"  # each training is short
-        FewShot(args, few_shot_args, data_args, generation_args, training_args, overwrite).run()
+        FewShot(args, few_shot_args, data_args, generation_args, training_args, folder_args).run()
     else:
-        train_in_domain(args, data_args, generation_args, training_args, overwrite)
-
-
-if __name__ == "__main__":
-    main()
+        train_in_domain(args, data_args, generation_args, training_args, folder_args)

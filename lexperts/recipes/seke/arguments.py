@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option
+from ..common.arguments import RunFolderArguments, check_choice, option
 from ..common.help import TRAINING
 
 # name -> use_moe, use_rnn
@@ -13,37 +13,24 @@ ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, Tru
 class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
-    backbone: str = option(
-        "minilm", "Hub id or folder of an encoder; 'minilm' is MiniLM-L6 from the extra lexperts[offline]"
-    )
-    start_from: str | None = option(
-        None, "folder or Hub id of a SEKE model to fine-tune further, instead of a backbone"
-    )
-    attention_dropout: float | None = option(
-        None, "attention dropout of the backbone, instead of its own; 0 is faster on a CPU"
-    )
+    backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]")
+    start_from: str | None = option(None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone")
+    attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
     ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn")
     use_moe: bool = option(True, "use the mixture of experts")
     use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
     num_experts: int = option(4, "number of experts")
     num_experts_per_tok: int = option(2, "number of experts per token")
-    expert_init: str | None = option(
-        None, "initialisation of the experts: identity (the default if they are wide enough) or uniform"
-    )
-    expert_intermediate_size: int | None = option(
-        None, "size of an expert's first hidden layer, by default four times the backbone's hidden size"
-    )
+    expert_init: str | None = option(None, "initialisation of experts: identity (default if wide enough) or uniform")
+    expert_intermediate_size: int | None = option(None, "first hidden size of an expert (default: 4 x the backbone's)")
     router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss")
     lora: bool = option(True, "train LoRA adapters on queries and values; otherwise all weights")
-    frozen_layers: int | None = option(
-        None, "without LoRA: do not train the backbone's embeddings and its first N layers (0: the embeddings alone)"
-    )
+    frozen_layers: int | None = option(None, "without LoRA: freeze the backbone's embeddings and first N layers")
     head_learning_rate: float | None = option(None, "learning rate of the head, if it differs from the backbone's")
 
     def __post_init__(self):
         if self.ablation is not None:
-            if self.ablation not in ABLATIONS:
-                raise ValueError(f"--ablation {self.ablation!r} is not known. Use one of {', '.join(ABLATIONS)}.")
+            check_choice("--ablation", self.ablation, ABLATIONS)
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
         if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
             raise ValueError(
@@ -70,33 +57,22 @@ class DataArguments:
         "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one, with "
         "NAME:STYLE=FILE the style is asked for",
     )
-    validation_share: float = option(
-        0.2, "share of the training documents used for validation, without validation files"
-    )
+    validation_share: float = option(0.2, "share of the training documents for validation, without validation files")
     validation_limit: int | None = option(None, "use at most the first N documents of each validation file")
-    mixing_temperature: float | None = option(
-        None, "T: draw training rows so that a file of n documents has a share in proportion to n^(1/T)"
-    )
+    mixing_temperature: float | None = option(None, "T: a file of n documents is drawn in proportion to n^(1/T)")
     rows_per_epoch: int | None = option(None, "number of training rows drawn per epoch, with --mixing_temperature")
     style_dropout: float = option(0.3, "share of training rows whose style is hidden, so that none can be asked for")
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles, which are joined to the texts")
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
     max_length: int = option(256, "sub-tokens per window")
-    rules: str = option(
-        "lexperts", "rules for labels and gold keyphrases: lexperts, or seke for those of the reference"
-    )
+    rules: str = option("lexperts", "rules for labels and gold keyphrases: lexperts, or seke, the reference's")
     early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops, 0 for no limit")
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
     test_every_epoch: bool = option(False, "also score the test documents after every epoch")
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
-    fit_ranker: bool = option(
-        False, "fit a ranker of phrases on the validation documents, in place of the threshold and the temperature"
-    )
-    ranker_joined: list[int] = option(
-        [],
-        "with --fit_ranker: also fit on validation documents joined so many at a time, as examples of long documents",
-    )
+    fit_ranker: bool = option(False, "fit a ranker of phrases on the validation documents, not a threshold")
+    ranker_joined: list[int] = option([], "with --fit_ranker: also fit on N joined validation documents, as long ones")
     show: int = option(3, "number of test documents whose keyphrases are printed after training")
 
     def __post_init__(self):
@@ -106,9 +82,7 @@ class DataArguments:
                 "Pass both, or neither."
             )
         if self.mixing_temperature is not None and self.mixing_temperature <= 0:
-            raise ValueError(
-                f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 to keep proportions."
-            )
+            raise ValueError(f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 for proportions.")
 
 
 @dataclass
@@ -119,7 +93,6 @@ class RunArguments:
     first_files: list[str] | None = option(None, "training files of a first stage, JSON Lines, such as KP20k")
     first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k")
     first_epochs: float = option(1.0, "epochs of the first stage")
-    traceback: bool = option(False, "show the traceback of an error")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}

@@ -1,5 +1,7 @@
 """Documents for training, validation and test, from files or from the Hub."""
 
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 
 from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
@@ -19,13 +21,10 @@ def parse_test_file(argument: str) -> tuple[str, str]:
 
 
 def load_documents(args: DataArguments) -> dict[str, list[dict]]:
-    """The rows of each split. Without validation documents a share of the training documents is split off.
+    """The rows of each split. Without validation documents a share of the training documents is split off. Raises a
+    `FileNotFoundError` if a file does not exist, or a `ValueError` if training data or a column is missing.
 
     Rows from files also have FILE and STYLE: "phrases" for a row of `phrases=inspec.jsonl`, "" for one of `inspec.jsonl`.
-
-    Raises:
-        FileNotFoundError: if a file does not exist.
-        ValueError: if training data or a column is missing.
     """
     required = (args.text_column, args.keyphrases_column)
     if args.dataset_name or not args.train_files:
@@ -50,22 +49,12 @@ def read_files(paths: list[str], required: tuple[str, ...]) -> list[dict]:
 
 def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
     """At most `limit` rows of each file."""
-    taken: dict[int, int] = {}
-    kept = []
-    for row in rows:
-        taken[row[FILE]] = taken.get(row[FILE], 0) + 1
-        if taken[row[FILE]] <= limit:
-            kept.append(row)
-    return kept
+    return [row for _, of_file in groupby(rows, itemgetter(FILE)) for row in islice(of_file, limit)]
 
 
 def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer) -> dict[str, dict]:
-    """For each split its `source`, and the numbers of `documents`, `keyphrases`, and keyphrases `present` in their texts.
-
-    Args:
-        texts, gold: for each split, its texts and their keyphrases.
-        labelled: rows of `tokenize_documents`, for the splits that have them already.
-        tokenizer: for the others.
+    """For each split its `source`, and the numbers of `documents`, `keyphrases`, and those `present` in their texts; rows
+    of `tokenize_documents` are reused for the splits that are `labelled`.
     """
     summary = {}
     for split in texts:

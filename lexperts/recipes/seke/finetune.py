@@ -187,15 +187,7 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
-    """Trains, selects, scores and saves a model.
-
-    Args:
-        folder: the opened run folder, `training_args.output_dir`.
-        prepared: the result of `prepare` with the same arguments, if it was called before.
-
-    Returns:
-        The record that is written to results.json.
-    """
+    """Trains, selects, scores and saves a model in the opened folder -> the record that is written to results.json."""
     trainer, texts, gold, files, record = prepared or prepare(model_args, data_args, training_args)
     train_or_resume(trainer, folder.start)
     ran = training_summary(training_args, trainer.state)

@@ -1,6 +1,6 @@
 """Training on several data sets at once: how often each is sampled, and when the model is told the style of a row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,30 +15,11 @@ SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 class MixtureSampler(Sampler[int]):
     """Draws rows with replacement so that data set f has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
 
-    Rows of similar length come together, in batches of random order. Each epoch draws again; the draws of an epoch depend only on
-    its number and the seed.
-
-    Args:
-        files: for each of the N rows, the index of its data set.
-        documents: the number of documents n_f of each data set.
-        lengths: for each row, its number of sub-tokens.
-        temperature: T; 1 keeps the proportions, larger values make the shares more equal.
-        num_rows: rows per epoch.
-        batch_size: rows per batch.
-        seed: of the draws.
+    `files` has the data set of each row, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of similar
+    length come together, in batches of random order. The draws of an epoch depend only on its number and the seed.
     """
 
-    def __init__(
-        self,
-        files: Sequence[int],
-        documents: Sequence[int],
-        lengths: Sequence[int],
-        *,
-        temperature: float,
-        num_rows: int,
-        batch_size: int,
-        seed: int,
-    ):
+    def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):
         self.lengths, self.num_rows, self.batch_size, self.seed, self.epoch = lengths, num_rows, batch_size, seed, 0
         shares = np.array(documents, dtype=float) ** (1 / temperature)
         files = np.asarray(files)
@@ -102,19 +83,11 @@ class SekeTrainer(Trainer):
 
 
 def freeze_layers(model, number: int | None) -> None:
-    """Stops training of the embeddings and of the first layers of the backbone.
-
-    Raises:
-        ValueError: if the backbone has fewer layers, or its layers are not found.
-    """
+    """Freezes the embeddings and the first layers of the backbone. Raises a `ValueError` if it has fewer."""
     if number is None:
         return
-    stacks = [
-        m
-        for name, m in model.backbone.named_modules()
-        if isinstance(m, torch.nn.ModuleList) and "." not in name.removeprefix("encoder.")
-    ]
-    layers = stacks[0] if stacks else []
+    lists = ((name, m) for name, m in model.backbone.named_modules() if isinstance(m, torch.nn.ModuleList))
+    layers = next((m for name, m in lists if "." not in name.removeprefix("encoder.")), [])
     if number > len(layers):
         raise ValueError(f"--frozen_layers {number} exceeds the {len(layers)} layers of the backbone.")
     model.backbone.get_input_embeddings().requires_grad_(False)

@@ -34,9 +34,8 @@ def score_test_set(phrases: list[list[dict]], texts: list[str], gold: list) -> d
 
 
 def measure_calibration(extract, texts: dict, gold: dict, rules: str) -> dict:
-    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any.
-
-    If no temperature fits, the model has none, and `error` is the reason.
+    """Fits the temperature on the validation documents and measures the calibration error on the test documents, if any;
+    without a fit the model has no temperature, and `error` is the reason.
     """
     try:
         calibrate(extract, texts["validation"], gold["validation"], rules=rules)

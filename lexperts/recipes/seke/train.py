@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 
 from modeling_seke.backbone_seke import resolve_backbone
 
-from ..common.arguments import parse_command, run_or_exit
+from ..common.arguments import command
 from ..common.fingerprints import RECORD, fingerprint
 from ..common.run_folder import RunFolder, open_run
 from .arguments import ModelArguments
@@ -106,32 +106,25 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
 
 
 def start_run(model_args, data_args, run_args, folder_args, training_args):
-    """Opens the run folder and trains the first stage and the seeds, if any.
-
-    Returns:
-        The folder, the model arguments of the last stage, and the result of `prepare`, or `None` if seeds were trained.
-    """
+    """Trains the first stage and the seeds, if any -> the last stage's arguments, folder, and what `prepare` returns."""
+    training_args = with_ablation_folder(model_args, training_args)
     stages = {"several_seeds": bool(run_args.seeds)}
-    run_folder_args = with_output_dir(
-        training_args, training_args.output_dir, **({"seed": 0} if run_args.seeds else {})
-    )
+    changes = {"seed": 0} if run_args.seeds else {}
+    whole_run_args = with_output_dir(training_args, training_args.output_dir, **changes)
     folder = open_stage(
-        model_args, data_args, run_folder_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
+        model_args, data_args, whole_run_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
     )  # fmt: skip
     if run_args.first_files or run_args.first_dataset:
         model_args = first_stage(model_args, data_args, run_args, training_args)
     if run_args.seeds:
         run_seeds(model_args, data_args, run_args, training_args)
-        return folder, model_args, None
-    return folder, model_args, prepare(model_args, data_args, training_args)
+        return model_args, data_args, training_args, folder, None
+    return model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command."""
-    model_args, data_args, run_args, folder_args, training_args = parse_command("seke", "train", argv)
-    training_args = with_ablation_folder(model_args, training_args)
-    arguments = (model_args, data_args, run_args, folder_args, training_args)
-    folder, model_args, prepared = run_or_exit(start_run, *arguments, traceback=run_args.traceback)
+    model_args, data_args, training_args, folder, prepared = command("seke", "train", start_run)(argv)
     if prepared:
         run(model_args, data_args, training_args, folder, prepared)
     output = training_args.output_dir

@@ -1,0 +1,14 @@
+"""A tiny encoder with its tokenizer, the backbone of extractors."""
+
+import pytest
+import torch
+from transformers import AutoModel
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_config, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbone")
+    torch.manual_seed(0)
+    AutoModel.from_config(backbone_config("bert", max_position_embeddings=128)).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return str(folder)
