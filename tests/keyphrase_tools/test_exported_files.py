@@ -85,6 +85,7 @@ def test_another_precision_replaces_the_graph(folder, tmp_path):
 def test_the_card_has_the_files_and_their_scores(outputs):
     card = (outputs("onnx", "int8") / "README.md").read_text(encoding="utf-8")
     assert "onnx/model_int8.onnx" in card and "library_name: lexperts" in card and "| 3 |" in card
+    assert 'backend="onnx"' in card
 
 
 @pytest.mark.parametrize("format", FORMATS)
