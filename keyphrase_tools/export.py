@@ -47,7 +47,7 @@ Graphs of the keyphrase model {name} for CPUs. F1@10 in per cent is that of the 
 import lexperts
 from transformers import pipeline
 
-extract = pipeline("keyphrase-extraction", model="this folder")  # {formats}
+extract = pipeline("keyphrase-extraction", model="this folder", backend="{format}")
 ```
 """
 
@@ -111,9 +111,9 @@ def export_model(
     extract.tokenizer.model_max_length = min(limit, extract.tokenizer.model_max_length)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
-        folder = Path(temporary)
+        folder = Path(temporary) / "complete"  # with the usual permissions, which a temporary folder has not
         graph = folder / graph_file(format, precision)
-        graph.parent.mkdir()
+        graph.parent.mkdir(parents=True)
         inputs = example_inputs(extract.tokenizer, wrapped.inputs)
         plain = write_onnx(wrapped, inputs, min(limit, 1 << 16), folder / "plain.onnx")
         texts = list(calibration or [row["text"] for row in evaluation or []])
@@ -316,8 +316,7 @@ def write_card(folder: Path, model: str, exported: Mapping[str, Mapping]) -> Non
         rows.append(f"| `{file}` | {entry['precision']} | {entry['size'] / 1e6:.1f} MB | {scores} | {documents} |")
     tags = [*exported, "token-classification", "keyphrase-extraction"]
     metadata = ModelCardData(base_model=None if is_local else name, library_name="lexperts", tags=tags).to_yaml()
-    formats = " or ".join(f"`backend={format!r}`" for format in exported)
-    text = CARD.format(metadata=metadata, name=name, rows="\n".join(rows), formats=formats)
+    text = CARD.format(metadata=metadata, name=name, rows="\n".join(rows), format=next(iter(exported)))
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -85,6 +85,7 @@ def test_another_precision_replaces_the_graph(folder, tmp_path):
 def test_the_card_has_the_files_and_their_scores(outputs):
     card = (outputs("onnx", "int8") / "README.md").read_text(encoding="utf-8")
     assert "onnx/model_int8.onnx" in card and "library_name: lexperts" in card and "| 3 |" in card
+    assert 'backend="onnx"' in card
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -149,3 +150,9 @@ def test_threads_and_copies_answer_the_same(outputs, format):
 def test_half_precision_is_not_taken_silently(outputs, caplog):
     with pytest.raises(ValueError, match="bfloat16"):
         exported_model.KeyphraseModel.from_pretrained(str(outputs()), dtype=torch.bfloat16)
+
+
+def test_a_folder_has_the_usual_permissions(outputs, tmp_path):
+    (tmp_path / "usual").mkdir()
+    folders = [outputs(), outputs() / "onnx"]
+    assert [oct(folder.stat().st_mode) for folder in folders] == [oct((tmp_path / "usual").stat().st_mode)] * 2
