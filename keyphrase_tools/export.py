@@ -240,7 +240,7 @@ def write_onnx(wrapped: nn.Module, inputs: dict[str, torch.Tensor], limit: int, 
 
 
 def copy_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
-    """The float32 graph as it is."""
+    """Copies the float32 graph."""
     shutil.copyfile(plain, graph)
 
 
@@ -288,7 +288,7 @@ def write_openvino(plain: Path, graph: Path, precision: str, inputs: Callable) -
 
 
 def calibration_inputs(extract, texts: Sequence[str], names: Sequence[str]) -> list[dict[str, np.ndarray]]:
-    """The inputs of at most 300 texts, one text each."""
+    """One batch for each of at most 300 texts."""
     rows = []
     for text in texts[:300]:
         batch = extract.tokenizer(text, truncation=True, return_tensors="np")

@@ -74,7 +74,7 @@ class ExportedModel(nn.Module):
         Raises:
             ImportError: if the backend is not installed.
             ValueError: if the backend is unknown or has no graph here, if there are graphs of both and none is named, or if the
-                tokenizer is another one.
+                tokenizer differs.
         """
         exported = self.config.exported
         if backend is None and len(exported) > 1:
