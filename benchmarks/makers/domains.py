@@ -160,7 +160,8 @@ def comparison() -> str:
     ]
     return "\n".join([
         *lines, "",
-        "krapivin and nus are unseen; of the other sets the default model was trained on the training documents. "
+        "krapivin and nus are unseen; of the other sets the default model was trained on the training documents."
+        f"{keybert_note(others)} "
         "[All scores, and sets left out in training](docs/keyphrases.md#the-default-model).",
     ])  # fmt: skip
 
