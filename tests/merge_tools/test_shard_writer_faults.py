@@ -120,8 +120,9 @@ def test_a_source_modified_during_the_merge(recipe, tmp_path):
     file = source(recipe, 1)
 
     def rewrite():
-        content = file.read_bytes()
-        file.write_bytes(content[:-4] + b"\0\0\0\0")
+        with file.open("r+b") as stream:  # write_bytes truncates first, which another thread may see
+            stream.seek(-4, os.SEEK_END)
+            stream.write(b"\0\0\0\0")
 
     with pytest.raises(MergeError, match="ships/model.safetensors was modified during the merge"):
         compose(recipe, tmp_path / "out", progress=Stop("sync", 0, rewrite))
