@@ -1,12 +1,12 @@
 """Batches of windows: how many fit, how they are padded, and what has been read."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .titles import MASKS, pad_masks
+from .titles import MASKS
 from .windows import Window
 
 MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
@@ -44,12 +44,20 @@ def split_windows(windows: list[Window], batch_size: int, same_number: bool = Fa
 
 
 def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Pads n windows to tensors `(n, S)`, with the masks among `names`, the arguments of the model's forward."""
-    inputs = [{name: row for name, row in window.inputs.items() if name not in MASKS} for window in windows]
-    batch = dict(tokenizer.pad(inputs, padding_side="right", return_tensors="pt"))
-    masks = {"word_start_mask": [window.word_starts >= 0 for window in windows]}
-    if "meta_mask" in names:
-        masks |= {name: [window.inputs[name] for window in windows] for name in MASKS}
-    length = batch["input_ids"].shape[1]
-    masks = {name: rows for name, rows in masks.items() if name in names}
-    return batch | {name: torch.from_numpy(pad_masks(rows, length)) for name, rows in masks.items()}
+    """Pads n windows on the right to tensors `(n, S)`, with the masks among `names`, the arguments of the model's forward."""
+    lengths = [len(window.word_starts) for window in windows]
+    kept = [name for name in windows[0].inputs if name not in MASKS or name in names]
+    rows = {"attention_mask": [[1] * length for length in lengths]}
+    rows |= {name: [window.inputs[name] for window in windows] for name in kept}
+    if "word_start_mask" in names:
+        rows["word_start_mask"] = [window.word_starts >= 0 for window in windows]
+    padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
+    return {name: torch.from_numpy(pad(of, max(lengths), padding.get(name, 0))) for name, of in rows.items()}
+
+
+def pad(rows: Sequence[Sequence[int]], length: int, value: int) -> np.ndarray:
+    """Pads n rows on the right to an array `(n, length)`."""
+    padded = np.full((len(rows), length), value, dtype=np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded

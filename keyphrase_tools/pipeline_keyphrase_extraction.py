@@ -22,7 +22,8 @@ from .decoding import O, rank_phrases, word_tags
 from .diversity import WordStates, check_diversity, diversify, last_states, phrase_vectors
 from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
-from .ranking import FLOOR, PhraseRanker
+from .phrase_features import FLOOR
+from .ranking import PhraseRanker, RankedPhrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import length_limit, read_labels, unwrap_model
@@ -315,7 +316,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             numbers = Counter(window.document for window in added)
             for number, n in numbers.items():
                 pending[number] -= n
-            finished = {n: self._phrases(block, n, **postprocess_params) for n in numbers if not pending[n]}
+            complete = [n for n in numbers if not pending[n]]
+            finished = dict(zip(complete, self._phrases(block, complete, **postprocess_params), strict=True))
             is_kept = is_new and not diverse  # hidden states would take too much memory
             kept = {window.key: values[window.key] for window in added if is_kept and pending[window.document]}
             return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
@@ -393,14 +395,11 @@ class KeyphraseExtractionPipeline(Pipeline):
             batch["style_ids"] = torch.full((len(windows),), style_id)
         # (n, S, 3), with `decode` (n, S), with `with_states` (n, S, d)
         outputs = self.forward(batch, decode=decode, **({"with_states": True} if with_states else {}))
-        probabilities, tags = outputs["probabilities"], outputs.get("tags")
+        arrays = [outputs[name].numpy() if name in outputs else None for name in ("probabilities", "tags", "states")]
+        lengths = [len(window.word_starts) for window in windows]
         return [
-            (
-                probabilities[row][mask].numpy(),
-                None if tags is None else tags[row][mask].numpy(),
-                *([outputs["states"][row][mask].numpy()] if with_states else []),
-            )
-            for row, mask in enumerate(batch["attention_mask"].bool())
+            tuple(None if of is None else of[row, :length] for of in arrays[: 2 + with_states])
+            for row, length in enumerate(lengths)
         ]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
@@ -430,36 +429,42 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
         """The keyphrases of each document, best first."""
-        return [self._phrases(block, number, **postprocess_params) for number in range(len(block["documents"]))]
+        return self._phrases(block, range(len(block["documents"])), **postprocess_params)
 
-    def _phrases(
+    def _phrases(self, block: dict, numbers: Sequence[int], *, language="english", style=None, **options) -> list:
+        """The keyphrases of some documents of a block."""
+        found, ranked = [block["word_probabilities"].document(number) for number in numbers], None
+        if options.get("candidates") is None and self._uses_ranker(options.get("threshold")):
+            documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
+            ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)
+        return [
+            self._document_phrases(block, number, p, ranked[i] if ranked else None, language, **options)
+            for i, (number, p) in enumerate(zip(numbers, found, strict=True))
+        ]
+
+    def _document_phrases(
         self,
         block: dict,
         number: int,
+        p: np.ndarray,
+        ranked: RankedPhrases | None,
+        language: str | None,
         *,
         top_k: int | None = 10,
         min_score: float | None = None,
         threshold=None,
         candidates=None,
         diversity: float = 0.0,
-        language: str | None = "english",
-        style: str | None = None,
     ) -> list[dict]:
-        """The keyphrases of one document."""
-        document, word_probabilities = block["documents"][number], block["word_probabilities"]
-        p, absent = word_probabilities.document(number), []
+        """The keyphrases of one document with the word probabilities p `(W, 3)`."""
+        document, word_probabilities, absent = block["documents"][number], block["word_probabilities"], []
         temperature = getattr(self.model.config, "keyphrase_temperature", None)
         if candidates is not None:
             is_read, spans = word_probabilities.is_read(number), block["spans"][number]
             vocabulary = candidates.of(block["first"] + number)
             phrases, absent = rank_candidates(vocabulary, spans, document, p, is_read, temperature)
-        elif self._uses_ranker(threshold):
-            ranker = self._rankers.get(style, self._rankers[None])
-            phrases = ranker.rank(document.text, document.words, p, language)
-            if min_score is None:
-                best = ranker.best_number([phrase["score"] for phrase in phrases])
-                top_k = best if top_k is None else min(top_k, best)
-                phrases = phrases[: max(best, 2 * top_k) if diversity else best]
+        elif ranked is not None:
+            phrases, top_k = ranked.select(top_k, min_score, diversity > 0)
         else:
             # tags are only computed without a threshold
             threshold, tags = self._threshold(threshold), word_probabilities.tags(number)

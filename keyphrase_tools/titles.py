@@ -107,11 +107,3 @@ def title_masks(sequences: Sequence[int | None], special: np.ndarray, *, paired:
     meta = (sequences == 0) & paired
     meta[:1] |= special[:1]
     return meta, (sequences == int(paired)) & ~special
-
-
-def pad_masks(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Pads masks of n windows with 0 on the right, which `tokenizer.pad` does not do, to an array `(n, length)`."""
-    padded = np.zeros((len(rows), length), dtype=np.int64)
-    for mask, row in zip(padded, rows, strict=True):
-        mask[: len(row)] = row
-    return padded

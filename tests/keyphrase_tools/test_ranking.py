@@ -8,18 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from keyphrase_tools.ranking import (
-    FLOOR,
-    INTERACTIONS,
-    MAX_WORDS,
-    NAMES,
-    PhraseRanker,
-    find_candidates,
-    fit_ranker,
-    log_odds,
-)
+from keyphrase_tools.decoding import mention_scores
+from keyphrase_tools.phrase_features import FLOOR, INTERACTIONS, MAX_WORDS, NAMES, find_candidates, log_odds
+from keyphrase_tools.ranking import PhraseRanker, fit_ranker
 from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
+
+from . import plain_candidates
 
 TEXT = "Graph cuts, and a graph cut of networks"
 WEIGHTS = {"bias": 0.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0)}
@@ -37,6 +32,17 @@ def document():
     return split_words(TEXT), probabilities(*p)
 
 
+def candidates_of(words, p, language="english") -> list[tuple[list[tuple[int, int]], np.ndarray]]:
+    """(spans, features) of each candidate of one document."""
+    (found,) = find_candidates([(words, p)], language)
+    spans = [tuple(span) for span in found.spans.tolist()]
+    return [(spans[found.mentions(c)], features) for c, features in enumerate(found.features)]
+
+
+def rank(weights, text, words, p) -> list[dict]:
+    return PhraseRanker(weights).rank([(text, words, p)])[0].phrases()
+
+
 def features_of(candidates, words, phrase: str) -> dict[str, float]:
     for spans, features in candidates:
         start, end = spans[0]
@@ -47,7 +53,7 @@ def features_of(candidates, words, phrase: str) -> dict[str, float]:
 
 def test_features_of_a_phrase_with_two_mentions_by_hand(document):
     words, p = document
-    found = features_of(find_candidates(words, p), words, "graph cuts")
+    found = features_of(candidates_of(words, p), words, "graph cuts")
     span = np.array([0.8 * 0.6, 0.5 * 0.5])  # p(B) p(I); the words after them cannot continue the phrase
     assert found["spans"] == [(0, 2), (5, 7)]
     assert found["span"] == pytest.approx(log_odds(span.max()))
@@ -70,7 +76,7 @@ def test_features_of_a_phrase_with_two_mentions_by_hand(document):
 
 def test_a_word_that_may_be_continued_is_less_likely_a_phrase_by_itself(document):
     words, p = document
-    found = features_of(find_candidates(words, p), words, "graph")
+    found = features_of(candidates_of(words, p), words, "graph")
     assert found["span"] == pytest.approx(log_odds(0.8 * (1 - 0.6)))
     assert found["spans"] == [(0, 1), (5, 6)] and found["labelled"] == 0
 
@@ -84,7 +90,7 @@ def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
         st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=len(words), max_size=len(words))
     )
     p, keys = probabilities(*rows), []
-    for spans, features in find_candidates(words, p):
+    for spans, features in candidates_of(words, p):
         stems = {tuple(stem(word) for word, _, _ in words[start:end]) for start, end in spans}
         assert len(stems) == 1 and len(next(iter(stems))) <= MAX_WORDS and np.isfinite(features).all()
         assert not any(word in ",(" for start, end in spans for word, _, _ in words[start:end])
@@ -93,15 +99,46 @@ def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
     assert len(keys) == len(set(keys))
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
+    """Also where a label, a phrase or a repetition would run on into the next document."""
+    text = st.lists(st.sampled_from(["graph", "cuts", "Graphs", "cut", ",", "a", "of", "net", "IT"]), max_size=14)
+    documents = []
+    for words in data.draw(st.lists(text, min_size=1, max_size=4)):
+        words = split_words(" ".join(words))
+        row = st.tuples(st.floats(0, 0.5), st.floats(0, 0.5))
+        rows = data.draw(st.lists(row, min_size=len(words), max_size=len(words)))
+        documents.append((words, probabilities(*rows).reshape(-1, 3)))
+    language = data.draw(st.sampled_from(["english", "german", None]))
+    for (words, p), found in zip(documents, find_candidates(documents, language), strict=True):
+        expected = plain_candidates.find_candidates(words, p, language)
+        spans = [tuple(span) for span in found.spans.tolist()]
+        assert [spans[found.mentions(c)] for c in range(len(found.features))] == [spans for spans, _ in expected]
+        if expected:
+            features = np.array([[features[name] for name in NAMES] for _, features in expected])
+            np.testing.assert_allclose(found.features, features, rtol=1e-9, atol=1e-12)
+            scores = np.concatenate([mention_scores(p, spans) for spans, _ in expected])
+            np.testing.assert_allclose(found.scores, scores, rtol=1e-9)
+
+
+def test_scores_do_not_depend_on_the_batch(document):
+    words, p = document
+    ranker = PhraseRanker(dict.fromkeys(("bias", "gold", *NAMES), 0.37))
+    alone = ranker.rank([(TEXT, words, p)])[0].phrases()
+    others = [("", [], np.zeros((0, 3))), *[(TEXT, words, p / 2)] * 7]
+    assert ranker.rank([*others, (TEXT, words, p), *others])[len(others)].phrases() == alone
+
+
 def test_a_document_without_words_has_no_candidates():
-    assert find_candidates([], np.zeros((0, 3))) == []
-    assert find_candidates(split_words("..."), probabilities((0.5, 0.1), (0.5, 0.1), (0.5, 0.1))) == []
-    assert PhraseRanker(WEIGHTS).rank("...", split_words("..."), probabilities(*[(0.5, 0.1)] * 3)) == []
+    assert candidates_of([], np.zeros((0, 3))) == []
+    assert candidates_of(split_words("..."), probabilities((0.5, 0.1), (0.5, 0.1), (0.5, 0.1))) == []
+    assert rank(WEIGHTS, "...", split_words("..."), probabilities(*[(0.5, 0.1)] * 3)) == []
 
 
 def test_scores_are_probabilities_and_every_mention_is_reported(document):
     words, p = document
-    phrases = PhraseRanker(WEIGHTS | {"bias": -1.0, "mentions": 2.0}).rank(TEXT, words, p)
+    phrases = rank(WEIGHTS | {"bias": -1.0, "mentions": 2.0}, TEXT, words, p)
     best = phrases[0]
     assert (best["keyphrase"], best["start"], best["end"]) == ("Graph", 0, 5) and len(best["mentions"]) == 2
     assert best["score"] == pytest.approx(1 / (1 + np.exp(1 - 2 * np.log(2))), abs=1e-6)
@@ -138,9 +175,8 @@ def test_the_fit_finds_what_tells_keyphrases_apart(document):
     assert weights["gold"] == 1.0  # the gold phrase is always a candidate
     lost = fit_ranker(documents, [["graph cut", "hash table"]] * 60)
     assert lost["gold"] == pytest.approx(2.0, rel=0.01)
-    ranker = PhraseRanker(weights)
     for words, p in documents[:10]:
-        phrases = ranker.rank(TEXT, words, p)
+        phrases = rank(weights, TEXT, words, p)
         assert phrases[0]["keyphrase"] == "Graph cuts" and phrases[0]["score"] > 0.8
         assert all(phrase["score"] < 0.5 for phrase in phrases[1:])
 
@@ -150,8 +186,7 @@ def test_a_group_counts_by_its_share(document):
     documents, gold = [(words, p)] * 40, [["graph cut"]] * 20 + [["hash table"]] * 20
     groups = ["a"] * 20 + ["b"] * 20
     for shares, first in (({"a": 1.0, "b": 0.01}, "Graph cuts"), ({"a": 0.5, "b": 0.5}, None), (None, None)):
-        ranker = PhraseRanker(fit_ranker(documents, gold, groups, shares))
-        best = ranker.rank(TEXT, words, p)[0]
+        best = rank(fit_ranker(documents, gold, groups, shares), TEXT, words, p)[0]
         assert (best["keyphrase"] == first and best["score"] > 0.9) if first else best["score"] < 0.9
 
 
@@ -160,13 +195,13 @@ def test_edges_of_function_words_are_seen():
     p = np.tile([0.2, 0.4, 0.4], (len(words), 1))
     column = NAMES.index("function_word")
     seen = {
-        " ".join(word for word, _, _ in words[a:b]): candidate.features[column]
-        for candidate in find_candidates(words, p)
-        for a, b in candidate.spans
+        " ".join(word for word, _, _ in words[a:b]): features[column]
+        for spans, features in candidates_of(words, p)
+        for a, b in spans
     }
     assert seen["politics of"] == seen["The politics"] == seen["and US"] == 1
     assert seen["IT"] == seen["US trade"] == seen["politics of IT"] == 0
-    assert not any(candidate.features[column] for candidate in find_candidates(words, p, "german"))
+    assert not any(features[column] for _, features in candidates_of(words, p, "german"))
 
 
 def test_a_fit_needs_right_and_wrong_candidates(document):
@@ -182,7 +217,7 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     assert extract(text, threshold=0.2, min_score=0.0) == expected
     ((words, p),) = extract.read_words([text])
-    ranked = PhraseRanker(model.config.keyphrase_ranker).rank(text, words, p)
+    ranked = rank(model.config.keyphrase_ranker, text, words, p)
     assert extract(text, min_score=0.0, top_k=None) == ranked
     number = PhraseRanker(model.config.keyphrase_ranker).best_number([phrase["score"] for phrase in ranked])
     assert extract(text) == ranked[:number] and 0 < number < len(ranked)

@@ -1,0 +1,85 @@
+"""The plain version of `phrase_features.find_candidates`: one document, one phrase and one mention after the other."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
+from keyphrase_tools.phrase_features import FLOOR, INTERACTIONS, LABELLED, MAX_WORDS, is_function_word, log_odds
+from keyphrase_tools.stemming import stem
+
+
+def find_candidates(
+    words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
+) -> list[tuple[list[tuple[int, int]], dict[str, float]]]:
+    """(spans, features) of each candidate, in the order of their first mentions."""
+    allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool)
+    if not allowed.any():
+        return []
+    stems = [stem(word, language) for word, _, _ in words]
+    positions = defaultdict(list)
+    for w in np.flatnonzero(allowed):
+        positions[stems[w]].append(int(w))
+    labelled = set(tag_spans(word_tags(p, LABELLED)))
+    about = document_features(p[allowed], len(words))
+    functional = [language == "english" and is_function_word(word) for word, _, _ in words]
+    candidates = []
+    for key in probable_phrases(stems, allowed, p):
+        n = len(key)
+        spans = [(w, w + n) for w in positions[key[0]] if tuple(stems[w : w + n]) == key]
+        features = phrase_features(spans, p, len(words), any(span in labelled for span in spans)) | about
+        features["function_word"] = float(any(functional[a] or functional[b - 1] for a, b in spans))
+        features |= {f"{a} x {b}": features[a] * features[b] for a, b in INTERACTIONS}
+        candidates.append((spans, features))
+    return sorted(candidates, key=lambda candidate: candidate[0][0])
+
+
+def probable_phrases(stems: Sequence[str], allowed: np.ndarray, p: np.ndarray) -> list[tuple[str, ...]]:
+    """The stems of all phrases with a mention of probability FLOOR or more: p(B) of the first word, p(I) of the others, and not
+    p(I) of the word after them."""
+    found: dict[tuple[str, ...], None] = {}
+    ends = 1 - np.append(p[1:, I], 0.0)  # (W,): a phrase may end with this word
+    for start in np.flatnonzero(allowed & (p[:, B] >= FLOOR)):
+        probability = p[start, B]
+        for end in range(start, min(start + MAX_WORDS, len(stems))):
+            if end > start:
+                probability *= p[end, I]
+            if not allowed[end] or probability < FLOOR:
+                break
+            if probability * ends[end] >= FLOOR:
+                found[tuple(stems[start : end + 1])] = None
+    return list(found)
+
+
+def phrase_features(
+    spans: Sequence[tuple[int, int]], p: np.ndarray, num_words: int, labelled: bool
+) -> dict[str, float]:
+    """What the mentions of a phrase say about it."""
+    after = np.append(p[:, I], 0.0)
+    span = np.array([p[a, B] * p[a + 1 : b, I].prod() * (1 - after[b]) for a, b in spans])  # (M,)
+    inside = np.array([1 - p[a:b, O].max() for a, b in spans])
+    first, n = spans[0][0], spans[0][1] - spans[0][0]
+    return {
+        "span": log_odds(span.max()),
+        "labels": log_odds(mention_scores(p, spans).max()),
+        "inside": log_odds(inside.max()),
+        "expected_mentions": np.log1p(span.sum()),
+        "mentions": np.log(len(spans)),
+        "first": np.log1p(first),
+        "relative_first": first / num_words,
+        "one_word": float(n == 1),
+        "two_words": float(n == 2),
+        "three_words": float(n == 3),
+        "more_words": float(n > 3),
+        "labelled": float(labelled),
+    }
+
+
+def document_features(p: np.ndarray, num_words: int) -> dict[str, float]:
+    """What the document says about its phrases; `p` of its words without punctuation."""
+    return {
+        "document": np.log(num_words),
+        "density": np.log((1 - p[:, O]).mean() + 1e-3),
+        "begins": np.log1p(p[:, B].sum()),
+    }
