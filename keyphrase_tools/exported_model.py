@@ -9,6 +9,7 @@ import platform
 import shutil
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,12 @@ class ExportedModel(nn.Module):
         """
         backend, path = self.backend, self._path
         try:
-            self._run, self._inputs = {"onnx": open_onnx, "openvino": open_openvino}[backend](path)
+            start = (
+                open_onnx
+                if backend == "onnx"
+                else partial(open_openvino, precision=self.config.exported[backend]["precision"])
+            )
+            self._run, self._inputs = start(path)
         except ImportError:
             raise
         except Exception as error:  # the backends' errors have no common class
@@ -199,15 +205,20 @@ def open_onnx(path: Path):
     return run, [value.name for value in session.get_inputs()]
 
 
-def open_openvino(path: Path):
-    """A function that runs an OpenVINO graph, and the names of its inputs."""
+def open_openvino(path: Path, precision: str):
+    """A function that runs an OpenVINO graph, and the names of its inputs.
+
+    What an int8 graph does not compute in int8, it computes in bfloat16 if the processor can.
+    """
     try:
         import openvino
     except ImportError as error:
         raise ImportError(
             "backend='openvino' needs openvino. Install it with: pip install lexperts[openvino]"
         ) from error
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    options: dict = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    if precision == "fp32":
+        options["INFERENCE_PRECISION_HINT"] = "f32"
     compiled = openvino.Core().compile_model(str(path), "CPU", options)
     of_thread = threading.local()  # a request is busy while it runs
 

@@ -63,10 +63,17 @@ class PaddedSeke(nn.Module):
         real = (mask != 0).long()
         lengths = real.sum(1, keepdim=True)  # (B, 1)
         place = torch.where(real == 1, real.cumsum(1) - 1, lengths + (1 - real).cumsum(1) - 1)  # (B, S), a permutation
-        index = place[..., None].expand_as(y)
-        x = torch.zeros_like(y).scatter(1, index, y)  # real tokens first
-        forward, backward = self.recurrent(x, lengths.squeeze(1).clamp(min=1)).chunk(2, dim=-1)
-        return y + (forward + backward).gather(1, index)
+        positions = torch.arange(mask.shape[1], device=mask.device).expand_as(place)
+        source = torch.zeros_like(place).scatter(1, place, positions)  # its inverse: real tokens first
+        h = self.recurrent(take_tokens(y, source), lengths.squeeze(1).clamp(min=1))
+        forward, backward = take_tokens(h, place).chunk(2, dim=-1)
+        return y + (forward + backward)
+
+
+def take_tokens(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x[b, index[b, s]] as a selection of whole rows, which runtimes copy faster than single elements: (B, S, d), (B, S) -> (B, S, d)."""
+    first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1)[(first + index).flatten()].view_as(x)
 
 
 class DenseExperts(nn.Module):
@@ -126,10 +133,9 @@ class OnnxRecurrent(nn.Module):
             if self.reads_lengths:
                 x = self.run(x, weights, "bidirectional", lengths.to(torch.int32))
             else:
-                index = back[..., None]
                 forward = self.run(x, [w[:1] for w in weights], "forward")
-                backward = self.run(x.gather(1, index.expand_as(x)), [w[1:] for w in weights], "forward")
-                x = torch.cat([forward, backward.gather(1, index.expand_as(backward))], dim=-1)
+                backward = self.run(take_tokens(x, back), [w[1:] for w in weights], "forward")
+                x = torch.cat([forward, take_tokens(backward, back)], dim=-1)
         return x
 
     def run(self, x: torch.Tensor, weights: list[torch.Tensor], direction: str, *lengths: torch.Tensor) -> torch.Tensor:
