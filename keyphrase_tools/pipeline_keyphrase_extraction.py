@@ -7,7 +7,7 @@ returns label ids and outputs, chooses the labels by it.
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -16,14 +16,16 @@ import torch
 from transformers import Pipeline
 
 from .batches import BatchRead, Values, pad_windows, split_windows
-from .candidates import parse_candidates, rank_candidates
+from .candidates import parse_candidates
 from .dataframes import read_documents, tabulate
-from .decoding import O, rank_phrases, word_tags
-from .diversity import WordStates, check_diversity, diversify, last_states, phrase_vectors
+from .decoding import O, word_tags
+from .diversity import WordStates, check_diversity, last_states
 from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
+from .look_ahead import launch_ahead, prepare_ahead, to_device, to_host
 from .phrase_features import FLOOR
-from .ranking import PhraseRanker, RankedPhrases
+from .ranking import PhraseRanker
+from .selection import select_phrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import length_limit, read_labels, unwrap_model
@@ -31,11 +33,8 @@ from .windows import Window, WordProbabilities, check_window, encode_windows
 
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 
+DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 UNSET = "unset"  # where None is a value
-ARGUMENTS = (
-    "top_k, min_score, threshold, batch_size, on_long, overlap, max_length, max_title_length, is_split_into_words, "
-    "candidates, diversity, language, style"
-)
 
 
 class KeyphraseExtractionPipeline(Pipeline):
@@ -70,7 +69,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             (by score only) to 1. See `diversity.diversify`.
         language (default `config.keyphrase_language`, or "english"): the stemmer by which phrases are compared, one of
             `stemming.LANGUAGES`, or `None` for no stemming.
-        batch_size (`int`, default 8): windows per batch. Documents are sorted by length first. A batch of shorter windows
+        batch_size (`int`, default 8, on a GPU 64): windows per batch. Documents are sorted by length first. A batch of shorter windows
             has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
         on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's label
             is taken from the window in which it is furthest from an edge; `"error"` raises, `"truncate"` reads only the
@@ -124,11 +123,12 @@ class KeyphraseExtractionPipeline(Pipeline):
             model.open(backend, kwargs.get("tokenizer"))
             args, kwargs = (), {"device": "cpu", **kwargs, "model": model}
         super().__init__(*args, **kwargs)
-        self._tag_of_label = read_labels(self.model.config.id2label)
+        self._tag_of_label = torch.tensor(read_labels(self.model.config.id2label))
+        self._ahead = int(self.device.type != "cpu")  # batches and blocks in advance
         self._limit = length_limit(self.tokenizer, self.model)
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
-        self._model_decode = getattr(model, "decode", None)
+        self._model_decode, self._pack_tokens = getattr(model, "decode", None), getattr(model, "pack_tokens", None)
         weights = {None: getattr(self.model.config, "keyphrase_ranker", None)}
         weights |= getattr(self.model.config, "style_rankers", None) or {}
         self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
@@ -151,7 +151,7 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _sanitize_parameters(
         self,
-        top_k="unset",
+        top_k=UNSET,
         min_score=None,
         style=None,
         threshold=None,
@@ -166,21 +166,24 @@ class KeyphraseExtractionPipeline(Pipeline):
         **unknown,
     ):
         if unknown:
+            known = [*inspect.signature(self._sanitize_parameters).parameters][:-1]
             raise TypeError(
                 f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. "
-                f"Valid arguments: {ARGUMENTS}."
+                f"Valid arguments: {', '.join(known)}, batch_size."
             )
         preprocess_params = {"on_long": on_long, "overlap": overlap, "max_length": max_length}
         preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
-        if style is not None:
-            preprocess_params["style_id"] = self._style_id(style)
-        postprocess_params = {"style": style, "min_score": min_score}
-        postprocess_params = {name: value for name, value in postprocess_params.items() if value is not None}
-        if threshold is not None:
-            if not 0 < threshold < 1:
-                raise ValueError(f"threshold={threshold} must be a probability between 0 and 1.")
-            postprocess_params["threshold"] = threshold
-        if top_k != "unset":
+        preprocess_params["style_id"] = None if style is None else self._style_id(style)
+        if threshold is not None and not 0 < threshold < 1:
+            raise ValueError(f"threshold={threshold} must be a probability between 0 and 1.")
+        postprocess_params = {"style": style, "min_score": min_score, "threshold": threshold}
+        if diversity is not None:
+            postprocess_params["diversity"] = check_diversity(diversity)
+        preprocess_params, postprocess_params = (
+            {name: value for name, value in values.items() if value is not None}
+            for values in (preprocess_params, postprocess_params)
+        )
+        if top_k != UNSET:
             if top_k is not None and top_k < 1:
                 raise ValueError(f"top_k={top_k} must be at least 1, or None for all keyphrases.")
             postprocess_params["top_k"] = top_k
@@ -188,11 +191,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             postprocess_params["candidates"] = parse_candidates(candidates)
             if candidates is not None and threshold is not None:
                 raise ValueError(f"threshold={threshold} has no effect on candidates. Leave it out, or pass min_score.")
-        if diversity is not None:
-            postprocess_params["diversity"] = check_diversity(diversity)
         if language is not UNSET:
             postprocess_params["language"] = check_language(language)
-        preprocess_params = {name: value for name, value in preprocess_params.items() if value is not None}
         return preprocess_params, {}, postprocess_params
 
     def _style_id(self, style: str) -> int:
@@ -207,7 +207,7 @@ class KeyphraseExtractionPipeline(Pipeline):
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
         preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
-        batch_size = batch_size or self._batch_size or 8
+        batch_size = batch_size or self._batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
         is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
         inputs = inputs if is_document else read_documents(inputs)
         if (candidates := postprocess_params.get("candidates")) is not None:
@@ -248,14 +248,20 @@ class KeyphraseExtractionPipeline(Pipeline):
     ) -> Iterator[list[dict]]:
         """Yields the results in the documents' order, block by block."""
         first = 0
-        for block in split_into_blocks(documents, SORT_WINDOW * batch_size):
+
+        def prepare(documents: Sequence) -> dict:
+            nonlocal first
+            begin, first = first, first + len(documents)
+            return self.preprocess(documents, first=begin, **preprocess_params)
+
+        blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
+        for block in prepare_ahead(blocks, prepare, self._ahead):
             finished, due = {}, 0
-            for read in self._read_block(block, batch_size, preprocess_params, postprocess_params, first):
+            for read in self._read_prepared(block, batch_size, postprocess_params):
                 finished |= read.finished
                 while due in finished:
                     yield finished.pop(due)
                     due += 1
-            first += len(block)
 
     def read_block(
         self,
@@ -282,24 +288,26 @@ class KeyphraseExtractionPipeline(Pipeline):
             ValueError: for `cached` outputs with `diversity`, which needs hidden states too.
         """
         preprocess_params, postprocess_params = self._merge_parameters(**options)
-        return self._read_block(documents, batch_size, preprocess_params, postprocess_params, first, done, cached or {})
+        block = self.preprocess(documents, first=first, **preprocess_params)
+        return self._read_prepared(block, batch_size, postprocess_params, done, cached or {})
 
-    def _read_block(
-        self, documents, batch_size, preprocess_params, postprocess_params, first, done=(), cached=MappingProxyType({})
+    def _read_prepared(
+        self, block: dict, batch_size: int, postprocess_params: dict, done=(), cached=MappingProxyType({})
     ) -> Iterator[BatchRead]:
+        """Reads the block that `preprocess` returned."""
         self.model.eval()
         threshold = self._threshold(postprocess_params.get("threshold"))
         decode = callable(self._model_decode) and threshold is None
-        block = self.preprocess(documents, first=first, **preprocess_params)
+        first, size = block["first"], len(block["documents"])
         if (candidates := postprocess_params.get("candidates")) is not None:
-            candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + len(documents)))
+            candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + size))
             block["spans"] = candidates.find(block["words"], first, postprocess_params["language"])
-        read = partial(self._read, style_id=block["style_id"]) if block["style_id"] else self._read
+        launch = partial(self._launch, style_id=block["style_id"])
         if diverse := postprocess_params.get("diversity", 0) > 0:
             if cached:
                 raise ValueError("cached windows hold no hidden states, which diversity needs. Leave cached out.")
-            block["word_states"] = WordStates(len(documents), block.get("spans"))
-            read = partial(read, with_states=True)
+            block["word_states"] = WordStates(size, block.get("spans"))
+            launch = partial(launch, with_states=True)
         in_phrases = FLOOR if self._uses_ranker(postprocess_params.get("threshold")) else threshold
         windows, word_probabilities = block["windows"], block["word_probabilities"]
         counts = Counter(window.document for window in windows)
@@ -324,11 +332,12 @@ class KeyphraseExtractionPipeline(Pipeline):
 
         if cached:
             yield collect(windows, cached, is_new=False)
+        due = []
         for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
-            needed = [window for window in batch if window.document in pending and window.key not in cached]
-            if needed:
-                values = dict(zip([window.key for window in batch], read(batch, decode), strict=True))
-                yield collect(needed, values)
+            if needed := [window for window in batch if window.document in pending and window.key not in cached]:
+                due.append((batch, needed))
+        for (batch, needed), wait in launch_ahead(due, lambda item: launch(item[0], decode), self._ahead):
+            yield collect(needed, dict(zip([window.key for window in batch], self._values(batch, wait()), strict=True)))
 
     def preprocess(
         self,
@@ -386,21 +395,28 @@ class KeyphraseExtractionPipeline(Pipeline):
                 block["word_probabilities"].add(window, *values)
         return [(words, block["word_probabilities"].document(number)) for number, words in enumerate(block["words"])]
 
-    def _read(
+    def _launch(
         self, windows: list[Window], decode: bool = False, with_states: bool = False, style_id: int = 0
-    ) -> list[Values]:
-        """Runs the model on a batch of windows; `with_states` adds hidden states `(S, d)` to the values of each."""
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """Runs the model on a batch of windows. A GPU may still be running when this returns a function that gives the outputs."""
         batch = pad_windows(windows, self.tokenizer, self._forward_names)
         if style_id:
             batch["style_ids"] = torch.full((len(windows),), style_id)
-        # (n, S, 3), with `decode` (n, S), with `with_states` (n, S, d)
-        outputs = self.forward(batch, decode=decode, **({"with_states": True} if with_states else {}))
-        arrays = [outputs[name].numpy() if name in outputs else None for name in ("probabilities", "tags", "states")]
+        if self.device.type != "cpu" and self._pack_tokens is not None:
+            batch["packed_tokens"] = self._pack_tokens(batch["attention_mask"])
+        with self.device_placement(), torch.no_grad():
+            options = {"decode": decode} | ({"with_states": True} if with_states else {})
+            return to_host(self._forward(to_device(batch, self.device), **options))
+
+    def _read(self, windows: list[Window], **options) -> list[Values]:
+        """Runs the model on a batch of windows, and waits for the outputs."""
+        return self._values(windows, self._launch(windows, **options)())
+
+    def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
+        """The outputs of each window, without padding; with hidden states `(S, d)` if there are any."""
+        arrays = [outputs["probabilities"], outputs.get("tags"), *([outputs["states"]] if "states" in outputs else [])]
         lengths = [len(window.word_starts) for window in windows]
-        return [
-            tuple(None if of is None else of[row, :length] for of in arrays[: 2 + with_states])
-            for row, length in enumerate(lengths)
-        ]
+        return [tuple(None if of is None else of[n, :length] for of in arrays) for n, length in enumerate(lengths)]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
         """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
@@ -411,7 +427,9 @@ class KeyphraseExtractionPipeline(Pipeline):
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
         outputs = outputs or self.model(**batch)
         p = outputs.logits.float().softmax(-1)  # (n, S, C)
-        zeros, tag_of_label = p.new_zeros(*p.shape[:2], 3), torch.tensor(self._tag_of_label, device=p.device)
+        if self._tag_of_label.device != p.device:
+            self._tag_of_label = self._tag_of_label.to(p.device)
+        zeros, tag_of_label = p.new_zeros(*p.shape[:2], 3), self._tag_of_label
         results = {"probabilities": zeros.index_add(-1, tag_of_label, p)}
         if decode:
             results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
@@ -431,47 +449,14 @@ class KeyphraseExtractionPipeline(Pipeline):
         """The keyphrases of each document, best first."""
         return self._phrases(block, range(len(block["documents"])), **postprocess_params)
 
-    def _phrases(self, block: dict, numbers: Sequence[int], *, language="english", style=None, **options) -> list:
+    def _phrases(
+        self, block: dict, numbers: Sequence[int], *, language="english", style=None, threshold=None, **options
+    ) -> list[list[dict]]:
         """The keyphrases of some documents of a block."""
-        found, ranked = [block["word_probabilities"].document(number) for number in numbers], None
-        if options.get("candidates") is None and self._uses_ranker(options.get("threshold")):
+        found, ranked = [block["word_probabilities"].document(number) for number in numbers], [None] * len(numbers)
+        if options.get("candidates") is None and self._uses_ranker(threshold):
             documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
             ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)
-        return [
-            self._document_phrases(block, number, p, ranked[i] if ranked else None, language, **options)
-            for i, (number, p) in enumerate(zip(numbers, found, strict=True))
-        ]
-
-    def _document_phrases(
-        self,
-        block: dict,
-        number: int,
-        p: np.ndarray,
-        ranked: RankedPhrases | None,
-        language: str | None,
-        *,
-        top_k: int | None = 10,
-        min_score: float | None = None,
-        threshold=None,
-        candidates=None,
-        diversity: float = 0.0,
-    ) -> list[dict]:
-        """The keyphrases of one document with the word probabilities p `(W, 3)`."""
-        document, word_probabilities, absent = block["documents"][number], block["word_probabilities"], []
-        temperature = getattr(self.model.config, "keyphrase_temperature", None)
-        if candidates is not None:
-            is_read, spans = word_probabilities.is_read(number), block["spans"][number]
-            vocabulary = candidates.of(block["first"] + number)
-            phrases, absent = rank_candidates(vocabulary, spans, document, p, is_read, temperature)
-        elif ranked is not None:
-            phrases, top_k = ranked.select(top_k, min_score, diversity > 0)
-        else:
-            # tags are only computed without a threshold
-            threshold, tags = self._threshold(threshold), word_probabilities.tags(number)
-            phrases = rank_phrases(document.text, document.words, p, threshold, tags, temperature, language)
-        phrases = [phrase for phrase in phrases if phrase["score"] >= (min_score or 0)]
-        if "word_states" in block:
-            vectors = phrase_vectors(phrases, document.words, block["word_states"].pop(number))
-            phrases = diversify(phrases, vectors, diversity, top_k)
-        phrases = [document.phrase_to_source(phrase) for phrase in phrases[:top_k]]
-        return phrases if min_score else (phrases + absent)[:top_k]
+        options |= {"language": language, "threshold": self._threshold(threshold)}
+        options["temperature"] = getattr(self.model.config, "keyphrase_temperature", None)
+        return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]

@@ -8,6 +8,8 @@ changes nothing, wherever it is in a row.
 """
 
 from collections.abc import Iterator
+from copy import copy
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,7 @@ class PackedTokens:
         row (`(T,)`): each token's document, numbered from the longest.
         time (`(T,)`): each token's position among the real tokens of its document.
         lengths (`(N,)`): number of tokens of each non-empty document, descending.
+        batch_sizes (`(L,)`, on the CPU): number of documents that have a token at each time, as in a `PackedSequence`.
     """
 
     def __init__(self, mask: torch.Tensor):
@@ -42,6 +45,19 @@ class PackedTokens:
         self.index, self.row, self.time = flat[order], row[order], time[order]
         self.lengths = lengths.sort(descending=True).values
         self.lengths = self.lengths[self.lengths > 0]
+
+    @cached_property
+    def batch_sizes(self) -> torch.Tensor:
+        """See above."""
+        return torch.bincount(self.time).cpu()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedTokens":
+        """Copies the positions to a device. Those of a mask on the CPU are found without waiting for a GPU."""
+        moved = copy(self)
+        moved.batch_sizes = self.batch_sizes
+        for name in ("index", "row", "time", "lengths"):
+            setattr(moved, name, getattr(self, name).to(device, non_blocking=non_blocking))
+        return moved
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, ...) -> (T, ...)."""
@@ -273,8 +289,7 @@ class SekeRnn(nn.Module):
 
     def _rnn_packed(self, x: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
         """(T, d) -> (T, 2d), by PyTorch's packed sequences."""
-        batch_sizes = torch.bincount(tokens.time).cpu()
-        return self.recurrent(PackedSequence(x, batch_sizes))[0].data
+        return self.recurrent(PackedSequence(x, tokens.batch_sizes))[0].data
 
     @torch.compiler.disable
     def _lstm_padded(self, x: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:

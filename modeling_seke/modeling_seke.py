@@ -233,6 +233,14 @@ class SekeModel(SekePreTrainedModel):
         self.moe = SekeMoe(config) if config.use_moe else None
         self.rnn = SekeRnn(config) if config.use_rnn else None
 
+    @staticmethod
+    def pack_tokens(attention_mask: torch.Tensor) -> PackedTokens:
+        """The positions of real tokens, for the argument `packed_tokens` of `forward`.
+
+        Of a mask `(B, S)` on the CPU they are known without waiting for a GPU: `model.pack_tokens(mask).to("cuda")`.
+        """
+        return PackedTokens(attention_mask)
+
     def encode(
         self,
         input_ids: torch.Tensor | None = None,
@@ -241,9 +249,10 @@ class SekeModel(SekePreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         style_ids: torch.Tensor | None = None,
+        packed_tokens: PackedTokens | None = None,
         **kwargs,
     ) -> PackedStates:
-        """The states of the real tokens. Arguments as in `forward`."""
+        """The states of the real tokens. Arguments as in `forward`; `packed_tokens` are those of the mask."""
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask has {attention_mask.dim()} dimensions, but the head needs one value per token. "
@@ -258,7 +267,7 @@ class SekeModel(SekePreTrainedModel):
         )
         states = outputs.last_hidden_state  # (B, S, d)
         mask = attention_mask if attention_mask is not None else states.new_ones(states.shape[:2])
-        tokens = PackedTokens(mask)
+        tokens = PackedTokens(mask) if packed_tokens is None else packed_tokens
         if self.style_embedding is not None:
             rows = states.new_zeros(len(states), dtype=torch.long) if style_ids is None else style_ids
             states = states + self.style_embedding(rows)[:, None]
@@ -286,7 +295,7 @@ class SekeModel(SekePreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`):
                 as for the backbone; `token_type_ids` are ignored if the backbone has none.
             style_ids (`(B,)`): for a model with `config.styles`, the style of each row: its index in them plus 1, 0 for none.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+            kwargs: `packed_tokens`, see `pack_tokens`; others are for the backbone, such as `output_hidden_states`.
 
         Raises:
             ValueError: for an `attention_mask` that is not `(B, S)`.
@@ -349,7 +358,7 @@ class SekeForTokenClassification(SekeModel):
             labels (`(B, S)`): label ids; -100 for tokens without a label (all but a word's first sub-token).
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it;
                 the loss is then the sum divided by it, so gradient accumulation changes nothing.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+            kwargs: `packed_tokens`, see `pack_tokens`; others are for the backbone, such as `output_hidden_states`.
 
         Raises:
             ValueError: for an `attention_mask` that is not `(B, S)`.

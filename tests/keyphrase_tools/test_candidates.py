@@ -269,11 +269,11 @@ def test_a_run_with_other_candidates_is_not_resumed(lookup, tmp_path, monkeypatc
     source, output, extract = tmp_path / "texts.jsonl", tmp_path / "out.jsonl", lookup()
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("x bx", 3, "c")))
 
-    def stop(*_):
+    def stop(*_, **__):
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_read", stop)
+        patch.setattr(extract, "_launch", stop)
         extract_corpus(extract, Corpus(source), output, candidates={"x": [], "bx": []})
     with pytest.raises(ValueError, match="2 candidates, sha256 .* before, '2 candidates, sha256"):
         extract_corpus(extract, Corpus(source), output, candidates={"bx": [], "x": []})

@@ -144,17 +144,17 @@ def mixed_texts(count):
 @pytest.mark.parametrize("batches", [1, 3])
 def test_an_interrupted_run_reads_no_batch_twice_and_ends_in_the_same_bytes(extract, tmp_path, monkeypatch, batches):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(60)])
-    read, plain, left = [], extract._read, 10**6
+    read, plain, left = [], extract._launch, 10**6
 
-    def counted(windows, decode):
+    def counted(windows, *args, **kwargs):
         nonlocal left
         if not left:
             raise Stop
         left -= 1
         read.extend(tuple(window.inputs["input_ids"]) for window in windows)
-        return plain(windows, decode)
+        return plain(windows, *args, **kwargs)
 
-    monkeypatch.setattr(extract, "_read", counted)
+    monkeypatch.setattr(extract, "_launch", counted)
     extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2)
     whole, starts, output = Counter(read), 0, tmp_path / "out.jsonl"
     assert len(whole) == whole.total() > 90
@@ -170,15 +170,15 @@ def test_an_interrupted_run_reads_no_batch_twice_and_ends_in_the_same_bytes(extr
 def test_lines_that_were_being_written_are_read_again(extract, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(20)])
     extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2)
-    output, plain, batches = tmp_path / "out.jsonl", extract._read, iter(range(5))
+    output, plain, batches = tmp_path / "out.jsonl", extract._launch, iter(range(5))
 
-    def five(windows, decode):
+    def five(windows, *args, **kwargs):
         if next(batches, None) is None:
             raise Stop
-        return plain(windows, decode)
+        return plain(windows, *args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_read", five)
+        patch.setattr(extract, "_launch", five)
         extract_corpus(extract, Corpus(source), output, batch_size=2)
     parts = tmp_path / "out.jsonl.parts"
     assert (parts / "0.windows").read_bytes().count(b"\n") > 2

@@ -240,7 +240,7 @@ def test_an_interrupted_corpus_is_resumed(extract, tmp_path, monkeypatch):
     for i in range(12):
         (source / f"{i:02}.txt").write_text(random_text(5 + 40 * (i % 4), i))
     extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2, diversity=0.6)
-    output, plain, batches = tmp_path / "out.jsonl", extract._read, iter(range(5))
+    output, plain, batches = tmp_path / "out.jsonl", extract._launch, iter(range(5))
 
     def five(*args, **kwargs):
         if next(batches, None) is None:
@@ -248,7 +248,7 @@ def test_an_interrupted_corpus_is_resumed(extract, tmp_path, monkeypatch):
         return plain(*args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_read", five)
+        patch.setattr(extract, "_launch", five)
         extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.6)
     with pytest.raises(ValueError, match="diversity=0.6 before, 0.5 now"):
         extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.5)

@@ -165,7 +165,7 @@ def test_a_run_in_another_language_is_not_resumed(lookup, tmp_path, monkeypatch)
     source.write_text(json.dumps({"text": "bx"}) + "\n")
     extract = lookup()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(extract, "_read", lambda *_: 1 / 0)
+        patch.setattr(extract, "_launch", lambda *_, **__: 1 / 0)
         extract_corpus(extract, Corpus(source), tmp_path / "out.jsonl", language="german")
     for other, shown in (({"language": None}, "None"), ({"language": "french"}, "'french'"), ({}, "None")):
         with pytest.raises(ValueError, match=f"language='german' before, {shown} now"):

@@ -241,13 +241,13 @@ def test_few_long_documents_are_prepared_at_once(lookup):
 
 
 def test_short_documents_are_read_together_in_the_room_of_long_ones(extract, monkeypatch):
-    shapes, forward = [], extract.forward
+    shapes, forward = [], extract._forward
 
     def seen(batch, **kwargs):
         shapes.append(tuple(batch["input_ids"].shape))
         return forward(batch, **kwargs)
 
-    monkeypatch.setattr(extract, "forward", seen)
+    monkeypatch.setattr(extract, "_forward", seen)
     documents = [random_text(40, i) for i in range(2)] + [random_text(n, n) for n in (15, 14, 13, 12)]
     documents += [random_text(2, i) for i in range(24)]
     extract(documents, batch_size=2)
