@@ -175,9 +175,7 @@ class Worker:
     """A process with the code of one revision."""
 
     def __init__(self, revision: str, folder: Path):
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
-        folder.mkdir()
-        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+        checkout(revision, folder)
         environment = os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, __file__, "--serve", str(folder)]
         self.process = subprocess.Popen(
@@ -195,6 +193,13 @@ class Worker:
         """Ends the process."""
         self.process.stdin.close()
         self.process.wait()
+
+
+def checkout(revision: str, folder: Path) -> None:
+    """Writes the files of a revision into a new folder."""
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+    folder.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
 
 
 def short_hash(revision: str) -> str:

@@ -334,7 +334,7 @@ def test_options_of_the_pipeline_are_defaults_that_a_call_overrides(lookup):
 
 
 def test_an_unknown_option_is_named_with_the_valid_ones(lookup):
-    message = "'aggregation_strategy'.*top_k, min_score, threshold, batch_size, on_long, overlap"
+    message = "'aggregation_strategy'.*top_k, min_score, style, threshold, on_long, overlap.*batch_size"
     with pytest.raises(TypeError, match=message):
         lookup()("b", aggregation_strategy="simple")
     with pytest.raises(TypeError, match=message):
