@@ -84,7 +84,7 @@ def time_layer(args) -> list[dict]:
         for longest in LENGTHS:
             for shortest in (1.0, 0.3):
                 x, z, layer, weights, stock = make(input_size, longest, args.device)
-                lengths = lengths_of(longest, shortest).to(args.device)
+                lengths = lengths_of(longest, shortest).sort(descending=True).values.to(args.device)
                 for train in (False, True):
                     calls = candidates_of(x, z, layer, weights, stock, lengths)
                     if args.device == "cpu" and (longest > 128 or shortest < 1):

@@ -133,13 +133,12 @@ def lstm_per_example(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeight
 def lstm_batched(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -> torch.Tensor:
     """All texts at each step: one product for all inputs, and one per step. For a GPU.
 
-    x (B, L, N_x), lengths (B,) -> (B, L, N_h), 0 at padding.
+    x (B, L, N_x), lengths (B,), descending -> (B, L, N_h), 0 at padding.
     """
     A, X, b = (w.flatten(1, 2) for w in weights)
-    order = lengths.argsort(descending=True)  # at every step the active texts are the first ones
+    # at every step the active texts are the first ones
     active_per_step = (lengths[:, None] > torch.arange(x.shape[1], device=x.device)).sum(0).tolist()
-    pre = torch.baddbmm(b[:, None], x, X.mT)[order]  # (B, L, 4 N_h)
-    return Recurrence.apply(pre, A[order], active_per_step)[order.argsort()]
+    return Recurrence.apply(torch.baddbmm(b[:, None], x, X.mT), A, active_per_step)
 
 
 class Recurrence(torch.autograd.Function):
@@ -237,8 +236,10 @@ class GeneratedLstm(nn.Module):
 
     def forward(self, x, lengths, z, implementation: str = "auto") -> torch.Tensor:
         """H^v (B, L, N_x), lengths (B,), z (B, N_z) -> H^S (B, L, N_h), or (B, L, 2 N_h) if bidirectional; 0 at padding."""
-        lstm = LSTM_FUNCTIONS[fastest_implementation(x.device) if implementation == "auto" else implementation]
-        states = []
+        name = fastest_implementation(x.device) if implementation == "auto" else implementation
+        lstm, states, order = LSTM_FUNCTIONS[name], [], lengths.argsort(descending=True)
+        if name == "batched":  # z is sorted, before it becomes weights, which are large
+            x, lengths, z = x[order], lengths[order], z[order]
         for direction, generator in enumerate(self.generators):
             weights = generator(z)
             inputs = x.to(weights.bias.dtype)
@@ -247,7 +248,7 @@ class GeneratedLstm(nn.Module):
             else:
                 reverse_states = lstm(reverse_sequences(inputs, lengths), lengths, weights)
                 states.append(reverse_sequences(reverse_states, lengths))
-        return torch.cat(states, -1)
+        return torch.cat(states, -1)[order.argsort()] if name == "batched" else torch.cat(states, -1)
 
 
 def reverse_sequences(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
