@@ -21,7 +21,14 @@ from seke_domains import data_file
 from keyphrase_tools.jsonl import full_text, read_jsonl
 
 GRAPHS = [(f, p) for f in ("onnx", "openvino") for p in ("fp32", "int8")]
-SYSTEMS = ("PyTorch float32", "PyTorch bfloat16", "PyTorch compiled", *(f"{f} {p}" for f, p in GRAPHS), "YAKE", "KeyBERT")
+SYSTEMS = (
+    "PyTorch float32",
+    "PyTorch bfloat16",
+    "PyTorch compiled",
+    *(f"{f} {p}" for f, p in GRAPHS),
+    "YAKE",
+    "KeyBERT",
+)
 NUM_KEYBERT = 50
 WARM_UP = 48  # documents
 

@@ -4,7 +4,7 @@
     python benchmarks/lexicon_speed.py --data PATH --work FOLDER      # PATH/definitions; about 25 minutes on two cores
 
 Generation: `generate` with a cache over batches of prompts of WordNet, a dense Llama, stock Mixtral and our policies with the same
-weights; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by the recipe's metrics, and by the
+weights, by domain with rows of all domains and with rows of one; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by the recipe's metrics, and by the
 reference implementations called for each pair. Clustering: up to 100,000 embeddings of real texts by MiniLM, ours and
 k-means-constrained from the same first centroids. FOLDER keeps the embeddings.
 """
@@ -58,13 +58,15 @@ def generation(rows: list[dict], device: str, rounds: int) -> list[dict]:
         check_equal(models, device)
         for batch in BATCHES:
             inputs = {name: value.to(device) for name, value in padded_prompts(rows, batch).items()}
-            domains = {"domain_ids": torch.arange(batch, device=device) % E}
+            mixed = torch.arange(batch, device=device) % E
+            domains = {"domain": {"domain_ids": mixed}, "grouped": {"domain_ids": torch.zeros_like(mixed)}}
 
             def calls(name, inputs=inputs, domains=domains, models=models):
-                more = inputs | (domains if name == "domain" else {})
-                return lambda: models[name].generate(**more, do_sample=False, max_new_tokens=WRITTEN)
+                model, more = models["domain" if name in domains else name], inputs | domains.get(name, {})
+                return lambda: model.generate(**more, do_sample=False, max_new_tokens=WRITTEN)
 
-            times = interleaved({name: calls(name) for name in ("dense", "stock", "token", "domain")}, rounds)
+            names = ("dense", "stock", "token", "domain", "grouped")
+            times = interleaved({name: calls(name) for name in names}, rounds)
             speeds = {name: batch * WRITTEN / entry["median_ms"] * 1e3 for name, entry in times.items()}
             place = {"d": size[0], "layers": size[2], "batch": batch, "length": inputs["input_ids"].shape[1]}
             found.append(place | {"times": times, "tokens_per_second": speeds})
