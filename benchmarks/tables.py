@@ -45,6 +45,7 @@ MAKERS = {
     "table:all_sets": domains.all_sets,
     "table:left_out": domains.left_out,
     "table:exported": domains.exported,
+    "table:pipeline_profile": domains.pipeline_profile,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,

@@ -190,3 +190,33 @@ def exported() -> str:
     return "\n".join(
         [*lines, "", f"{note}{provenance(record)} `python benchmarks/export.py --data PATH --work FOLDER`"]
     )
+
+
+def pipeline_profile() -> str:
+    """Milliseconds per document of the pipeline's stages, and how speed and memory grow."""
+    record = load("pipeline_profile")
+    results, settings, growth = record["results"], record["settings"], record["results"]["growth"]
+    stages = {
+        "clean": "cleaning, words", "tokenize": "tokenizer, windows", "pad": "padding", "model": "model", "rank": "phrases and ranks",
+        "rest": "everything else", "total": "together",
+    }  # fmt: skip
+    lines = ["| milliseconds per document | before | now |", "| --- | --- | --- |"]
+    lines += [
+        f"| {text} | {results['before'][name]:.2f} | {results['after'][name]:.2f} |" for name, text in stages.items()
+    ]
+    words = " | ".join(f"{int(length):,}" for length in growth["words"])
+    speeds = " | ".join(f"{speed:,.0f}" for speed in growth["words"].values())
+    lines += ["", f"| words per document | {words} |", "| --- |" + " --- |" * len(growth["words"])]
+    lines += [f"| words a second | {speeds} |"]
+    sizes = ", ".join(f"{speed:.1f} at `batch_size={size}`" for size, speed in growth["batch_size"].items())
+    memory = [row["megabytes"] for row in growth["stream"]]
+    first, last = growth["stream"][0], growth["stream"][-1]
+    lines += [
+        "",
+        f"Documents a second: {sizes}. A stream of {last['documents']:,} short documents took {memory[0]:,.0f} MB after "
+        f"{first['documents']:,} of them and {memory[-1]:,.0f} MB at the end.",
+        "",
+        f"{settings['documents']} test documents of Inspec, the default model, before: {settings['before']}. {provenance(record)} "
+        f"`python benchmarks/pipeline_profile.py --data PATH --before {settings['before']}`",
+    ]
+    return "\n".join(lines)

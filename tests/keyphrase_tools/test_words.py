@@ -62,6 +62,12 @@ def test_a_space_keeps_two_texts_apart(first, second):
     assert split_words(f"{first} {second}") == split_words(first) + moved
 
 
+@given(st.text(st.characters(max_codepoint=127), max_size=30) | st.text("a1_'.,-/ \n", max_size=12))
+@settings(max_examples=400, deadline=None)
+def test_the_faster_rule_of_ascii_texts_is_the_general_rule(text):
+    assert split_words(text) == [(match[0], *match.span()) for match in words._WORD.finditer(text)]
+
+
 @settings(max_examples=300, deadline=None)
 @given(texts)
 def test_normalising_twice_changes_nothing(text):
