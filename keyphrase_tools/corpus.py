@@ -398,6 +398,26 @@ def _csv_row(names: list[str], row: list[str]) -> dict:
     return dict(zip(names, row, strict=True))
 
 
+def check_document(document: Mapping, text_column: str, title_column: str | None) -> tuple[dict | None, str | None]:
+    """A document `{"text", "title"}` as the pipeline reads it, or why it cannot be read.
+
+    Args:
+        document: "text" is a text or a list of words, which are joined by blanks; "title" is a text, `None` or NaN.
+        text_column, title_column: their names, for the error.
+    """
+    text, title = document["text"], document["title"]
+    text = text.tolist() if hasattr(text, "tolist") else text
+    text = " ".join(text) if is_words(text) else text
+    title = None if title != title else title  # NaN, by which pandas marks a missing value
+    for column, value, is_valid in (
+        (text_column, text, isinstance(text, str)),
+        (title_column, title, isinstance(title, str | None)),
+    ):
+        if not is_valid:
+            return None, f"{column!r} is {value!r:.60}, not a text"
+    return {"title": title, "text": text}, None
+
+
 def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
     """Reads the first documents, each with its title and text joined.
 
@@ -406,12 +426,13 @@ def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[i
     """
     texts, errors = {}, {}
     for row in islice(corpus.read(), max_documents):
-        values = row.values or {}
-        text, title = values.get(corpus.text_column), values.get(corpus.title_column)
-        text = " ".join(text) if is_words(text) else text
-        text = clean(join_title(title, text)) if isinstance(text, str) and isinstance(title, str | None) else ""
+        document, error = None, row.error
+        if row.values is not None:
+            document = {"text": row.values[corpus.text_column], "title": row.values.get(corpus.title_column)}
+            document, error = check_document(document, corpus.text_column, corpus.title_column)
+        text = clean(join_title(document["title"], document["text"])) if document else ""
         if text.strip():
             texts[row.number] = text
         else:
-            errors[row.number] = row.error or "it is empty"
+            errors[row.number] = error or "it is empty"
     return texts, errors

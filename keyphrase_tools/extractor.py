@@ -6,13 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from .candidates import parse_candidates
+from .corpus import check_document
 from .default_model import find_default_model
 from .fingerprints import hash_config, hash_tokenizer, hash_weights
-from .input_documents import is_words, split_into_blocks
+from .input_documents import split_into_blocks
 from .loading import describe_load_errors, parse_device, parse_dtype
 from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
+MENTION_FIELDS = ("start", "end", "field", "score")
 LONG = 20_000  # characters of a document whose windows are shown as progress on any device
 
 
@@ -37,7 +39,7 @@ class KeyphraseExtractor:
         A call with a dictionary of columns returns a dictionary of lists, one with a `pyarrow.Table` a table, and one with a
         pandas DataFrame a DataFrame, each with these columns added:
         keyphrases: lists of `{"keyphrase", "score", "start", "end", "field"}`, best first, or `None` after an error. `field` is
-            "title" or "text", and `None` if the document has no title. With `mentions`, the last value is a list of
+            "title" or "text", whatever the columns are called, and `None` for a candidate that does not occur. With `mentions`, the last value is a list of
             `{"start", "end", "field", "score"}`.
         error: why a document has no keyphrases, `None` if it has not failed.
         The types of a table do not depend on its content (see `types`), so prefer tables where batches are written
@@ -151,7 +153,7 @@ class KeyphraseExtractor:
         results: list = [None] * len(documents)
         valid = {}
         for i, document in enumerate(documents):
-            content, error = self._check(document)
+            content, error = check_document(document, self.text_column, self.title_column)
             if error is None:
                 valid[i] = content
             else:
@@ -165,18 +167,6 @@ class KeyphraseExtractor:
         for i, result in zip(valid, found, strict=True):
             results[i] = result
         return results
-
-    def _check(self, document: dict) -> tuple[dict | None, str | None]:
-        """A document as the pipeline reads it, or why it cannot be read."""
-        text, title = document["text"], document["title"]
-        text = text.tolist() if hasattr(text, "tolist") else text
-        text = " ".join(text) if is_words(text) else text
-        title = None if title != title else title  # NaN, by which pandas marks a missing value
-        if not isinstance(text, str):
-            return None, f"{self.text_column!r} is {text!r:.60}, not a text"
-        if not isinstance(title, str | None):
-            return None, f"{self.title_column!r} is {title!r:.60}, not a text"
-        return {"title": title, "text": text}, None
 
     def _extract(self, extract, documents: list[dict], progress: Callable[[float], None]) -> list:
         """The results of documents that are all valid."""
@@ -214,12 +204,11 @@ class KeyphraseExtractor:
 
     def _result(self, phrases: list[dict]) -> list[dict]:
         """The keyphrases of one document with the same fields for every document."""
-        results = [{name: phrase.get(name) for name in FIELDS} for phrase in phrases]
+        results = [_with_field({name: phrase.get(name) for name in FIELDS}) for phrase in phrases]
         if self.mentions:
             for result, phrase in zip(results, phrases, strict=True):
                 result["mentions"] = [
-                    {name: mention.get(name) for name in ("start", "end", "field", "score")}
-                    for mention in phrase["mentions"]
+                    _with_field({name: mention.get(name) for name in MENTION_FIELDS}) for mention in phrase["mentions"]
                 ]
         return results
 
@@ -293,6 +282,11 @@ def describe_error(error: Exception) -> str:
     """The message of an exception on one line, after its type unless it is an error of a value."""
     message = " ".join(str(error).split()) or type(error).__name__
     return message if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {message}"
+
+
+def _with_field(place: dict) -> dict:
+    """A place whose field is "text" if the document has no title."""
+    return place if place["field"] or place["start"] is None else place | {"field": "text"}
 
 
 def _names(batch) -> list[str]:

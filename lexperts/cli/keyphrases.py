@@ -109,7 +109,8 @@ def extract(
             model, corpus.text_column, corpus.title_column,
             mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, **options,
         )  # fmt: skip
-        print_summary(run_blocks(extractor, corpus, output, engine=runner, block_size=block_size), output)
+        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size)
+    print_summary(summary, output)
 
 
 @app.command()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.corpus import Corpus, extract_corpus
 from keyphrase_tools.diversity import WordStates, diversify, phrase_vectors
 from keyphrase_tools.input_documents import split_into_blocks
+from tests.keyphrase_tools.corpora import extract_file, interrupt
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
 
@@ -230,27 +230,15 @@ def test_a_stream_of_blocks(extract):
         list(extract.read_block(block, cached=plain, diversity=0.7))
 
 
-class Stop(Exception):
-    pass
-
-
 def test_an_interrupted_corpus_is_resumed(extract, tmp_path, monkeypatch):
-    source = tmp_path / "texts"
+    source, output = tmp_path / "texts", tmp_path / "out.jsonl"
     source.mkdir()
     for i in range(12):
         (source / f"{i:02}.txt").write_text(random_text(5 + 40 * (i % 4), i))
-    extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2, diversity=0.6)
-    output, plain, batches = tmp_path / "out.jsonl", extract._read, iter(range(5))
-
-    def five(*args, **kwargs):
-        if next(batches, None) is None:
-            raise Stop
-        return plain(*args, **kwargs)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_read", five)
-        extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.6)
+    options = {"batch_size": 2, "block_size": 3}
+    extract_file(extract, source, tmp_path / "whole.jsonl", diversity=0.6, **options)
+    interrupt(monkeypatch, 2, extract, source, output, diversity=0.6, **options)
     with pytest.raises(ValueError, match="diversity=0.6 before, 0.5 now"):
-        extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.5)
-    extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.6)
+        extract_file(extract, source, output, diversity=0.5, **options)
+    extract_file(extract, source, output, diversity=0.6, **options)
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
