@@ -78,7 +78,10 @@ class RayEngine(Engine):
         if not ray.is_initialized():
             check_address(self.address)
             try:
-                ray.init(address=self.address or "local", log_to_driver=False, logging_level="error")
+                options = (
+                    {"address": self.address} if self.address else {"address": "local", "include_dashboard": False}
+                )
+                ray.init(**options, log_to_driver=False, logging_level="error")
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConnectionError(f"Ray at {self.address or 'this machine'} does not answer: {error}") from error
             self._is_own = True
