@@ -148,7 +148,7 @@ def main() -> None:
                 results[name]["rounds"].append(row)
                 print(f"{name:16} {row['documents_per_second']:7.1f} documents/s  {row['seconds']:7.1f} s", flush=True)
         first = None
-        for name, result in results.items():
+        for _, result in results.items():
             rate = statistics.median(row["documents_per_second"] for row in result["rounds"])
             first = first or rate
             result |= {"documents_per_second": rate, "ratio_to_first": rate / first}

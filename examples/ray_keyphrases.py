@@ -33,7 +33,7 @@ def main(argv=None) -> None:
         fn_constructor_kwargs=options,
         batch_format="pyarrow",  # the types of columns do not depend on the batch
         batch_size=512,
-        concurrency=args.workers,
+        concurrency=(1, args.workers),  # reading and writing need a core too
         num_cpus=1,
         num_gpus=args.gpus_per_worker,
     )

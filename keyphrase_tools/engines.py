@@ -75,8 +75,8 @@ class RayEngine(Engine):
 
     def __enter__(self):
         ray = self._ray
+        check_address(self.address)
         if not ray.is_initialized():
-            check_address(self.address)
             try:
                 options = (
                     {"address": self.address} if self.address else {"address": "local", "include_dashboard": False}

@@ -53,7 +53,7 @@ def whole(folder, source, tmp_path_factory):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield
@@ -187,7 +187,7 @@ def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, 
             fn_constructor_kwargs={"model": folder},
             batch_format="pyarrow",
             batch_size=10,
-            concurrency=2,
+            concurrency=1,
         )
     else:
         data = data.map_batches(KeyphraseExtractor(folder), batch_format="pyarrow", batch_size=10)
