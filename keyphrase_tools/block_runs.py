@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from .corpus import Block, Corpus
+from .corpus import UNREADABLE, Block, Corpus
 from .engines import Engine, LocalEngine
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
@@ -238,9 +238,9 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
     for path in paths:
         with path.open("rb") as lines:
             for line in lines:
-                if b'"error": ' in line and (row := json.loads(line)).get("error") is not None and "error" in row:
+                if b'"error": ' in line and (error := json.loads(line).get("error")) is not None:
                     errors += 1
-                    files += [row["error"]] if row.get("id", "") is None else []
+                    files += [error] if UNREADABLE in error else []
     try:
         if output.suffix == ".parquet":
             from .parquet_output import write_parquet

@@ -6,6 +6,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ FORMATS |= {".parquet": "parquet"}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
 FIRST = 20  # rows of a JSON Lines file that are checked for the text column
+UNREADABLE = "cannot be read, at least not to its end"
 ROWS = 1024  # of a Parquet file that are in memory together
 
 
@@ -61,7 +63,8 @@ class Corpus:
             .parquet; text formats may be compressed (.gz, .bz2, .xz, .zst).
         text_column: the column of texts, which may be lists of words.
         title_column, id_column: optional columns. Without an id, the document's index is used.
-        keep: other columns to read, or `None` for all columns.
+        keep: other columns to read, or `None` for all columns. Then rows without a text are passed on.
+        required: other columns that must exist.
 
     Raises:
         FileNotFoundError: if there are no such files.
@@ -76,6 +79,7 @@ class Corpus:
         title_column: str | None = "title",
         id_column: str = "id",
         keep: Sequence[str] | None = (),
+        required: Sequence[str] = (),
     ):
         self.source, self.text_column, self.title_column, self.id_column = (
             str(source),
@@ -84,6 +88,7 @@ class Corpus:
             id_column,
         )
         self.keep = None if keep is None else list(keep)
+        self._required = [text_column, *required]
         self._fs, self._paths = find_files(self.source)
         self._root = str(PurePosixPath(self._paths[0]).parent)
         if len(self._paths) > 1:
@@ -159,7 +164,7 @@ class Corpus:
             return Row(number, number, None, f"expected a JSON object, got a {type(values).__name__}")
         name = values.get(self.id_column)
         name = number if name is None else name
-        if self.text_column not in values:
+        if self.keep is not None and self.text_column not in values:
             columns = ", ".join(map(repr, values))
             return Row(number, name, None, f"there is no {self.text_column!r}; columns: {columns}")
         if self.keep is not None:
@@ -177,7 +182,7 @@ class Corpus:
                 if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the file's content
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
-                yield partial(_fail, f"{self._name(path)} cannot be read, at least not to its end: {reason}")
+                yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {reason}")
 
     def _name(self, path: str) -> str:
         return str(PurePosixPath(path).relative_to(self._root))
@@ -203,8 +208,10 @@ class Corpus:
                 except ValueError:
                     continue
             rows = [row for row in rows if isinstance(row, dict)]
-            if rows and not any(self.text_column in row for row in rows):
-                self._raise_missing(path, self.text_column, list(dict.fromkeys(name for row in rows for name in row)))
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            for name in self._required:
+                if rows and name not in names:
+                    self._raise_missing(path, name, names)
             if not count and len(self._paths) == 1:
                 raise ValueError(f"There are no documents in {self.source}.")
         if "file" not in self._fs.protocol or any(path.endswith(COMPRESSED) for path in self._paths):
@@ -268,17 +275,18 @@ class Corpus:
                 yield from (partial(rows.read, i) for i in range(parquet.metadata.row_group(group).num_rows))
 
     def _check_columns(self, path: str, names: list[str]) -> None:
-        for name in (self.text_column, *(self.keep or ())):
+        for name in (*self._required, *(self.keep or ())):
             if name not in names:
                 self._raise_missing(path, name, names)
         if self.title_column not in (None, "title", *names):
             self._raise_missing(path, self.title_column, names)
 
     def _raise_missing(self, path: str, name: str, names: list[str]) -> None:
-        columns = ", ".join(map(repr, names)) or "none"
-        option = {self.text_column: "--text-column", self.title_column: "--title-column"}.get(name, "--keep")
+        columns, similar = ", ".join(map(repr, names)) or "none", get_close_matches(name, names, 1)
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        option = {self.text_column: " Use --text-column.", self.title_column: " Use --title-column."}.get(name, "")
         others = " All files need the same columns." if len(self._paths) > 1 else ""
-        raise ValueError(f"{path} has no column {name!r}. Its columns are {columns}. Use {option}.{others}")
+        raise ValueError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
 
 
 class RowGroup:

@@ -8,6 +8,7 @@ from pathlib import Path
 from .candidates import parse_candidates
 from .corpus import check_document
 from .default_model import find_default_model
+from .failures import process_each
 from .fingerprints import hash_config, hash_tokenizer, hash_weights
 from .input_documents import split_into_blocks
 from .loading import describe_load_errors, parse_device, parse_dtype
@@ -160,47 +161,27 @@ class KeyphraseExtractor:
                 results[i] = None, error
         progress(len(documents) - len(valid))
         extract = self.pipeline
-        try:
-            found = self._extract(extract, list(valid.values()), progress)
-        except Exception:
-            found = self._extract_each(extract, list(valid.values()))
+        found = process_each(lambda items: self._extract(extract, items, progress), list(valid.values()))
         for i, result in zip(valid, found, strict=True):
             results[i] = result
         return results
 
-    def _extract(self, extract, documents: list[dict], progress: Callable[[float], None]) -> list:
+    def _extract(self, extract, documents: Sequence[dict], progress: Callable[[float], None]) -> list[list[dict]]:
         """The results of documents that are all valid."""
         is_long = any(len(document["text"]) > LONG for document in documents)
         if extract.device.type != "cpu" and not is_long:  # the pipeline prepares batches ahead
             results = []
             for phrases in extract(iter(documents), batch_size=self.batch_size, **self.options):
-                results.append((self._result(phrases), None))
+                results.append(self._result(phrases))
                 progress(1)
             return results
         results = {}
         for block in split_into_blocks(documents, SORT_WINDOW * self.batch_size):
             first = len(results)
             for read in extract.read_block(block, batch_size=self.batch_size, **self.options):
-                results |= {first + i: (self._result(phrases), None) for i, phrases in read.finished.items()}
+                results |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
                 progress(sum(read.shares.values()))
         return [results[i] for i in range(len(documents))]
-
-    def _extract_each(self, extract, documents: list[dict]) -> list:
-        """The results of documents of which at least one fails, read one at a time.
-
-        Raises:
-            RuntimeError, OSError, ...: if all of several documents fail other than by their values.
-        """
-        results, errors = [], []
-        for document in documents:
-            try:
-                results += self._extract(extract, [document], lambda documents: None)
-            except Exception as error:
-                results.append((None, describe_error(error)))
-                errors.append(error)
-        if 1 < len(errors) == len(documents) and not isinstance(errors[0], (ValueError, TypeError)):
-            raise errors[0]  # the model or the device, not the documents
-        return results
 
     def _result(self, phrases: list[dict]) -> list[dict]:
         """The keyphrases of one document with the same fields for every document."""
@@ -276,12 +257,6 @@ def keyphrases_type(mentions: bool = False):
     if mentions:
         phrase.append(("mentions", pyarrow.list_(pyarrow.struct([*place, ("score", pyarrow.float64())]))))
     return pyarrow.list_(pyarrow.struct(phrase))
-
-
-def describe_error(error: Exception) -> str:
-    """The message of an exception on one line, after its type unless it is an error of a value."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    return message if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {message}"
 
 
 def _with_field(place: dict) -> dict:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .common import USER_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
+from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
 from .many import Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
 
 app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
@@ -86,7 +86,7 @@ def extract(
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl
       lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
     """
-    with user_errors(debug, format=format_error, errors=(*USER_ERRORS, RuntimeError)):
+    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
         from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus

@@ -7,6 +7,7 @@ import typer
 
 from .common import print_error
 
+SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."
 EngineName = Annotated[str, typer.Option(help="local: this process; ray: workers of Ray.")]
 Address = Annotated[
     str | None, typer.Option(help="With --engine ray: address of a cluster, such as auto or ray://HOST:10001.")

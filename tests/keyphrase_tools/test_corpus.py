@@ -132,7 +132,7 @@ def test_a_missing_column_is_named_with_those_that_exist(suffix, tmp_path):
     write(tmp_path / f"a.{suffix}", ROWS)
     with pytest.raises(ValueError, match=r"no column 'body'. Its columns are 'id', 'title', 'text'. Use --text-column"):
         Corpus(tmp_path / f"a.{suffix}", "body")
-    with pytest.raises(ValueError, match="no column 'year'.*Use --keep"):
+    with pytest.raises(ValueError, match="no column 'year'. Its columns are"):
         Corpus(tmp_path / f"a.{suffix}", keep=["year"])
     with pytest.raises(ValueError, match="no column 'head'.*Use --title-column"):
         Corpus(tmp_path / f"a.{suffix}", title_column="head")
