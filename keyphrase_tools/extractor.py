@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from .candidates import parse_candidates
 from .corpus import check_document
 from .default_model import find_default_model
@@ -90,12 +92,14 @@ class KeyphraseExtractor:
 
     @property
     def pipeline(self) -> KeyphraseExtractionPipeline:
-        """The pipeline, which is loaded if this process has not loaded it yet."""
+        """The pipeline, which is loaded if this process has not loaded it yet. Sets the number of threads."""
+        if threads := self.num_threads or assigned_cores():  # of this call: Ray and Spark use a process again
+            torch.set_num_threads(threads)
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = self.model or find_default_model()
         files = [(f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(Path(name).glob("*")) if f.is_file()]
-        return load_pipeline(name, tuple(files), self.num_threads, **self.loading)
+        return load_pipeline(name, tuple(files), **self.loading)
 
     def __call__(self, batch):
         """Adds the keyphrases of a batch; see the class."""
@@ -219,18 +223,15 @@ class KeyphraseExtractor:
 
 @lru_cache(maxsize=1)
 def load_pipeline(
-    model: str, files: tuple, num_threads: int | None, device: str | None, dtype: str, backend: str | None
+    model: str, files: tuple, device: str | None, dtype: str, backend: str | None
 ) -> KeyphraseExtractionPipeline:
     """The pipeline of a model, loaded once per process.
 
     Args:
         files: names, modification times and sizes of the files in the model's folder; a changed model is loaded again.
     """
-    import torch
     from transformers import pipeline
 
-    if threads := num_threads or assigned_cores():
-        torch.set_num_threads(threads)
     options = {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
     options |= {} if backend is None else {"backend": backend}
     with describe_load_errors("--model", model):
