@@ -20,12 +20,10 @@ class BatchRead(NamedTuple):
     Attributes:
         finished: the keyphrases of each document that this batch completes.
         shares: for each document in the batch, the share of its windows in it.
-        windows: the model's outputs for documents that are not finished, by (document, window).
     """
 
     finished: dict[int, list[dict]]
     shares: dict[int, float]
-    windows: dict[tuple[int, int], Values]
 
 
 def split_windows(windows: list[Window], batch_size: int, same_number: bool = False) -> Iterator[list[Window]]:

@@ -1,141 +1,429 @@
-"""Extracts the keyphrases of a corpus of any size into a JSON Lines file, resumably and in one or more processes.
+"""The documents of text, JSON Lines, CSV or Parquet files, local or remote, read lazily and in blocks."""
 
-During the run, results are appended to the folder OUT.parts after every batch. The same call resumes from there, also with
-another number of processes. At the end all documents are written to OUT in their order, and the folder is deleted.
-"""
-
+import csv
+import io
 import json
-from array import array
+import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from pathlib import Path
-from types import MappingProxyType
+from difflib import get_close_matches
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from tqdm import tqdm
-
-from .candidates import parse_candidates
 from .clean_text import clean
-from .corpus_parts import PartWriter, Windows, merge_parts, open_parts, read_done, read_windows
-from .fingerprints import hash_config, hash_files, hash_lines, hash_tokenizer, hash_weights
-from .input_documents import split_into_blocks
+from .fingerprints import hash_text
+from .input_documents import CHARACTERS, is_words
 from .words import join_title
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", "")  # accepted for the output, which is JSON Lines
-BATCHES = 16  # batches of documents that are sorted by length together, approximately
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+FORMATS |= {".parquet": "parquet"}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
+FIRST = 20  # rows of a JSON Lines file that are checked for the text column
+UNREADABLE = "cannot be read, at least not to its end"
+ROWS = 1024  # of a Parquet file that are in memory together
 
 
-class CorpusRow(NamedTuple):
-    """One document of a corpus. `content` is the input of the pipeline, or `None` if it cannot be read; `error` says why."""
+class Row(NamedTuple):
+    """One document. `values` are its columns, or `None` if it cannot be read; `error` says why.
+
+    `id` is `None` for a file that cannot be read, and else the id column or the document's index.
+    """
 
     number: int
-    id: str | int
-    content: dict | None
+    id: object
+    values: dict | None
     error: str | None = None
 
 
-@dataclass
+class Block(NamedTuple):
+    """Consecutive documents."""
+
+    start: int
+    rows: list[Row]
+
+    @property
+    def end(self) -> int:
+        """The index after the last document."""
+        return self.start + len(self.rows)
+
+
+class UnreadableFileError(ValueError):
+    """A file that cannot be read, or not to its end."""
+
+
 class Corpus:
-    """The documents of a folder of .txt files, a JSON Lines file or a data set, read lazily.
+    """The documents of one or more files of the same format.
 
     Args:
-        source: a folder of .txt files, whose relative paths are the ids; a .jsonl file; or the Hub id or folder of a data set.
-        split: the split of a data set.
-        text_column, title_column, id_column: column names. A text may be a list of words. Without an id, the document's
-            index is used.
+        source: a file, a folder, or a pattern such as "texts/*.parquet", also with a protocol that fsspec knows, such as
+            s3://, gs:// and hf://. Files end in .txt (one document each, whose path is its id), .jsonl, .csv, .tsv or
+            .parquet; text formats may be compressed (.gz, .bz2, .xz, .zst).
+        text_column: the column of texts, which may be lists of words.
+        title_column, id_column: optional columns. Without an id, the document's index is used.
+        keep: other columns to read, or `None` for all columns. Then rows without a text are passed on.
+        required: other columns that must exist.
 
     Raises:
-        FileNotFoundError: if the source is neither a folder, a file nor a data set.
-        ValueError: if the source is empty.
+        FileNotFoundError: if there are no such files.
+        ImportError: if a package for the protocol or format is not installed.
+        ValueError: if files have different formats, a column is missing or is not text, or no file can be read.
     """
 
-    source: str | Path
-    split: str = "test"
-    text_column: str = "text"
-    title_column: str | None = "title"
-    id_column: str = "id"
-
-    def __post_init__(self):
-        path = Path(self.source)
-        self._files = sorted(path.rglob("*.txt")) if path.is_dir() else []
-        if self._files:
-            self._rows, self._length = self._of_files, len(self._files)
-        elif path.is_file():
-            self._rows = self._of_lines
-            self._digest, self._length = hash_lines(path)
-        else:
-            self._dataset = open_dataset(str(self.source), self.split)
-            self._rows, self._length = self._of_dataset, len(self._dataset)
-        if not self._length:
-            raise ValueError(f"There are no documents in {self.source}.")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def fingerprint(self) -> str:
-        """Hash of a file's content, of a folder's names, sizes and modification times, or the data set's own fingerprint."""
-        if self._files:
-            return hash_files(Path(self.source), self._files)
-        return self._digest if self._rows == self._of_lines else self._dataset._fingerprint
-
-    def sizes(self) -> array:
-        """The approximate size of each document, for the progress bar: bytes, or characters for a data set."""
-        if self._files:
-            return array("Q", (path.stat().st_size for path in self._files))
-        if self._rows == self._of_lines:
-            with open(self.source, "rb") as lines:
-                return array("Q", (len(line) for line in lines if line.strip()))
-        texts = (
-            self._dataset[self.text_column] if self.text_column in self._dataset.column_names else [None] * len(self)
+    def __init__(
+        self,
+        source: str | Path,
+        text_column: str = "text",
+        title_column: str | None = "title",
+        id_column: str = "id",
+        keep: Sequence[str] | None = (),
+        required: Sequence[str] = (),
+    ):
+        self.source, self.text_column, self.title_column, self.id_column = (
+            str(source),
+            text_column,
+            title_column,
+            id_column,
         )
-        return array("Q", (len(text) if isinstance(text, str) else sum(map(len, text or [])) for text in texts))
+        self.keep = None if keep is None else list(keep)
+        self._required = [text_column, *required]
+        self._fs, self._paths = find_files(self.source)
+        self._root = str(PurePosixPath(self._paths[0]).parent)
+        if len(self._paths) > 1:
+            self._root = common_folder(self._paths)
+        self._format = find_format(self.source, self._paths)
+        check = {
+            "txt": self._check_texts,
+            "jsonl": self._check_lines,
+            "csv": self._check_csv,
+            "parquet": self._check_parquet,
+        }
+        self.documents = check[self._format]()
+        """The number of documents, or `None` if it is known only after reading."""
 
-    def read(self, selected: Callable[[int], bool] = lambda number: True) -> Iterator[CorpusRow]:
-        """The documents for whose index `selected` is true, in order."""
-        return self._rows(selected)
+    def describe(self) -> dict:
+        """The settings and the files' names, sizes and versions (modification times, ETags), without the documents."""
+        files = []
+        for path in self._paths:
+            info = self._fs.info(path)
+            name = self._name(path) if len(self._paths) > 1 else ""
+            files.append((name, info.get("size"), str(next((info[k] for k in VERSION_KEYS if info.get(k)), ""))))
+        columns = {name: getattr(self, name) for name in ("text_column", "title_column", "id_column", "keep")}
+        return {"source": self.source, **columns, "content": hash_text(json.dumps(files))}
 
-    def _of_files(self, selected) -> Iterator[CorpusRow]:
-        for number, path in enumerate(self._files):
-            if selected(number):
-                name = path.relative_to(self.source).as_posix()
-                try:
-                    yield CorpusRow(number, name, {"text": path.read_text(encoding="utf-8")})
-                except (OSError, UnicodeDecodeError) as error:
-                    yield CorpusRow(number, name, None, f"{type(error).__name__}: {error}")
+    def read(self) -> Iterator[Row]:
+        """All documents, in order."""
+        for number, record in enumerate(self._records()):
+            yield self._row(number, record)
 
-    def _of_lines(self, selected) -> Iterator[CorpusRow]:
-        with open(self.source, "rb") as lines:
-            for number, line in enumerate(line for line in lines if line.strip()):
-                if not selected(number):
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:  # not JSON, or not UTF-8
-                    yield CorpusRow(number, number, None, f"{type(error).__name__}: {error}")
-                else:
-                    yield self._of_row(number, row)
+    def blocks(
+        self,
+        max_documents: int,
+        finished: Mapping[int, int] | None = None,
+        on_skip: Callable[[int], None] = lambda documents: None,
+    ) -> Iterator[Block]:
+        """Cuts the documents into blocks, which depend on the documents only.
 
-    def _of_dataset(self, selected) -> Iterator[CorpusRow]:
-        numbers = [number for number in range(self._length) if selected(number)]
-        for number, row in zip(numbers, self._dataset.select(numbers), strict=True):
-            yield self._of_row(number, row)
+        Args:
+            max_documents: per block; blocks of documents longer than 2,000 characters on average have fewer.
+            finished: start -> end of blocks that are skipped without being parsed.
+            on_skip: is called with the number of documents of each.
+        """
+        records, number, finished = self._records(), 0, finished or {}
+        rows, characters = [], 0
+        while True:
+            if not rows and number in finished:
+                skipped = sum(1 for _ in islice(records, finished[number] - number))
+                number += skipped
+                on_skip(skipped)
+                continue
+            record = next(records, None)
+            if record is not None:
+                rows.append(self._row(number, record))
+                number += 1
+                text = (rows[-1].values or {}).get(self.text_column)
+                characters += len(text) if isinstance(text, str) else sum(map(len, text)) if is_words(text) else 0
+            if rows and (record is None or len(rows) == max_documents or characters >= CHARACTERS * max_documents):
+                yield Block(rows[0].number, rows)
+                rows, characters = [], 0
+            if record is None:
+                return
 
-    def _of_row(self, number: int, row) -> CorpusRow:
-        if not isinstance(row, Mapping):
-            return CorpusRow(number, number, None, f"expected a JSON object, got a {type(row).__name__}")
-        name, text = row.get(self.id_column), row.get(self.text_column)
+    def _row(self, number: int, record: Callable[[], dict]) -> Row:
+        try:
+            values = record()
+        except UnreadableFileError as error:
+            return Row(number, None, None, str(error))
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None and self._format != "txt":
+                raise
+            return Row(number, number, None, f"{type(error).__name__}: {error}")
+        if not isinstance(values, Mapping):
+            return Row(number, number, None, f"expected a JSON object, got a {type(values).__name__}")
+        name = values.get(self.id_column)
         name = number if name is None else name
-        if isinstance(text, list) and all(isinstance(word, str) for word in text):
-            text = " ".join(text)
-        title = row.get(self.title_column) if self.title_column else None
-        if not isinstance(text, str) or not isinstance(title, str | None):
-            column = self.title_column if isinstance(text, str) else self.text_column
-            columns = ", ".join(map(repr, row))
-            return CorpusRow(
-                number, name, None, f"{column!r} is {row.get(column)!r:.60}, not a text; columns: {columns}"
-            )
-        return CorpusRow(number, name, {"title": title, "text": text})
+        if self.keep is not None and self.text_column not in values:
+            columns = ", ".join(map(repr, values))
+            return Row(number, name, None, f"there is no {self.text_column!r}; columns: {columns}")
+        if self.keep is not None:
+            wanted = (self.text_column, self.title_column, *self.keep)
+            values = {name: values.get(name) for name in wanted if name is not None}
+        return Row(number, name, dict(values))
+
+    def _records(self) -> Iterator[Callable[[], dict]]:
+        """For each document a function that parses it."""
+        read = {"txt": self._read_text, "jsonl": self._read_lines, "csv": self._read_csv, "parquet": self._read_parquet}
+        for path in self._paths:
+            try:
+                yield from read[self._format](path)
+            except (ValueError, EOFError, zlib.error, csv.Error, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the file's content
+                    raise
+                reason = " ".join(str(error).split()) or type(error).__name__
+                yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {reason}")
+
+    def _name(self, path: str) -> str:
+        return str(PurePosixPath(path).relative_to(self._root))
+
+    def _check_texts(self) -> int:
+        self.text_column, self.title_column, self.id_column = "text", None, "id"
+        return len(self._paths)
+
+    def _read_text(self, path: str) -> Iterator[Callable[[], dict]]:
+        def read() -> dict:
+            with self._fs.open(path, "rb", compression="infer") as file:
+                return {"id": self._name(path), "text": file.read().decode("utf-8")}
+
+        yield read
+
+    def _check_lines(self) -> int | None:
+        for path in self._paths:
+            rows, count = [], 0
+            for record in islice(self._read_lines(path), FIRST):
+                count += 1
+                try:
+                    rows.append(record())
+                except ValueError:
+                    continue
+            rows = [row for row in rows if isinstance(row, dict)]
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            for name in self._required:
+                if rows and name not in names:
+                    self._raise_missing(path, name, names)
+            if not count and len(self._paths) == 1:
+                raise ValueError(f"There are no documents in {self.source}.")
+        if "file" not in self._fs.protocol or any(path.endswith(COMPRESSED) for path in self._paths):
+            return None
+        return sum(map(count_lines, self._paths))
+
+    def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
+        with self._fs.open(path, "rb", compression="infer") as lines:
+            yield from (partial(json.loads, line) for line in lines if line.strip())
+
+    def _check_csv(self) -> None:
+        for path in self._paths:
+            with self._fs.open(path, "rb", compression="infer") as file:
+                self._check_columns(path, next(self._csv(path, file), []))
+
+    def _csv(self, path: str, file):
+        csv.field_size_limit(sys.maxsize)
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        return csv.reader(text, delimiter="\t" if ".tsv" in PurePosixPath(path).suffixes else ",")
+
+    def _read_csv(self, path: str) -> Iterator[Callable[[], dict]]:
+        with self._fs.open(path, "rb", compression="infer") as file:
+            rows = self._csv(path, file)
+            names = next(rows, [])
+            yield from (partial(_csv_row, names, row) for row in rows if row)
+
+    def _check_parquet(self) -> int:
+        from_pyarrow = import_parquet()
+        documents, problems = 0, []
+        for path in self._paths:
+            try:
+                with self._fs.open(path, "rb") as file:
+                    parquet = from_pyarrow(file)
+                    types = {field.name: field.type for field in parquet.schema_arrow}
+                    documents += parquet.metadata.num_rows
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                problems.append(f"{self._name(path)}: {error}")
+                continue
+            self._check_columns(path, list(types))
+            kind = str(types[self.text_column])
+            if not any(word in kind for word in ("string", "null")):
+                raise ValueError(
+                    f"The column {self.text_column!r} of {path} has the type {kind}, not string. Choose another with "
+                    "--text-column, or leave the file out."
+                )
+        if len(problems) == len(self._paths):
+            raise ValueError(f"No file of {self.source} can be read. {problems[0]}")
+        return documents + len(problems)
+
+    def _read_parquet(self, path: str) -> Iterator[Callable[[], dict]]:
+        with self._fs.open(path, "rb") as file:
+            parquet = import_parquet()(file)
+            columns = None
+            if self.keep is not None:
+                wanted = {self.text_column, self.title_column, self.id_column, *self.keep}
+                columns = [name for name in parquet.schema_arrow.names if name in wanted]
+            for group in range(parquet.num_row_groups):
+                rows = RowGroup(parquet, group, columns)
+                yield from (partial(rows.read, i) for i in range(parquet.metadata.row_group(group).num_rows))
+
+    def _check_columns(self, path: str, names: list[str]) -> None:
+        for name in (*self._required, *(self.keep or ())):
+            if name not in names:
+                self._raise_missing(path, name, names)
+        if self.title_column not in (None, "title", *names):
+            self._raise_missing(path, self.title_column, names)
+
+    def _raise_missing(self, path: str, name: str, names: list[str]) -> None:
+        columns, similar = ", ".join(map(repr, names)) or "none", get_close_matches(name, names, 1)
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        option = {self.text_column: " Use --text-column.", self.title_column: " Use --title-column."}.get(name, "")
+        others = " All files need the same columns." if len(self._paths) > 1 else ""
+        raise ValueError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
+
+
+class RowGroup:
+    """The rows of a row group of a Parquet file, which is read when the first row is needed."""
+
+    def __init__(self, parquet, group: int, columns: list[str] | None):
+        self._open = partial(parquet.iter_batches, ROWS, row_groups=[group], columns=columns)
+        self._batches, self._rows, self._start = None, [], 0
+
+    def read(self, i: int) -> dict:
+        """Row i; rows are read in ascending order."""
+        if self._batches is None:
+            self._batches = self._open()
+        while i >= self._start + len(self._rows):
+            self._start += len(self._rows)
+            if (batch := next(self._batches, None)) is None:  # as after an error
+                raise ValueError("the rest of its row group cannot be read")
+            self._rows = batch.to_pylist()
+        return self._rows[i - self._start]
+
+
+def find_files(source: str) -> tuple:
+    """The file system and the sorted paths of a source.
+
+    Raises:
+        FileNotFoundError: if there are no such files.
+        ImportError: if the package for the protocol is not installed.
+    """
+    from fsspec.core import url_to_fs  # comes with torch
+
+    fs, path = url_to_fs(source)
+    if fs.isfile(path):
+        return fs, [path]
+    if fs.isdir(path):
+        found = [p for p in fs.find(path) if suffix(p) in FORMATS]
+        hidden = {
+            p
+            for p in found
+            if any(part.startswith((".", "_")) for part in PurePosixPath(p).relative_to(path.rstrip("/") or "/").parts)
+        }
+        paths = [p for p in found if p not in hidden]
+    elif any(character in path for character in "*?["):
+        paths = [p for p in fs.glob(path) if fs.isfile(p)]
+    else:
+        raise FileNotFoundError(
+            f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet files."
+        )
+    if not paths:
+        raise FileNotFoundError(f"There are no .txt, .jsonl, .csv or .parquet files in {source}.")
+    return fs, sorted(paths)
+
+
+def suffix(path: str) -> str:
+    """The suffix that names the format, without that of a compression."""
+    path = PurePosixPath(path)
+    return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+def find_format(source: str, paths: list[str]) -> str:
+    """The format of all files.
+
+    Raises:
+        ValueError: if it is not known, or differs.
+    """
+    suffixes = sorted({suffix(path) for path in paths})
+    formats = {FORMATS.get(name) for name in suffixes}
+    if None in formats:
+        unknown = next(name for name in suffixes if name not in FORMATS)
+        raise ValueError(f"{source} has the unknown suffix {unknown!r}. Use .txt, .jsonl, .csv, .tsv or .parquet.")
+    if len(formats) > 1:
+        raise ValueError(
+            f"{source} has files of different formats, {', '.join(suffixes)}. Pass a pattern such as '*{suffixes[0]}'."
+        )
+    return formats.pop()
+
+
+def common_folder(paths: list[str]) -> str:
+    """The deepest folder that contains all paths."""
+    parents = [PurePosixPath(path).parts[:-1] for path in (paths[0], paths[-1])]  # sorted
+    common = [a for a, b in zip(*parents, strict=False) if a == b]
+    count = next((i for i, (a, b) in enumerate(zip(*parents, strict=False)) if a != b), len(common))
+    return str(PurePosixPath(*parents[0][:count]))
+
+
+def import_parquet():
+    """`pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        ImportError: without pyarrow.
+    """
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise ImportError("Parquet needs pyarrow. Install it with: pip install lexperts[parquet]") from error
+    return ParquetFile
+
+
+def count_lines(path: str) -> int:
+    """The number of lines of a local file."""
+    with open(path, "rb") as file:
+        chunks = iter(partial(file.read, 1 << 20), b"")
+        ends = [(chunk.count(b"\n"), chunk[-1:]) for chunk in chunks]
+    return sum(count for count, _ in ends) + bool(ends and ends[-1][1] != b"\n")
+
+
+def _fail(message: str):
+    raise UnreadableFileError(message)
+
+
+def _csv_row(names: list[str], row: list[str]) -> dict:
+    if len(row) != len(names):
+        raise ValueError(f"the row has {len(row)} fields, the header has {len(names)}")
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it is not valid UTF-8") from error
+    return dict(zip(names, row, strict=True))
+
+
+def check_document(document: Mapping, text_column: str, title_column: str | None) -> tuple[dict | None, str | None]:
+    """A document `{"text", "title"}` as the pipeline reads it, or why it cannot be read.
+
+    Args:
+        document: "text" is a text or a list of words, which are joined by blanks; "title" is a text, `None` or NaN.
+        text_column, title_column: their names, for the error.
+    """
+    text, title = document["text"], document["title"]
+    text = text.tolist() if hasattr(text, "tolist") else text
+    text = " ".join(text) if is_words(text) else text
+    title = None if title != title else title  # NaN, by which pandas marks a missing value
+    for column, value, is_valid in (
+        (text_column, text, isinstance(text, str)),
+        (title_column, title, isinstance(title, str | None)),
+    ):
+        if not is_valid:
+            return None, f"{column!r} is {value!r:.60}, not a text"
+    return {"title": title, "text": text}, None
 
 
 def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
@@ -145,234 +433,14 @@ def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[i
         The texts by document index, and the error messages of the documents that cannot be read or are empty.
     """
     texts, errors = {}, {}
-    for document in corpus.read(lambda number: max_documents is None or number < max_documents):
-        content = document.content
-        text = clean(join_title(content.get("title"), content["text"])) if content else ""
+    for row in islice(corpus.read(), max_documents):
+        document, error = None, row.error
+        if row.values is not None:
+            document = {"text": row.values[corpus.text_column], "title": row.values.get(corpus.title_column)}
+            document, error = check_document(document, corpus.text_column, corpus.title_column)
+        text = clean(join_title(document["title"], document["text"])) if document else ""
         if text.strip():
-            texts[document.number] = text
+            texts[row.number] = text
         else:
-            errors[document.number] = document.error or "it is empty"
+            errors[row.number] = error or "it is empty"
     return texts, errors
-
-
-def open_dataset(name: str, split: str):
-    """Opens a split of a data set on the Hub or in a local folder.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-    """
-    if name.endswith((".jsonl", ".json", ".txt")):
-        raise FileNotFoundError(f"The file {name} does not exist.")
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ImportError(
-            "Data sets on the Hub need the package datasets. Install it with: pip install lexperts[train]"
-        ) from error
-    try:
-        return load_dataset(name, split=split)
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"{name!r} is neither a folder of .txt files nor a .jsonl file, and cannot be opened as a data set with split={split!r}: "
-            f"{error}"
-        ) from error
-
-
-class ExtractionSummary(NamedTuple):
-    """Result of `extract_corpus`: the number of documents in the output, and of those that could not be read."""
-
-    documents: int
-    errors: int
-
-
-def check_output(output: str | Path) -> None:
-    """Checks the path of an output before the model is loaded.
-
-    Raises:
-        FileExistsError: if the output exists.
-        ValueError: if its suffix is that of another format than JSON Lines.
-    """
-    output = Path(output)
-    if output.exists():
-        raise FileExistsError(f"{output} already exists and is complete. Choose another name, or delete it.")
-    if output.suffix not in SUFFIXES:
-        name = output.with_suffix(".jsonl").name
-        raise ValueError(f"{output} ends in {output.suffix!r}, but the output is JSON Lines. Name it {name!r}.")
-
-
-def extract_corpus(
-    extract,
-    corpus: Corpus,
-    output: str | Path,
-    *,
-    batch_size: int = 8,
-    rank: int = 0,
-    processes: int = 1,
-    wait: Callable[[], None] = lambda: None,
-    mentions: bool = False,
-    **options,
-) -> ExtractionSummary:
-    """Extracts the keyphrases of a corpus into a JSON Lines file, `{"id", "keyphrases": [{"keyphrase", "score", ...}]}`.
-
-    A document that cannot be read is written as `{"id", "error"}` and does not stop the run. Offsets are those of the
-    pipeline: they refer to the text, or if the document has a title, to the column named by `field`; for a list of words, to
-    the words joined by blanks. Repeat the same call after an interruption: no batch is computed twice, and with the same
-    number of processes the output is the same, byte for byte, as without the interruption.
-
-    Args:
-        extract: a keyphrase-extraction pipeline.
-        corpus: the documents.
-        output: the file to write, which must not exist yet.
-        batch_size: windows per batch.
-        rank, processes, wait: the index of this process, the number of processes, and a function that waits for all of
-            them: `process_index`, `num_processes` and `wait_for_everyone` of `accelerate.PartialState()`.
-        mentions: write all mentions of a keyphrase.
-        options: arguments of the pipeline, such as `top_k` and `threshold`. With `diversity`, the windows of a document
-            that was unfinished when the run was interrupted are read again.
-
-    Returns:
-        The numbers of documents and of errors.
-
-    Raises:
-        FileExistsError: if the output exists.
-        ValueError: if the output has the suffix of another format, or if an unfinished run used another model, other
-            documents or other options; the message names what differs. For `candidates` with one list per document.
-    """
-    output, parts = Path(output), Path(f"{output}.parts")
-    if "candidates" in options:
-        options["candidates"] = parse_candidates(options["candidates"])  # once, not for each block
-    if rank == 0:
-        check_output(output)
-        open_parts(parts, describe_run(extract, corpus, options | {"mentions": mentions}))
-    wait()
-    done = read_done(parts, len(corpus))
-    cached = read_windows(parts, done)
-    wait()  # before any process appends to a part
-    shard = ProcessShard(len(corpus), batch_size, rank, processes)
-    with PartWriter(parts, rank) as writer, Progress(corpus, shard, done) as progress:
-        for documents in shard.read(corpus, done):
-            unreadable = [d for d in documents if d.content is None and not done[d.number]]
-            writer.write((d.number, {"id": d.id, "error": d.error}) for d in unreadable)
-            progress.update(finished=[d.number for d in unreadable])
-            for block in cut_blocks([d for d in documents if d.content is not None], shard.block):
-                if all(done[d.number] for d in block):
-                    continue
-                for rows, windows, shares in read_block(extract, block, done, cached, mentions, batch_size, options):
-                    writer.write(rows, windows)
-                    progress.update(shares, [number for number, _ in rows])
-                writer.clear_windows()
-    wait()
-    errors = merge_parts(parts, output, len(corpus)) if rank == 0 else 0
-    wait()
-    return ExtractionSummary(len(corpus), errors)
-
-
-class ProcessShard:
-    """The documents of one process: every n-th block of `block` consecutive documents, for n processes.
-
-    Blocks do not depend on which documents are done, and so neither do the batches.
-    """
-
-    def __init__(self, documents: int, batch_size: int, rank: int, processes: int):
-        largest = BATCHES * batch_size
-        fair = -(-documents // (4 * processes))  # at least four blocks per process
-        self.block = largest if processes == 1 else min(largest, fair)
-        self.rank, self.processes = rank, processes
-
-    def __contains__(self, number: int) -> bool:
-        return number // self.block % self.processes == self.rank
-
-    def read(self, corpus: Corpus, done: bytearray) -> Iterator[list[CorpusRow]]:
-        """The blocks of this process, except those whose documents are all done."""
-
-        def selected(number: int) -> bool:
-            start = number - number % self.block
-            return number in self and not all(done[start : start + self.block])
-
-        for _, documents in groupby(corpus.read(selected), key=lambda document: document.number // self.block):
-            yield list(documents)
-
-
-def cut_blocks(documents: list[CorpusRow], max_documents: int) -> Iterator[list[CorpusRow]]:
-    """Splits documents into the same blocks as the pipeline; see `input_documents.split_into_blocks`."""
-    start = 0
-    for contents in split_into_blocks((document.content for document in documents), max_documents):
-        yield documents[start : start + len(contents)]
-        start += len(contents)
-
-
-def read_block(extract, block: list[CorpusRow], done: bytearray, cached: Windows, mentions: bool, batch_size, options):
-    """Yields, for each batch, the rows of finished documents, the windows of unfinished ones, and the shares that were read."""
-    numbers = [document.number for document in block]
-    index_of = {number: index for index, number in enumerate(numbers)}
-    reads = extract.read_block(
-        [document.content for document in block],
-        batch_size=batch_size,
-        first=numbers[0],
-        done={index for index, number in enumerate(numbers) if done[number]},
-        cached={(index_of[n], window): values for (n, window), values in cached.items() if n in index_of},
-        **options,
-    )
-    for read in reads:
-        rows = []
-        for index, phrases in read.finished.items():
-            kept = phrases if mentions else [{k: v for k, v in p.items() if k != "mentions"} for p in phrases]
-            rows.append((numbers[index], {"id": block[index].id, "keyphrases": kept}))
-        windows = {(numbers[index], window): values for (index, window), values in read.windows.items()}
-        yield rows, windows, {numbers[index]: share for index, share in read.shares.items()}
-
-
-class Progress:
-    """The progress bar of the first process. It advances with every batch, also within a long document."""
-
-    def __init__(self, corpus: Corpus, shard: ProcessShard, done: bytearray):
-        self._shown = shard.rank == 0
-        self._sizes = [max(1, size) for size in corpus.sizes()] if self._shown else []
-        mine = [number for number in range(len(self._sizes)) if number in shard]
-        self._documents, self._finished = len(mine), sum(done[number] for number in mine)
-        self._read, self._begun = float(sum(self._sizes[n] for n in mine if done[n])), {}
-        self._bar = tqdm(
-            total=sum(self._sizes[number] for number in mine),
-            initial=int(self._read),
-            unit="B",
-            unit_scale=True,
-            disable=not self._shown,
-            smoothing=0.05,
-            miniters=1,
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._bar.close()
-
-    def update(self, shares: Mapping[int, float] = MappingProxyType({}), finished: Sequence[int] = ()) -> None:
-        """Adds the shares of documents that were read, and the documents that are finished."""
-        if not self._shown:
-            return
-        for number, share in shares.items():
-            self._begun[number] = self._begun.get(number, 0.0) + share
-            self._read += share * self._sizes[number]
-        for number in finished:
-            self._read += (1 - self._begun.pop(number, 0.0)) * self._sizes[number]
-        self._finished += len(finished)
-        self._bar.set_postfix_str(f"{self._finished:,} of {self._documents:,} documents", refresh=False)
-        self._bar.update(round(self._read) - self._bar.n)
-
-
-def describe_run(extract, corpus: Corpus, options: dict) -> dict:
-    """Everything on which the results of a run depend: source, model, tokenizer and options."""
-    columns = {name: getattr(corpus, name) for name in ("split", "text_column", "title_column", "id_column")}
-    source = {"source": str(corpus.source), **columns, "documents": len(corpus), "content": corpus.fingerprint()}
-    name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
-    weights, tokenizer = hash_weights(extract.model), hash_tokenizer(extract.tokenizer)
-    model = {"model": name, "weights": weights, "tokenizer": tokenizer, **hash_config(extract.model.config)}
-    settings = {**extract._preprocess_params, **extract._postprocess_params, **options}
-    if (candidates := parse_candidates(settings.get("candidates"))) is not None:
-        if candidates.per_document:
-            raise ValueError(
-                "candidates has one list per document. A corpus needs one list or mapping for all documents."
-            )
-        settings["candidates"] = candidates.fingerprint()
-    return {**source, **model, **settings}

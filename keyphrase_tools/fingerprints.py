@@ -1,9 +1,8 @@
-"""Hashes of models, tokenizers, configurations and files: equal hashes mean equal results."""
+"""Hashes of models, tokenizers and configurations: equal hashes mean equal results."""
 
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -53,21 +52,6 @@ def hash_config(config) -> dict[str, str]:
     return {name: text if len(text) < 100 else _digest([text.encode()]) for name, text in written.items()}
 
 
-def hash_lines(path: str | Path) -> tuple[str, int]:
-    """The hash of a file, and the number of its lines that are not blank."""
-    count = 0
-
-    def parts():
-        nonlocal count
-        with open(path, "rb") as lines:
-            for line in lines:
-                count += bool(line.strip())
-                yield line
-
-    return _digest(parts()), count
-
-
-def hash_files(folder: Path, paths: Iterable[Path]) -> str:
-    """Hash of the names, sizes and modification times of files, which are not opened."""
-    stats = ((path.relative_to(folder), path.stat()) for path in paths)
-    return _digest(f"{name}\t{stat.st_size}\t{stat.st_mtime_ns}\n".encode(errors="replace") for name, stat in stats)
+def hash_text(text: str) -> str:
+    """Hash of a text."""
+    return _digest([text.encode(errors="replace")])

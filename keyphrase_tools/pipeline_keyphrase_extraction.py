@@ -7,9 +7,8 @@ returns label ids and outputs, chooses the labels by it.
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -263,37 +262,19 @@ class KeyphraseExtractionPipeline(Pipeline):
                     yield finished.pop(due)
                     due += 1
 
-    def read_block(
-        self,
-        documents: Sequence,
-        *,
-        batch_size: int = 8,
-        first: int = 0,
-        done: Collection[int] = (),
-        cached: Mapping[tuple[int, int], Values] | None = None,
-        **options,
-    ) -> Iterator[BatchRead]:
+    def read_block(self, documents: Sequence, *, batch_size: int = 8, first: int = 0, **options) -> Iterator[BatchRead]:
         """Reads a block of documents, sorted by length, and yields the results of each batch once computed.
-
-        The batches do not depend on `done` and `cached`, and so neither do the results, bit for bit.
 
         Args:
             documents: a block of `input_documents.split_into_blocks`.
             batch_size, options: as in a call of the pipeline.
             first: the index of the first document, for error messages.
-            done: indices of documents that are skipped.
-            cached: outputs from `BatchRead.windows` of an earlier call. With `diversity` these are empty.
-
-        Raises:
-            ValueError: for `cached` outputs with `diversity`, which needs hidden states too.
         """
         preprocess_params, postprocess_params = self._merge_parameters(**options)
         block = self.preprocess(documents, first=first, **preprocess_params)
-        return self._read_prepared(block, batch_size, postprocess_params, done, cached or {})
+        return self._read_prepared(block, batch_size, postprocess_params)
 
-    def _read_prepared(
-        self, block: dict, batch_size: int, postprocess_params: dict, done=(), cached=MappingProxyType({})
-    ) -> Iterator[BatchRead]:
+    def _read_prepared(self, block: dict, batch_size: int, postprocess_params: dict) -> Iterator[BatchRead]:
         """Reads the block that `preprocess` returned."""
         self.model.eval()
         threshold = self._threshold(postprocess_params.get("threshold"))
@@ -303,41 +284,24 @@ class KeyphraseExtractionPipeline(Pipeline):
             candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + size))
             block["spans"] = candidates.find(block["words"], first, postprocess_params["language"])
         launch = partial(self._launch, style_id=block["style_id"])
-        if diverse := postprocess_params.get("diversity", 0) > 0:
-            if cached:
-                raise ValueError("cached windows hold no hidden states, which diversity needs. Leave cached out.")
+        if postprocess_params.get("diversity", 0) > 0:
             block["word_states"] = WordStates(size, block.get("spans"))
             launch = partial(launch, with_states=True)
         in_phrases = FLOOR if self._uses_ranker(postprocess_params.get("threshold")) else threshold
-        windows, word_probabilities = block["windows"], block["word_probabilities"]
+        windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
         counts = Counter(window.document for window in windows)
-        pending = {number: count for number, count in counts.items() if number not in done}
-        windows = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
-
-        def collect(candidates: list, values: Mapping[tuple[int, int], Values], is_new: bool = True) -> BatchRead:
-            added = [window for window in candidates if window.document in pending and window.key in values]
-            for window in added:
-                p, tags, *states = values[window.key]
-                word_probabilities.add(window, p, tags)
+        pending = Counter(counts)
+        batches = split_windows(windows, batch_size, same_number=self.reads_titles)
+        for batch, wait in launch_ahead(batches, lambda batch: launch(batch, decode), self._ahead):
+            for window, (p, tags, *states) in zip(batch, self._values(batch, wait()), strict=True):
+                block["word_probabilities"].add(window, p, tags)
                 if states:
                     block["word_states"].add(window, *states, word_tags(p, in_phrases) if tags is None else tags)
-            numbers = Counter(window.document for window in added)
-            for number, n in numbers.items():
-                pending[number] -= n
-            complete = [n for n in numbers if not pending[n]]
+            numbers = Counter(window.document for window in batch)
+            pending -= numbers
+            complete = [n for n in numbers if n not in pending]
             finished = dict(zip(complete, self._phrases(block, complete, **postprocess_params), strict=True))
-            is_kept = is_new and not diverse  # hidden states would take too much memory
-            kept = {window.key: values[window.key] for window in added if is_kept and pending[window.document]}
-            return BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()}, kept)
-
-        if cached:
-            yield collect(windows, cached, is_new=False)
-        due = []
-        for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
-            if needed := [window for window in batch if window.document in pending and window.key not in cached]:
-                due.append((batch, needed))
-        for (batch, needed), wait in launch_ahead(due, lambda item: launch(item[0], decode), self._ahead):
-            yield collect(needed, dict(zip([window.key for window in batch], self._values(batch, wait()), strict=True)))
+            yield BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()})
 
     def preprocess(
         self,

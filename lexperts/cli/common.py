@@ -13,6 +13,7 @@ from .. import __version__
 
 HELP = {"help_option_names": ["-h", "--help"]}
 USER_ERRORS = (OSError, ValueError, TypeError, ImportError)
+RUN_ERRORS = (*USER_ERRORS, RuntimeError)  # of runs over many documents, also in workers
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from ..recipes import DEFINE
-from .common import Debug, Device, new_app, user_errors
+from .common import RUN_ERRORS, Debug, Device, format_error, new_app, user_errors
+from .many import SOURCE_HELP, Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data, run the whole recipe.")
@@ -14,8 +15,8 @@ app = new_app("define", "Define terms in context: write definitions, prepare dat
 
 @app.command()
 def terms(
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="JSON Lines with term and context.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
+    source: Annotated[str, typer.Argument(help=f"{SOURCE_HELP} Columns: term and context.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a mixture, or of a dense Llama.")],
     best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
@@ -24,38 +25,30 @@ def terms(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
     seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 42,
     device: Device = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = 0.0,
+    block_size: BlockSize = 64,
     debug: Debug = False,
 ):
     """Write the definitions of terms in context. Started again after an interruption, it resumes.
 
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
-    with user_errors(debug):
-        from transformers import pipeline
+    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+        from keyphrase_tools.block_runs import check_output, run_blocks
+        from keyphrase_tools.corpus import Corpus
 
-        from keyphrase_tools.jsonl import read_jsonl
+        from ..recipes.lexicon.define_file import DefinitionProcess
 
-        from ..recipes.common.fingerprints import fingerprint
-        from ..recipes.common.jsonl_resume import ResumableJsonl, digest
-
-        rows = list(read_jsonl(source, required=("term", "context"), example='{"term": "...", "context": "..."}'))
+        check_output(output)
+        runner = open_engine(engine, address, workers, gpus_per_worker)
+        corpus = Corpus(source, "context", None, keep=None, required=("term",))
         options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
-        settings = {**options, "model": fingerprint(model), "rows_sha256": digest(rows), "seed": seed}
-        settings |= {"batch_size": batch_size, "reward_model": reward_model and fingerprint(reward_model)}
-        file = ResumableJsonl(output, settings)
-        if not file.is_complete():
-            define = pipeline("definition-modeling", model=model, device=device, batch_size=batch_size)
-            if reward_model:
-                from modeling_lexicon.generation_lexicon import load_reward_model
-
-                options["reward_model"] = load_reward_model(reward_model, define.model.device)
-
-            def write_batch(batch, first):
-                return [row | outputs for row, outputs in zip(batch, define(batch, **options), strict=True)]
-
-            file.write(rows, write_batch, batch_size=batch_size, seed=seed, desc="definitions")
-            file.finish()
-        print(f"{len(rows):,} definitions in {output}")
+        process = DefinitionProcess(model, reward_model, batch_size, device, seed, options)
+        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size)
+    print_summary(summary, output)
 
 
 add_recipes(app, DEFINE)

@@ -3,41 +3,30 @@
 Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import AsJson, Debug, Device, new_app, print_result, user_errors
+from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
+from .many import Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
 
 app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
 
-Source = Annotated[str, typer.Argument(help="A folder of .txt files, a .jsonl file, or a data set on the Hub.")]
+Source = Annotated[
+    str,
+    typer.Argument(help="Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
 ]
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
-Split = Annotated[str, typer.Option(help="The split of a data set on the Hub.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Dtype = Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")]
-
-
-def distributed_state():
-    """The process group if the command was started by torchrun or accelerate, else `None`."""
-    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
-        return None
-    import torch
-
-    try:
-        from accelerate import PartialState
-    except ImportError as error:
-        raise ImportError("Several processes need accelerate. Install it with: pip install lexperts[train]") from error
-    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def open_extractor(model: str | None, **options):
@@ -55,7 +44,7 @@ def open_extractor(model: str | None, **options):
 @app.command()
 def extract(
     source: Source,
-    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
     model: Model = None,
     top_k: Annotated[
         int | None,
@@ -76,12 +65,18 @@ def extract(
         str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
     ] = None,
     batch_size: BatchSize = 16,
-    split: Split = "test",
     text_column: TextColumn = "text",
     title_column: TitleColumn = "title",
+    id_column: Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")] = "id",
+    keep: Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")] = None,
     device: Device = None,
     dtype: Dtype = "float32",
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = 0.0,
+    block_size: BlockSize = 512,
     debug: Debug = False,
 ):
     """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
@@ -89,34 +84,33 @@ def extract(
     \b
     Examples:
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl
-      torchrun --nproc_per_node 2 -m lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model runs/seke-minilm
+      lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
     """
-    with user_errors(debug):
+    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+        from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.candidates import read_candidates
-        from keyphrase_tools.corpus import Corpus, check_output, extract_corpus
+        from keyphrase_tools.corpus import Corpus
+        from keyphrase_tools.extractor import KeyphraseExtractor
         from keyphrase_tools.loading import parse_device, parse_dtype
 
         check_output(output)
-        dtype, state, processes = parse_dtype(dtype), distributed_state(), {}
-        if state is not None:
-            processes = {"rank": state.process_index, "processes": state.num_processes, "wait": state.wait_for_everyone}
-        device = state.device if state is not None and device is None else device and parse_device(device)
-        corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
-        extractor = open_extractor(model, dtype=dtype, device=device)
+        parse_dtype(dtype)
+        runner = open_engine(engine, address, workers, gpus_per_worker)
+        if engine == "local" and device:
+            parse_device(device)
+        corpus = Corpus(source, text_column, title_column, id_column, keep or ())
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
         options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
         options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
         options |= {} if language is None else {"language": None if language == "none" else language}
         options |= {"diversity": diversity} if diversity else {}
-        options |= {"batch_size": batch_size, "mentions": mentions, **processes}
-        summary = extract_corpus(extractor, corpus, output, **options)
-        if state is None or state.is_main_process:
-            by = f" by {state.num_processes} processes" if state is not None else ""
-            errors = f'; {summary.errors:,} could not be read (see their "error" field)' if summary.errors else ""
-            print(f"{summary.documents:,} documents in {output}{by}{errors}")
-        if state is not None:
-            state.destroy_process_group()
+        extractor = KeyphraseExtractor(
+            model, corpus.text_column, corpus.title_column,
+            mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, **options,
+        )  # fmt: skip
+        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size)
+    print_summary(summary, output)
 
 
 @app.command()
@@ -187,7 +181,6 @@ def explain(
     documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
     page: Annotated[int, typer.Option(min=0, help="Index of the document that is shown in colours.")] = 0,
     batch_size: BatchSize = 16,
-    split: Split = "test",
     text_column: TextColumn = "text",
     title_column: TitleColumn = "title",
     device: Device = None,
@@ -211,7 +204,7 @@ def explain(
         from keyphrase_tools.specialisation_report import write_report
 
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
-        corpus = Corpus(source, split=split, text_column=text_column, title_column=title_column)
+        corpus = Corpus(source, text_column=text_column, title_column=title_column)
         texts, errors = read_texts(corpus, documents)
         if page not in texts:
             reason = errors.get(page) or f"it must be the index of a document, from 0 to {len(texts) + len(errors) - 1}"

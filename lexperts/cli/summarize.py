@@ -1,11 +1,12 @@
-"""`lexperts summarize`: summaries of the documents of a JSON Lines file."""
+"""`lexperts summarize`: summaries of the documents of files."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .common import Debug, Device, user_errors
+from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
+from .many import SOURCE_HELP, Address, EngineName, GpusPerWorker, Workers, open_engine, print_summary
 
 
 def option(name: str, help: str, **settings):
@@ -24,8 +25,8 @@ def parse_length(value: str | None) -> int | float | None:
 
 
 def summarize(
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="JSON Lines, one document per line.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write.")],
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
     text_column: Annotated[str, option("text_column", "Column of the documents.")] = "document",
@@ -39,24 +40,28 @@ def summarize(
     batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
     on_long: Annotated[str, option("on_long", "For long documents: window, truncate or error.")] = "window",
     device: Device = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it has other settings.")] = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = 0.0,
+    block_size: Annotated[int, option("block_size", "Documents per block.", min=1)] = 64,
     debug: Debug = False,
 ):
-    """Summarise the documents of a JSON Lines file.
+    """Summarise documents. Repeat the command after an interruption to resume.
 
-    Each line of OUT is the line of IN with "summary_text", or with "error" if it has no text. An interrupted command resumes
-    when it is started again.
+    Each row of OUT is that of SOURCE with "summary_text", or with "error" if it has no text.
 
     \b
     lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max_length 60
     """
-    with user_errors(debug):
+    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
         length = parse_length(max_length)
         from ..recipes.moesumm.summarize_file import summarize_file
 
         options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})
-        count, empty = summarize_file(
+        summary = summarize_file(
             source, output, model, dataset=dataset, text_column=text_column, dataset_column=dataset_column,
-            batch_size=batch_size, device=device, overwrite=overwrite, **options,
+            batch_size=batch_size, device=device, block_size=block_size,
+            engine=open_engine(engine, address, workers, gpus_per_worker), **options,
         )  # fmt: skip
-        print(f"{count:,} documents in {output}" + (f'; {empty:,} have no text (see their "error")' if empty else ""))
+    print_summary(summary, output)

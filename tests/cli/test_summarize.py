@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner
 
+from keyphrase_tools import block_runs
 from lexperts.cli import build_app
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
 from tests.recipes.helpers import write_rows
@@ -37,7 +39,7 @@ def run(*arguments):
     return CliRunner().invoke(build_app(), ["summarize", *map(str, arguments)])
 
 
-def test_summaries_are_those_of_the_model(model, source, tmp_path):
+def test_summaries_are_those_of_the_model(model, source, tmp_path, monkeypatch):
     lm, tokenizer, folder = model
     output = tmp_path / "new" / "out.jsonl"
     result = run(source, output, "--model", folder, "--dataset", "news", *FAST)
@@ -46,21 +48,42 @@ def test_summaries_are_those_of_the_model(model, source, tmp_path):
     expected = summaries_by(lm, [row["document"] for row in ROWS], tokenizer, "news", **options)
     assert read_rows(output) == [row | {"summary_text": s} for row, s in zip(ROWS, expected, strict=True)]
 
-    output.rename(output.with_suffix(".part")).write_bytes(output.with_suffix(".part").read_bytes()[:-30])
-    assert run(source, output, "--model", folder, "--dataset", "news", *FAST).exit_code == 0
-    assert [row["summary_text"] for row in read_rows(output)] == expected
-    error = run(source, output, "--model", folder, "--dataset", "papers", *FAST)
-    assert error.exit_code == 2 and "dataset=news before, papers now" in error.stderr
-    assert run(source, output, "--model", folder, "--dataset-column", "kind", "--overwrite", *FAST).exit_code == 0
+    whole = output.read_bytes()
+    output.unlink()
+    interrupt(monkeypatch, 2, source, output, "--model", folder, "--dataset", "news", *FAST, "--block_size", 4)
+    error = run(source, output, "--model", folder, "--dataset", "papers", *FAST, "--block_size", 4)
+    assert error.exit_code == 2 and "dataset='news' before, 'papers' now" in error.stderr
+    assert run(source, output, "--model", folder, "--dataset", "news", *FAST, "--block_size", 4).exit_code == 0
+    assert output.read_bytes() == whole
+    error = run(source, output, "--model", folder, *FAST)
+    assert error.exit_code == 2 and "already exists" in error.stderr
+
+    other = tmp_path / "other.parquet"
+    assert run(source, other, "--model", folder, "--dataset-column", "kind", *FAST).exit_code == 0
     expected = summaries_by(lm, [r["document"] for r in ROWS], tokenizer, [r["kind"] for r in ROWS], **options)
-    assert [row["summary_text"] for row in read_rows(output)] == expected
+    table = parquet.read_table(other)
+    assert table["summary_text"].to_pylist() == expected and table["id"].to_pylist() == list(range(20))
+
+
+def interrupt(monkeypatch, blocks, *arguments):
+    """Stops the command after some blocks."""
+    write, left = block_runs.write_block, iter(range(blocks))
+
+    def write_some(*args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_runs, "write_block", write_some)
+        assert run(*arguments).exit_code not in (0, 2)
 
 
 def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
     rows = [ROWS[0], {"document": " "}, {"document": None}, {"id": 3}, ROWS[1]]
     source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     result = run(source, output, "--model", model[2], *FAST)
-    assert "3 have no text" in result.stdout
+    assert "3 could not be processed" in result.stdout
     assert ["summary_text" in row for row in read_rows(output)] == [True, False, False, False, True]
     assert all("error" in row for row in read_rows(output)[1:4])
 
@@ -68,8 +91,11 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--text_column", "documents"], "'documents'.*id, document, kind.*Did you mean document.*--text_column"),
-        (["--dataset_column", "kinds"], "'kinds'.*Did you mean kind"),
+        (
+            ["--text_column", "documents"],
+            "'documents'.*'id', 'document', 'kind'.*Did you mean 'document'.*--text-column",
+        ),
+        (["--dataset_column", "kinds"], "'kinds'.*Did you mean 'kind'"),
         (["--dataset", "newz"], "'newz'.*Did you mean 'news'"),
         (["--dataset", "news", "--dataset_column", "kind"], "--dataset and --dataset_column"),
         (["--max_length", "long"], "--max_length 'long'"),
@@ -81,8 +107,9 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
 )
 def test_errors_are_one_line(model, source, tmp_path, options, message):
     result = run(source, tmp_path / "out.jsonl", "--model", model[2], *FAST, *options)
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
-    assert re.search(message, result.stderr), result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert result.exit_code == 2 and len(errors) == 1 and "Traceback" not in result.stderr, result.output
+    assert re.search(message, errors[0]), result.stderr
     assert not (tmp_path / "out.jsonl").exists()
     same = run(source, source, "--model", model[2])
     assert same.exit_code == 2 and "in.jsonl" in same.stderr

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from keyphrase_tools import clean_text
 from keyphrase_tools.candidates import Vocabulary, read_candidates
-from keyphrase_tools.corpus import Corpus, extract_corpus
 from keyphrase_tools.decoding import apply_temperature
 from keyphrase_tools.labels import find
 from keyphrase_tools.words import split_words
 from lexperts.cli.keyphrases import app
+from tests.keyphrase_tools.corpora import as_written, extract_file, interrupt, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 ABSENT = {"score": None, "start": None, "end": None, "mentions": []}
@@ -261,30 +261,20 @@ def test_accents_may_be_composed_or_not():
 # ---- corpora and the command
 
 
-class Stop(Exception):
-    pass
-
-
 def test_a_run_with_other_candidates_is_not_resumed(lookup, tmp_path, monkeypatch):
-    source, output, extract = tmp_path / "texts.jsonl", tmp_path / "out.jsonl", lookup()
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("x bx", 3, "c")))
-
-    def stop(*_, **__):
-        raise Stop
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_launch", stop)
-        extract_corpus(extract, Corpus(source), output, candidates={"x": [], "bx": []})
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ("x bx", 3, "c")])
+    output, extract = tmp_path / "out.jsonl", lookup()
+    interrupt(monkeypatch, 0, extract, source, output, candidates={"x": [], "bx": []})
     with pytest.raises(ValueError, match="2 candidates, sha256 .* before, '2 candidates, sha256"):
-        extract_corpus(extract, Corpus(source), output, candidates={"bx": [], "x": []})
+        extract_file(extract, source, output, candidates={"bx": [], "x": []})
     with pytest.raises(ValueError, match="candidates=.* before, None now"):
-        extract_corpus(extract, Corpus(source), output)
+        extract_file(extract, source, output)
     with pytest.raises(ValueError, match="one list per document"):
-        extract_corpus(extract, Corpus(source), tmp_path / "other.jsonl", candidates=[["x"], ["bx"]])
-    assert extract_corpus(extract, Corpus(source), output, candidates=["x", "bx"]) == (3, 1)
-    first, _, last = (json.loads(line) for line in output.read_text().splitlines())
+        extract_file(extract, source, tmp_path / "other.jsonl", candidates=[["x"], ["bx"]])
+    assert extract_file(extract, source, output, candidates=["x", "bx"])[:2] == (3, 1)
+    first, _, last = lines(output)
     assert names(first["keyphrases"]) == ["bx", "x"]
-    absent = {"score": None, "start": None, "end": None}
+    absent = {"score": None, "start": None, "end": None, "field": None}
     assert last["keyphrases"] == [{"keyphrase": "x", **absent}, {"keyphrase": "bx", **absent}]
 
 
@@ -319,7 +309,8 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     assert done.exit_code == 0, done.output
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
-    assert row["keyphrases"] == extract(TEXT, candidates={"network": ["deep networks"], "quantum": []})
+    expected = extract(TEXT, candidates={"network": ["deep networks"], "quantum": []})
+    assert row["keyphrases"] == as_written(expected, mentions=True)
 
 
 def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
@@ -331,5 +322,5 @@ def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
         plain(self, *args)
 
     monkeypatch.setattr(Vocabulary, "__init__", counted)
-    extract_corpus(lookup(), Corpus(source), tmp_path / "out.jsonl", batch_size=2, candidates=["bx"])
+    extract_file(lookup(), source, tmp_path / "out.jsonl", batch_size=2, block_size=30, candidates=["bx"])
     assert len(read) == 1

@@ -1,5 +1,7 @@
 """diversity=: maximal marginal relevance on the model's states, with windows, titles, CRFs and streams."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.corpus import Corpus, extract_corpus
 from keyphrase_tools.diversity import WordStates, diversify, phrase_vectors
 from keyphrase_tools.input_documents import split_into_blocks
+from tests.keyphrase_tools.corpora import extract_file, interrupt
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
 
@@ -218,39 +220,23 @@ def test_candidates_can_be_diverse_too(extract):
 def test_a_stream_of_blocks(extract):
     texts = [TEXT, LONG, random_text(40, 2)]
     (block,) = split_into_blocks(texts, 10)
-    found, kept = {}, {}
+    found, shares = {}, Counter()
     for read in extract.read_block(block, batch_size=1, diversity=0.7):
         found |= read.finished
-        kept |= read.windows
-    assert_same([found[i] for i in range(3)], extract(texts, diversity=0.7)) and kept == {}
-    plain = {}
-    for read in extract.read_block(block, batch_size=1):
-        plain |= read.windows
-    with pytest.raises(ValueError, match="cached windows hold no hidden states"):
-        list(extract.read_block(block, cached=plain, diversity=0.7))
-
-
-class Stop(Exception):
-    pass
+        shares.update(read.shares)
+    assert_same([found[i] for i in range(3)], extract(texts, diversity=0.7))
+    assert dict(shares) == pytest.approx({0: 1, 1: 1, 2: 1})
 
 
 def test_an_interrupted_corpus_is_resumed(extract, tmp_path, monkeypatch):
-    source = tmp_path / "texts"
+    source, output = tmp_path / "texts", tmp_path / "out.jsonl"
     source.mkdir()
     for i in range(12):
         (source / f"{i:02}.txt").write_text(random_text(5 + 40 * (i % 4), i))
-    extract_corpus(extract, Corpus(source), tmp_path / "whole.jsonl", batch_size=2, diversity=0.6)
-    output, plain, batches = tmp_path / "out.jsonl", extract._launch, iter(range(5))
-
-    def five(*args, **kwargs):
-        if next(batches, None) is None:
-            raise Stop
-        return plain(*args, **kwargs)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(extract, "_launch", five)
-        extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.6)
+    options = {"batch_size": 2, "block_size": 3}
+    extract_file(extract, source, tmp_path / "whole.jsonl", diversity=0.6, **options)
+    interrupt(monkeypatch, 2, extract, source, output, diversity=0.6, **options)
     with pytest.raises(ValueError, match="diversity=0.6 before, 0.5 now"):
-        extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.5)
-    extract_corpus(extract, Corpus(source), output, batch_size=2, diversity=0.6)
+        extract_file(extract, source, output, diversity=0.5, **options)
+    extract_file(extract, source, output, diversity=0.6, **options)
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

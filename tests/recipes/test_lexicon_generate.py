@@ -17,6 +17,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
+from keyphrase_tools import block_runs
 from lexperts.cli.define import app
 from lexperts.recipes.lexicon import generate, in_context, train_expert
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
@@ -513,19 +514,38 @@ def test_signs_that_break_lines_elsewhere_are_kept(run, folder, tmp_path):
     assert len(lines) == 2 and {name: lines[0][name] for name in odd} == odd
 
 
-def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path):
+def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path, monkeypatch):
     """`lexperts define terms` writes what the pipeline returns, also after an interruption."""
     source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     command = ["terms", str(source), str(output), "-m", str(folder / "dense")]
-    command += ["--max-new-tokens", "6", "--batch-size", "4"]
+    command += ["--max-new-tokens", "6", "--batch-size", "4", "--block-size", "4"]
     result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0 and "10 definitions in" in result.output, result.output
+    assert result.exit_code == 0 and "10 documents in" in result.output, result.output
     define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
     expected = [row | one for row, one in zip(ROWS, define(ROWS), strict=True)]
     assert [line["definition"] for line in read_rows(output)] == [line["definition"] for line in expected]
     whole = output.read_bytes()
-    output.rename(tmp_path / "whole")
-    (tmp_path / "out.part").write_bytes(b"\n".join(whole.split(b"\n")[:6]))  # the last of six lines is incomplete
-    assert CliRunner().invoke(app, command).exit_code == 0 and output.read_bytes() == whole
+    output.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(block_runs, "join_blocks", lambda *_: 1 / 0)
+        assert isinstance(CliRunner().invoke(app, command).exception, ZeroDivisionError)
+    (tmp_path / "out.jsonl.parts" / "000000000004-000000000008.jsonl").unlink()
     error = CliRunner().invoke(app, [*command, "--best-of", "2"])
     assert error.exit_code == 2 and "best_of=1 before, 2 now" in error.stderr
+    assert CliRunner().invoke(app, command).exit_code == 0 and output.read_bytes() == whole
+
+
+def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_reported(folder, tmp_path, monkeypatch):
+    rows = [*ROWS[:6], {"term": "axe", "context": None}]
+    source, whole, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    options = ["-m", str(folder / "dense"), "--max-new-tokens", "6", "--best-of", "2", "--block-size", "3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(block_runs, "join_blocks", lambda *_: 1 / 0)
+        CliRunner().invoke(app, ["terms", str(source), str(whole), *options])
+    shutil.copytree(f"{whole}.parts", f"{output}.parts")
+    (tmp_path / "out.jsonl.parts" / "000000000003-000000000006.jsonl").unlink()  # computed alone below
+    for path in (whole, output):
+        done = CliRunner().invoke(app, ["terms", str(source), str(path), *options])
+        assert done.exit_code == 0 and "1 could not be processed" in done.output, done.output
+    assert output.read_bytes() == whole.read_bytes()
+    assert read_rows(output)[6] == rows[6] | {"error": "it has no 'term' or no 'context'"}

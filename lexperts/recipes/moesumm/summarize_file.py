@@ -1,23 +1,77 @@
-"""Summaries of the documents of a JSON Lines file: the library function behind `lexperts summarize`."""
+"""Summaries of the documents of files: the library function behind `lexperts summarize`."""
 
 from pathlib import Path
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-from keyphrase_tools.jsonl import read_jsonl
+from keyphrase_tools.block_runs import RunSummary, check_output, run_blocks
+from keyphrase_tools.corpus import Corpus
+from keyphrase_tools.engines import Engine
+from keyphrase_tools.extractor import assigned_cores
+from keyphrase_tools.failures import process_each
 from keyphrase_tools.loading import describe_load_errors, parse_device
-from modeling_moesumm.generation_moesumm import Summarizer
 
-from ..common.arguments import did_you_mean
 from ..common.fingerprints import fingerprint, package_version
-from ..common.jsonl_resume import ResumableJsonl, digest
-from .summary_file import CHUNK
 
-EXAMPLE = '{"document": "The council met on Monday. ..."}'
+
+class SummaryProcess:
+    """Summarises rows; see `keyphrase_tools.block_runs.Process`. The arguments are those of `summarize_file`."""
+
+    def __init__(self, model, text_column, dataset, dataset_column, batch_size, device, options: dict):
+        self.model, self.text_column, self.batch_size, self.device = model, text_column, batch_size, device
+        self.dataset, self.dataset_column, self.options = dataset, dataset_column, options
+
+    def describe(self) -> dict:
+        """The settings. Loads the model."""
+        import torch
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+        from modeling_moesumm.generation_moesumm import Summarizer
+
+        device = parse_device(self.device)
+        if cores := assigned_cores():
+            torch.set_num_threads(cores)
+        with describe_load_errors("--model", self.model):
+            tokenizer = AutoTokenizer.from_pretrained(self.model)
+            model = AutoModelForSeq2SeqLM.from_pretrained(self.model).to(device)
+        self.summarize = Summarizer(model, tokenizer, batch_size=self.batch_size, **self.options)
+        self.summarize.dataset_names([self.dataset], 1)
+        print_of_model = fingerprint(self.model)
+        return {
+            **self.options,
+            "model": print_of_model.pop("name"),
+            **{"weights": print_of_model},
+            "dataset": self.dataset,
+            "dataset_column": self.dataset_column,
+            "lexperts": package_version(),
+        }
+
+    def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
+        """`summary_text`, or `error`, of each row."""
+        results: list = [{"error": f"{self.text_column!r} has no text"}] * len(rows)
+        valid = [i for i, row in enumerate(rows) if has_text(row.get(self.text_column))]
+
+        def summarize(indices: list[int]) -> list[str]:
+            names = [rows[i].get(self.dataset_column) if self.dataset_column else self.dataset for i in indices]
+            return self.summarize([rows[i][self.text_column] for i in indices], names)
+
+        for i, (summary, error) in zip(valid, process_each(summarize, valid), strict=True):
+            results[i] = {"summary_text": summary} if error is None else {"error": error}
+        progress(len(rows))
+        return results
+
+    def types(self) -> dict:
+        """The Arrow types of the values to add."""
+        import pyarrow
+
+        return {"summary_text": pyarrow.string(), "error": pyarrow.string()}
+
+
+def has_text(text) -> bool:
+    """Whether a value is a text that is not blank."""
+    return isinstance(text, str) and bool(text.strip())
 
 
 def summarize_file(
-    source: Path,
+    source: str,
     output: Path,
     model: str,
     *,
@@ -26,58 +80,25 @@ def summarize_file(
     dataset_column: str | None = None,
     batch_size: int = 8,
     device: str | None = None,
-    overwrite: bool = False,
+    engine: Engine | None = None,
+    block_size: int = 64,
     **options,
-) -> tuple[int, int]:
-    """Writes each row of a JSON Lines file with its `summary_text`, or with `error` if it has no text. An interrupted call
-    resumes when it is repeated.
+) -> RunSummary:
+    """Writes each row of a source with its `summary_text`, or with `error`. An interrupted call resumes when it is repeated.
 
     Args:
+        source, output, engine, block_size: as in `keyphrase_tools.block_runs.run_blocks`.
         dataset: of all documents, `None` for none; or `dataset_column`, that of each.
         device: by default an accelerator if there is one.
-        overwrite: replace an output that was made with other settings, which otherwise is a `ValueError`.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 
-    Returns: the number of rows, and the number of rows without a text.
+    Returns:
+        The numbers of rows and of errors.
     """
     if dataset is not None and dataset_column is not None:
         raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")
-    if output.exists() and output.samefile(source):
-        raise ValueError(f"The input and the output are both {source}. Write to another file.")
-    rows = read_jsonl(source, example=EXAMPLE)
-    for name, column in (("text_column", text_column), ("dataset_column", dataset_column)):
-        if column is not None and column not in rows[0]:
-            hint = did_you_mean(column, rows[0])
-            raise ValueError(f"{source} has no column {column!r}; it has {', '.join(rows[0])}.{hint} Use --{name}.")
-    texts = [row.get(text_column) for row in rows]
-    has_text = [isinstance(text, str) and bool(text.strip()) for text in texts]
-    settings = {
-        **options,
-        "model": fingerprint(model),
-        "dataset": dataset,
-        "columns": [text_column, dataset_column],
-        "documents": {"name": source.name, "sha256": digest(rows)},
-        "lexperts": package_version(),
-    }
-    file, device = ResumableJsonl(output, settings), parse_device(device)
-    if file.is_complete(overwrite):
-        return len(rows), has_text.count(False)
-    with describe_load_errors("--model", model):
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        summarizer_model = AutoModelForSeq2SeqLM.from_pretrained(model).to(device)
-    summarizer = Summarizer(summarizer_model, tokenizer, batch_size=batch_size, **options)
-    names = [row.get(dataset_column) if dataset_column else dataset for row in rows]
-    summarizer.dataset_names(names, len(rows))
-
-    def summarize_rows(chunk: list[dict], first: int) -> list[dict]:
-        results = [row | {"error": f"{text_column!r} has no text"} for row in chunk]
-        valid = [i for i in range(len(chunk)) if has_text[first + i]]
-        chunk_names = [names[first + i] for i in valid]
-        summaries = summarizer([texts[first + i] for i in valid], chunk_names, first=first)
-        for i, summary in zip(valid, summaries, strict=True):
-            results[i] = chunk[i] | {"summary_text": summary}
-        return results
-
-    file.write(rows, summarize_rows, batch_size=CHUNK * batch_size, desc="summaries", unit="document")
-    file.finish()
-    return len(rows), has_text.count(False)
+    check_output(output)
+    required = () if dataset_column is None else (dataset_column,)
+    corpus = Corpus(source, text_column, None, keep=None, required=required)
+    process = SummaryProcess(model, corpus.text_column, dataset, dataset_column, batch_size, device, options)
+    return run_blocks(process, corpus, output, engine=engine, block_size=block_size)

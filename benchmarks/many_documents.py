@@ -1,0 +1,166 @@
+"""Documents a second and memory of the ways to process many documents: this process, Ray with one and two workers, Spark.
+
+    python benchmarks/many_documents.py --data DIR --documents 2000
+
+DIR/*/test.jsonl are data sets with id, title and text. Their documents, repeated with new ids up to --documents, are written to one
+Parquet file; one in a thousand has no text. Each way reads this file and writes keyphrases to Parquet, in rounds (A B C D, A B C
+D). Every process has one core. Times are those of the whole command, start-up included, and of the processing alone; memory is the
+resident size of each process that has loaded the model, every two seconds. All outputs are compared: no document is lost or
+occurs twice, each bad row is reported, and the keyphrases are the same.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+import psutil
+import pyarrow
+from common import write
+from pyarrow import parquet
+
+ROOT = Path(__file__).resolve().parents[1]
+BAD = 1000  # one row in so many has no text
+LOADED = 300e6  # bytes of a process that has loaded the model
+
+
+def make_source(data: Path, documents: int, path: Path) -> None:
+    """The Parquet file."""
+    rows = [json.loads(line) for file in sorted(data.glob("*/test.jsonl")) for line in file.open(encoding="utf-8")]
+    columns = {"id": [f"{i:09d}" for i in range(documents)]}
+    for name in ("title", "text"):
+        columns[name] = [rows[i % len(rows)].get(name) for i in range(documents)]
+    columns["text"][::BAD] = [None] * len(columns["text"][::BAD])
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def commands(source: Path, output: Path, wanted: list[str]) -> dict[str, tuple[list[str], Path]]:
+    """For each way its command and output."""
+    extract = [sys.executable, "-m", "lexperts", "keyphrases", "extract", str(source)]
+    example = [sys.executable, str(ROOT / "examples" / "spark_keyphrases.py"), str(source)]
+    ways = {
+        "local": (extract, [], output / "local.parquet"),
+        "ray, 1 worker": (extract, ["--engine", "ray", "--workers", "1"], output / "ray1.parquet"),
+        "ray, 2 workers": (extract, ["--engine", "ray", "--workers", "2"], output / "ray2.parquet"),
+        "spark, local[2]": (example, ["--master", "local[2]"], output / "spark"),
+    }
+    return {
+        name: ([*start, str(path), *options], path) for name, (start, options, path) in ways.items() if name in wanted
+    }
+
+
+def run(command: list[str]) -> dict:
+    """Runs a command -> seconds, and the megabytes of each of its large Python processes over time."""
+    cores = {"OMP_NUM_THREADS": "1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    sizes: dict[int, list] = {}
+    begin, done = time.perf_counter(), Event()
+    process = subprocess.Popen(
+        command, env={**os.environ, **cores}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+    def watch():
+        while not done.wait(2):
+            for child in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+                try:
+                    name, size = child.name(), child.memory_info().rss
+                except psutil.Error:
+                    continue
+                if size > LOADED and "java" not in name:
+                    seconds = round(time.perf_counter() - begin)
+                    sizes.setdefault(child.pid, [name]).append((seconds, round(size / 1e6)))
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    errors = process.stderr.read()
+    process.wait()
+    done.set()
+    watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-3000:]}")
+    megabytes = [{"process": name, "seconds_megabytes": thin(values)} for name, *values in sizes.values()]
+    return {"seconds": time.perf_counter() - begin, "memory": megabytes}
+
+
+def thin(values: list, most: int = 50) -> list:
+    """At most so many of the values, evenly spaced."""
+    return values[:: -(-len(values) // most)]
+
+
+def check(path: Path, source: Path, reference: Path | None) -> dict:
+    """Counts the rows of an output, and compares its keyphrases with those of the reference."""
+    table = parquet.read_table(path).sort_by("id")
+    ids, expected = table["id"].to_pylist(), parquet.read_table(source, columns=["id"])["id"].to_pylist()
+    errors = len(table) - table["error"].null_count
+    found = {
+        "rows": len(ids),
+        "lost": len(set(expected) - set(ids)),
+        "twice": len(ids) - len(set(ids)),
+        "errors": errors,
+    }
+    if reference is not None:
+        other = parquet.read_table(reference).sort_by("id")["keyphrases"].to_pylist()
+        same = [names(a) == names(b) for a, b in zip(table["keyphrases"].to_pylist(), other, strict=True)]
+        found["same_keyphrases"] = sum(same) / len(same)
+    return found
+
+
+def names(phrases: list[dict] | None) -> list[str] | None:
+    """The keyphrases without scores, whose last digit depends on the batch."""
+    return phrases and [phrase["keyphrase"] for phrase in phrases]
+
+
+def main() -> None:
+    ways = ["local", "ray, 1 worker", "ray, 2 workers", "spark, local[2]"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
+    parser.add_argument("--documents", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
+    parser.add_argument("--name", default="many_documents")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [Path(folder, name) for name in ("start.parquet", "in.parquet")]
+        for source, documents in zip(sources, (2, args.documents), strict=True):
+            make_source(args.data, documents, source)
+        results = {name: {"rounds": []} for name in args.ways}
+        for number in range(args.rounds):
+            for name in args.ways:
+                # start-up: the same command on two documents
+                start, whole = (
+                    (run(commands(source, Path(folder, f"{number}-{source.stem}"), args.ways)[name][0]), source)
+                    for source in sources
+                )
+                path = commands(sources[1], Path(folder, f"{number}-in"), args.ways)[name][1]
+                reference = (
+                    None
+                    if name == args.ways[0]
+                    else commands(sources[1], Path(folder, "0-in"), args.ways)[args.ways[0]][1]
+                )
+                seconds = whole[0]["seconds"] - start[0]["seconds"]
+                row = {**whole[0], "start_seconds": start[0]["seconds"], **check(path, sources[1], reference)}
+                row["documents_per_second"] = args.documents / seconds
+                results[name]["rounds"].append(row)
+                print(f"{name:16} {row['documents_per_second']:7.1f} documents/s  {row['seconds']:7.1f} s", flush=True)
+        first = None
+        for _, result in results.items():
+            rate = statistics.median(row["documents_per_second"] for row in result["rounds"])
+            first = first or rate
+            result |= {"documents_per_second": rate, "ratio_to_first": rate / first}
+        for name, result in results.items():
+            last = result["rounds"][-1]
+            print(
+                f"{name:16} {result['documents_per_second']:7.1f} documents/s  {result['ratio_to_first']:.2f}x of {args.ways[0]}, ",
+                end="",
+            )
+            print(f"{last['rows']:,} rows, {last['lost']} lost, {last['twice']} twice, {last['errors']} errors")
+    write(args.name, results, documents=args.documents, rounds=args.rounds, bad_rows=-(-args.documents // BAD))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""`KeyphraseExtractor`: keyphrases of batches of documents, for Ray Data, Spark, `datasets.map` and plain Python."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from .candidates import parse_candidates
+from .corpus import check_document
+from .default_model import find_default_model
+from .failures import process_each
+from .fingerprints import hash_config, hash_tokenizer, hash_weights
+from .input_documents import split_into_blocks
+from .loading import describe_load_errors, parse_device, parse_dtype
+from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
+
+FIELDS = ("keyphrase", "score", "start", "end", "field")
+MENTION_FIELDS = ("start", "end", "field", "score")
+LONG = 20_000  # characters of a document whose windows are shown as progress on any device
+
+
+class KeyphraseExtractor:
+    """Extracts the keyphrases of batches of documents. A worker process loads the model on first use.
+
+    A copy by pickle or cloudpickle holds the options only, unless `model` is a pipeline. Failures of single documents, such
+    as a missing text, are reported in the column `error` and do not stop the batch.
+
+    Args:
+        model: folder or Hub id of a token classifier, by default lexperts-seke-minilm; or a keyphrase-extraction pipeline.
+        text_column: the column of texts, or of lists of words, which are joined by blanks.
+        title_column: the column of titles, if there is one.
+        columns: input columns that the result keeps, by default all.
+        mentions: add all mentions of a keyphrase.
+        batch_size: windows per batch of the model.
+        device, dtype, backend: where and how the model runs, such as "cuda:0", "bfloat16" and "onnx".
+        num_threads: threads of PyTorch. By default as many as Ray or Spark assigned cores to the worker, or else unchanged.
+        options: of the pipeline, such as `top_k`, `min_score`, `style` and `language`.
+
+    Returns:
+        A call with a dictionary of columns returns a dictionary of lists, one with a `pyarrow.Table` a table, and one with a
+        pandas DataFrame a DataFrame, each with these columns added:
+        keyphrases: lists of `{"keyphrase", "score", "start", "end", "field"}`, best first, or `None` after an error. `field` is
+            "title" or "text", whatever the columns are called, and `None` for a candidate that does not occur. With `mentions`, the last value is a list of
+            `{"start", "end", "field", "score"}`.
+        error: why a document has no keyphrases, `None` if it has not failed.
+        The types of a table do not depend on its content (see `types`), so prefer tables where batches are written
+        to Parquet.
+
+    Raises:
+        ValueError: if a column does not exist, or a kept column is named like one of the two; for invalid options, when the
+            model is loaded.
+        OSError: if the model cannot be opened.
+
+    Example:
+
+    ```python
+    >>> extract = KeyphraseExtractor(top_k=5)
+    >>> extract({"text": ["Graph cuts solve energy minimisation problems.", None]})["error"]
+    [None, "'text' is None, not a text"]
+    >>> ray.data.read_parquet("in/").map_batches(extract, batch_format="pyarrow").write_parquet("out/")
+    ```
+    """
+
+    def __init__(
+        self,
+        model: str | Path | KeyphraseExtractionPipeline | None = None,
+        text_column: str = "text",
+        title_column: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        mentions: bool = False,
+        batch_size: int = 16,
+        device: str | None = None,
+        dtype: str = "float32",
+        backend: str | None = None,
+        num_threads: int | None = None,
+        **options,
+    ):
+        self.model = model if isinstance(model, KeyphraseExtractionPipeline) else model and str(model)
+        self.text_column, self.title_column = text_column, title_column
+        self.columns, self.mentions, self.batch_size = None if columns is None else list(columns), mentions, batch_size
+        self.loading = {"device": device, "dtype": dtype, "backend": backend}
+        self.num_threads, self.options = num_threads, options
+        if (candidates := parse_candidates(options.get("candidates"))) is not None:
+            if candidates.per_document:
+                raise ValueError(
+                    "candidates has one list per document. Batches need one list or mapping for all documents."
+                )
+            self.options["candidates"] = candidates
+
+    @property
+    def pipeline(self) -> KeyphraseExtractionPipeline:
+        """The pipeline, which is loaded if this process has not loaded it yet. Sets the number of threads."""
+        if threads := self.num_threads or assigned_cores():  # of this call: Ray and Spark use a process again
+            torch.set_num_threads(threads)
+        if isinstance(self.model, KeyphraseExtractionPipeline):
+            return self.model
+        name = self.model or find_default_model()
+        files = [(f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(Path(name).glob("*")) if f.is_file()]
+        return load_pipeline(name, tuple(files), **self.loading)
+
+    def __call__(self, batch):
+        """Adds the keyphrases of a batch; see the class."""
+        columns = {name: batch[name] for name in _names(batch)}
+        kept = list(columns) if self.columns is None else self.columns
+        needed = [self.text_column, *([self.title_column] if self.title_column else []), *kept]
+        if missing := [name for name in needed if name not in columns]:
+            known = ", ".join(map(repr, columns))
+            raise ValueError(f"There is no column {missing[0]!r}. The columns are {known}.")
+        if taken := [name for name in ("keyphrases", "error") if name in kept]:
+            raise ValueError(
+                f"The input has a column {taken[0]!r}, which is the name of a result. Rename it, or list the columns to keep "
+                "without it: columns=[...]."
+            )
+        documents = [
+            {"text": text, "title": title}
+            for text, title in zip(
+                _values(columns[self.text_column]),
+                _values(columns[self.title_column]) if self.title_column else [None] * len(columns[self.text_column]),
+                strict=True,
+            )
+        ]
+        results = self.read_documents(documents)
+        added = {"keyphrases": [phrases for phrases, _ in results], "error": [error for _, error in results]}
+        if "pyarrow" in sys.modules and isinstance(batch, sys.modules["pyarrow"].Table):
+            import pyarrow
+
+            table = batch.select(kept)
+            for name, type in self.types().items():
+                table = table.append_column(name, pyarrow.array(added[name], type))
+            return table
+        if "pandas" in sys.modules and isinstance(batch, sys.modules["pandas"].DataFrame):
+            return batch[kept].assign(**added)
+        return {name: columns[name] for name in kept} | added
+
+    def process_rows(
+        self, rows: Sequence[Mapping], progress: Callable[[float], None] = lambda documents: None
+    ) -> list[dict]:
+        """The results of rows, `{"keyphrases"}` or `{"error"}`; see `block_runs`.
+
+        Args:
+            rows: documents with the text column and optionally the title column.
+            progress: is called with the number of documents that were read, which may be a fraction.
+        """
+        documents = [
+            {"text": row.get(self.text_column), "title": row.get(self.title_column) if self.title_column else None}
+            for row in rows
+        ]
+        results = self.read_documents(documents, progress)
+        return [{"keyphrases": phrases} if error is None else {"error": error} for phrases, error in results]
+
+    def read_documents(
+        self, documents: Sequence[dict], progress: Callable[[float], None] = lambda documents: None
+    ) -> list[tuple[list[dict] | None, str | None]]:
+        """The keyphrases and the error of each document `{"text", "title"}`; one of the two is `None`."""
+        results: list = [None] * len(documents)
+        valid = {}
+        for i, document in enumerate(documents):
+            content, error = check_document(document, self.text_column, self.title_column)
+            if error is None:
+                valid[i] = content
+            else:
+                results[i] = None, error
+        progress(len(documents) - len(valid))
+        extract = self.pipeline
+        found = process_each(lambda items: self._extract(extract, items, progress), list(valid.values()))
+        for i, result in zip(valid, found, strict=True):
+            results[i] = result
+        return results
+
+    def _extract(self, extract, documents: Sequence[dict], progress: Callable[[float], None]) -> list[list[dict]]:
+        """The results of documents that are all valid."""
+        is_long = any(len(document["text"]) > LONG for document in documents)
+        if extract.device.type != "cpu" and not is_long:  # the pipeline prepares batches ahead
+            results = []
+            for phrases in extract(iter(documents), batch_size=self.batch_size, **self.options):
+                results.append(self._result(phrases))
+                progress(1)
+            return results
+        results = {}
+        for block in split_into_blocks(documents, SORT_WINDOW * self.batch_size):
+            first = len(results)
+            for read in extract.read_block(block, batch_size=self.batch_size, **self.options):
+                results |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
+                progress(sum(read.shares.values()))
+        return [results[i] for i in range(len(documents))]
+
+    def _result(self, phrases: list[dict]) -> list[dict]:
+        """The keyphrases of one document with the same fields for every document."""
+        results = [_with_field({name: phrase.get(name) for name in FIELDS}) for phrase in phrases]
+        if self.mentions:
+            for result, phrase in zip(results, phrases, strict=True):
+                result["mentions"] = [
+                    _with_field({name: mention.get(name) for name in MENTION_FIELDS}) for mention in phrase["mentions"]
+                ]
+        return results
+
+    def describe(self) -> dict:
+        """Everything on which the results depend: model, weights, tokenizer and options. The model is loaded.
+
+        Raises:
+            ValueError: for invalid options.
+        """
+        extract = self.pipeline
+        list(extract(["Keyphrases."], **self.options))
+        name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
+        hashes = {"weights": hash_weights(extract.model), "tokenizer": hash_tokenizer(extract.tokenizer)}
+        settings = {**extract._preprocess_params, **extract._postprocess_params, **self.options}
+        if (candidates := settings.get("candidates")) is not None:
+            settings["candidates"] = candidates.fingerprint()
+        settings |= {"text_column": self.text_column, "title_column": self.title_column, "mentions": self.mentions}
+        settings |= {"batch_size": self.batch_size, "dtype": self.loading["dtype"]}
+        return {"model": name, **hashes, **hash_config(extract.model.config), **settings}
+
+    def types(self) -> dict:
+        """The Arrow types of the columns that are added."""
+        import pyarrow
+
+        return {"keyphrases": keyphrases_type(self.mentions), "error": pyarrow.string()}
+
+
+@lru_cache(maxsize=1)
+def load_pipeline(
+    model: str, files: tuple, device: str | None, dtype: str, backend: str | None
+) -> KeyphraseExtractionPipeline:
+    """The pipeline of a model, loaded once per process.
+
+    Args:
+        files: names, modification times and sizes of the files in the model's folder; a changed model is loaded again.
+    """
+    from transformers import pipeline
+
+    options = {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
+    options |= {} if backend is None else {"backend": backend}
+    with describe_load_errors("--model", model):
+        return pipeline("keyphrase-extraction", model=model, **options)
+
+
+def assigned_cores() -> int | None:
+    """The cores that Ray or Spark assigned to this worker process; `None` outside a worker."""
+    ray, spark = sys.modules.get("ray"), sys.modules.get("pyspark")
+    cores = None
+    if ray is not None and ray.is_initialized():
+        cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
+    elif spark is not None and (context := spark.TaskContext.get()) is not None:
+        cores = context.cpus()
+    return None if cores is None else max(1, int(cores))
+
+
+def keyphrases_type(mentions: bool = False):
+    """The Arrow type of the column `keyphrases`: a list of structs."""
+    import pyarrow
+
+    place = [("start", pyarrow.int64()), ("end", pyarrow.int64()), ("field", pyarrow.string())]
+    phrase = [("keyphrase", pyarrow.string()), ("score", pyarrow.float64()), *place]
+    if mentions:
+        phrase.append(("mentions", pyarrow.list_(pyarrow.struct([*place, ("score", pyarrow.float64())]))))
+    return pyarrow.list_(pyarrow.struct(phrase))
+
+
+def _with_field(place: dict) -> dict:
+    """A place whose field is "text" if the document has no title."""
+    return place if place["field"] or place["start"] is None else place | {"field": "text"}
+
+
+def _names(batch) -> list[str]:
+    """The columns of a batch."""
+    return list(getattr(batch, "column_names", None) or batch)
+
+
+def _values(column) -> Sequence:
+    """A column of a batch as Python values."""
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)

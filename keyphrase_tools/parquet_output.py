@@ -1,0 +1,69 @@
+"""Writes the files of finished blocks as one Parquet file."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow
+from pyarrow.parquet import ParquetWriter
+
+ROWS = 8192  # per row group
+LONE_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\ud[89a-f][0-9a-f]{2}")
+
+
+def write_parquet(paths: Sequence[Path], output: Path, types: Mapping[str, pyarrow.DataType]) -> None:
+    """Joins JSON Lines files into a Parquet file with one schema.
+
+    Args:
+        types: the types of columns that are known. Others are inferred from all rows; a column whose values have several types,
+            such as ids that are numbers and texts, becomes a column of strings.
+    """
+    schema = find_schema(paths, types)
+    with ParquetWriter(output, schema, compression="zstd") as writer:
+        rows = []
+        for row in read_rows(paths):
+            rows.append({field.name: convert(row.get(field.name), field.type) for field in schema})
+            if len(rows) == ROWS:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                rows = []
+        if rows:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+
+
+def find_schema(paths: Sequence[Path], types: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
+    """The columns in the order in which they occur, the known ones last."""
+    found: dict[str, pyarrow.DataType] = {}
+    for path in paths:
+        columns: dict[str, list] = {}
+        for row in read_rows([path]):
+            for name, value in row.items():
+                if name not in types:
+                    columns.setdefault(name, []).append(value)
+        for name, values in columns.items():
+            found[name] = merge_types(found.get(name, pyarrow.null()), values)
+    return pyarrow.schema([*found.items(), *types.items()])
+
+
+def merge_types(type: pyarrow.DataType, values: list) -> pyarrow.DataType:
+    """The type of earlier and new values."""
+    try:
+        new = pyarrow.schema([("x", pyarrow.infer_type(values))])
+        return pyarrow.unify_schemas([pyarrow.schema([("x", type)]), new], promote_options="permissive").field("x").type
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        return pyarrow.string()
+
+
+def convert(value, type: pyarrow.DataType):
+    """A value for a column of this type: in a column of strings, other values as JSON."""
+    if value is None or isinstance(value, str) or type != pyarrow.string():
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_rows(paths: Sequence[Path]) -> Iterator[dict]:
+    """The rows of files. Lone surrogates, which Parquet cannot hold, become U+FFFD."""
+    for path in paths:
+        with path.open("rb") as lines:
+            for line in lines:
+                yield json.loads(LONE_SURROGATE.sub(rb"\1\\ufffd", line) if rb"\ud" in line else line)

@@ -1,0 +1,46 @@
+"""Options of commands that process many documents, and what they print at the end."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import print_error
+
+SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."
+EngineName = Annotated[str, typer.Option(help="local: this process; ray: workers of Ray.")]
+Address = Annotated[
+    str | None, typer.Option(help="With --engine ray: address of a cluster, such as auto or ray://HOST:10001.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="With --engine ray: by default one per GPU, or per core.")]
+GpusPerWorker = Annotated[float, typer.Option(min=0, help="With --engine ray: GPUs of each worker.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Documents per block; an interruption loses unfinished blocks.")]
+
+
+def open_engine(name: str, address: str | None, workers: int | None, gpus_per_worker: float):
+    """The engine of that name.
+
+    Raises:
+        ValueError: if it is not known, or an option needs another one.
+        ImportError: without Ray.
+    """
+    from keyphrase_tools.engines import LocalEngine, RayEngine
+
+    if name == "ray":
+        return RayEngine(address, workers, gpus_per_worker)
+    if name != "local":
+        raise ValueError(f"--engine {name!r} is not known. Use local or ray.")
+    for option, value in (("address", address), ("workers", workers), ("gpus-per-worker", gpus_per_worker)):
+        if value:
+            raise ValueError(f"--{option} {value} has no effect on --engine local. Add --engine ray.")
+    return LocalEngine()
+
+
+def print_summary(summary, output: Path) -> None:
+    """Prints the numbers of a `RunSummary`. If files could not be read, names them and exits with status 1."""
+    errors = f'; {summary.errors:,} could not be processed (see their "error")' if summary.errors else ""
+    print(f"{summary.documents:,} documents in {output}{errors}")
+    for message in summary.files:
+        print_error(message)
+    if summary.files:
+        raise typer.Exit(1)

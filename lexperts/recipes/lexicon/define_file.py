@@ -1,0 +1,68 @@
+"""Definitions of the terms of files: the process behind `lexperts define terms`."""
+
+import json
+from zlib import crc32
+
+from keyphrase_tools.extractor import assigned_cores
+from keyphrase_tools.failures import process_each
+
+from ..common.fingerprints import fingerprint
+
+
+class DefinitionProcess:
+    """Defines terms in context; see `keyphrase_tools.block_runs.Process`.
+
+    Args:
+        model, reward_model: folders or Hub ids.
+        seed: of sampling. Each block has its own seed, so that samples do not depend on interruptions.
+        options: of the pipeline definition-modeling.
+    """
+
+    def __init__(
+        self, model: str, reward_model: str | None, batch_size: int, device: str | None, seed: int, options: dict
+    ):
+        self.model, self.reward_model, self.batch_size, self.device = model, reward_model, batch_size, device
+        self.seed, self.options = seed, options
+
+    def describe(self) -> dict:
+        """The settings. Loads the models."""
+        import torch
+        from transformers import pipeline
+
+        if cores := assigned_cores():
+            torch.set_num_threads(cores)
+        self.define = pipeline("definition-modeling", model=self.model, device=self.device, batch_size=self.batch_size)
+        self.call_options = dict(self.options)
+        if self.reward_model:
+            from modeling_lexicon.generation_lexicon import load_reward_model
+
+            self.call_options["reward_model"] = load_reward_model(self.reward_model, self.define.model.device)
+        settings = {**self.options, "model": fingerprint(self.model), "seed": self.seed, "batch_size": self.batch_size}
+        return settings | {"reward_model": self.reward_model and fingerprint(self.reward_model)}
+
+    def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
+        """The definition, or `error`, of each row."""
+        import torch
+
+        torch.manual_seed(self.seed + crc32(json.dumps(rows, default=str).encode()))
+        results: list = [{"error": "it has no 'term' or no 'context'"}] * len(rows)
+        names = ("term", "context")
+        valid = [i for i, row in enumerate(rows) if all(isinstance(row.get(name), str) for name in names)]
+
+        def define(indices: list[int]) -> list[dict]:
+            found = []
+            for start in range(0, len(indices), self.batch_size):
+                part = indices[start : start + self.batch_size]
+                found += self.define([rows[i] for i in part], **self.call_options)
+                progress(len(part))
+            return found
+
+        for i, (outputs, error) in zip(valid, process_each(define, valid), strict=True):
+            results[i] = outputs if error is None else {"error": error}
+        return results
+
+    def types(self) -> dict:
+        """The Arrow types of the values to add, as far as they do not depend on the options."""
+        import pyarrow
+
+        return {"definition": pyarrow.string(), "error": pyarrow.string()}

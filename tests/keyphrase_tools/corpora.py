@@ -1,0 +1,58 @@
+"""Runs over corpora in tests, whole and interrupted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keyphrase_tools import block_runs
+from keyphrase_tools.block_runs import RunSummary, run_blocks
+from keyphrase_tools.corpus import Corpus
+from keyphrase_tools.extractor import KeyphraseExtractor
+
+
+class Stop(Exception):
+    pass
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def write_jsonl(path, rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def extract_file(model, source, output, block_size=512, engine=None, **options) -> RunSummary:
+    """Extracts the keyphrases of files by a pipeline, or by a model's name."""
+    corpus = Corpus(source)
+    extractor = KeyphraseExtractor(model, corpus.text_column, corpus.title_column, **options)
+    return run_blocks(extractor, corpus, output, block_size=block_size, engine=engine)
+
+
+def interrupt(monkeypatch, blocks: int, *arguments, **options) -> None:
+    """Starts `extract_file` and stops it after some blocks."""
+    write, left = block_runs.write_block, iter(range(blocks))
+
+    def write_some(*args):
+        if next(left, None) is None:
+            raise Stop
+        write(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(block_runs, "write_block", write_some)
+        extract_file(*arguments, **options)
+
+
+def as_written(phrases, mentions=False) -> list[dict]:
+    """Keyphrases of the pipeline as a run writes them."""
+
+    def with_field(place):
+        return place | {"field": place.get("field") or (None if place["start"] is None else "text")}
+
+    return [
+        {name: value for name, value in with_field(phrase).items() if name != "mentions"}
+        | ({"mentions": [with_field(mention) for mention in phrase["mentions"]]} if mentions else {})
+        for phrase in phrases
+    ]

@@ -1,0 +1,298 @@
+"""Runs over corpora: outputs, resumption after a killed run, settings, errors."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+from transformers import AutoTokenizer, pipeline
+from typer.testing import CliRunner
+
+from keyphrase_tools import block_runs
+from keyphrase_tools.block_runs import find_finished, join_blocks, run_blocks
+from keyphrase_tools.clean_text import clean
+from keyphrase_tools.corpus import Corpus
+from keyphrase_tools.extractor import KeyphraseExtractor
+from lexperts.cli.keyphrases import app
+from tests.keyphrase_tools.corpora import as_written, extract_file, interrupt, lines, write_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A saved model that finds keyphrases."""
+    folder = tmp_path_factory.mktemp("model")
+    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def extract(folder):
+    return pipeline("keyphrase-extraction", model=str(folder))
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_jsonl(tmp_path / "texts.jsonl", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
+
+
+def mixed_texts(count):
+    """Texts all different, some of which take several windows."""
+    return [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 3 if i % 5 else 18 + i % 40)) for i in range(count)]
+
+
+def test_json_lines_contain_what_the_pipeline_gives(extract, source, tmp_path):
+    assert extract_file(extract, source, tmp_path / "out.jsonl", top_k=3) == (4, 0, [])
+    assert not (tmp_path / "out.jsonl.parts").exists()
+    expected = [as_written(phrases) for phrases in extract(TEXTS, top_k=3)]
+    assert any(expected)
+    assert lines(tmp_path / "out.jsonl") == [{"id": f"d{i}", "keyphrases": own} for i, own in enumerate(expected)]
+    extract_file(extract, source, tmp_path / "all.jsonl", mentions=True)
+    assert lines(tmp_path / "all.jsonl")[3]["keyphrases"] == as_written(extract(TEXTS[3]), mentions=True)
+
+
+def test_parquet_contains_the_same_rows(extract, tmp_path):
+    rows = [{"id": i, "text": text, "year": 2000 + i, "tags": ["a"] * i} for i, text in enumerate([*TEXTS, None])]
+    source = write_jsonl(tmp_path / "texts.jsonl", rows)
+    process = KeyphraseExtractor(extract)
+    for name in ("out.jsonl", "out.parquet"):
+        run_blocks(process, Corpus(source, keep=["year", "tags"]), tmp_path / name, block_size=2)
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.schema.names == ["id", "year", "tags", "keyphrases", "error"]
+    assert table.schema.field("id").type == pyarrow.int64() and str(table.schema.field("tags").type).startswith("list<")
+    found = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
+    assert found == lines(tmp_path / "out.jsonl") and found[4]["error"] == "'text' is None, not a text"
+
+
+def test_ids_of_several_types_are_strings_in_parquet(extract, tmp_path):
+    rows = [{"id": name, "text": "graph \ud800 cut"} for name in (3, "x\ud800", [1], None)]
+    source = write_jsonl(tmp_path / "texts.jsonl", rows)
+    extract_file(extract, source, tmp_path / "out.parquet", block_size=1)
+    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == ["3", "x\ufffd", "[1]", "3"]
+    extract_file(extract, source, tmp_path / "out.jsonl")
+    assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == [3, "x\ud800", [1], 3]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_same_bytes(
+    extract, tmp_path, monkeypatch, suffix
+):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(60)])
+    whole, output = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    extract_file(extract, source, whole, block_size=7, batch_size=2)
+    processed, process = Counter(), KeyphraseExtractor.process_rows
+
+    def counted(self, rows, progress):
+        processed.update(row["text"] for row in rows)
+        return process(self, rows, progress)
+
+    monkeypatch.setattr(KeyphraseExtractor, "process_rows", counted)
+    for _ in range(3):
+        interrupt(monkeypatch, 2, extract, source, output, block_size=7, batch_size=2)
+    blocks = find_finished(Path(f"{output}.parts"))
+    assert len(blocks) == 6
+    (Path(f"{output}.parts") / ".000000000049-000000000056.jsonl.1.tmp").write_text(
+        '{"id": 4'
+    )  # as a killed process leaves it
+    processed.clear()
+    extract_file(extract, source, output, block_size=7, batch_size=2)
+    assert processed.total() == 60 - max(blocks.values()) and max(processed.values()) == 1
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder, tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(200)])
+    command = [sys.executable, "-c", "from lexperts.cli.keyphrases import main; main()", "extract", str(source)]
+    options = ["--model", str(folder), "--batch-size", "2", "--block-size", "9"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def start(output):
+        return subprocess.Popen([*command, str(output), *options], env=environment, stderr=subprocess.PIPE)
+
+    whole = start(tmp_path / "whole.jsonl")
+    assert whole.wait() == 0, whole.stderr.read().decode()[-2000:]
+    output, parts, killed = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts", 0
+    for blocks in (0, 1, 6, 15):
+        process = start(output)
+        while process.poll() is None and not (parts.exists() and len(find_finished(parts)) >= blocks):
+            time.sleep(0.002)
+        killed += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert killed == 4 and not output.exists()
+    last = start(output)
+    assert last.wait() == 0, last.stderr.read().decode()[-2000:]
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_run_that_lost_a_block_is_not_joined(extract, source, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 3, extract, source, tmp_path / "out.jsonl", block_size=1)
+    parts = tmp_path / "out.jsonl.parts"
+    with pytest.raises(RuntimeError, match="no results for document 3 of 4"):
+        join_blocks(parts, tmp_path / "out.jsonl", 4, KeyphraseExtractor(extract))
+    (parts / "000000000001-000000000002.jsonl").unlink()
+    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
+    assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == ["d0", "d1", "d2", "d3"]
+
+
+def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(block_runs, "tqdm", partial(tqdm, mininterval=0, miniters=0))
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph cut " * 3000}, {"text": 3}, {"text": "cut"}])
+    assert extract_file(extract, source, tmp_path / "out.jsonl")[:2] == (3, 1)
+    percents = [int(percent) for percent in re.findall(r"(\d+)%", capsys.readouterr().err)]
+    assert percents == sorted(percents) and percents[-1] == 100 and len(set(percents)) >= 8
+
+
+def test_what_cannot_be_run_is_named(extract, source, tmp_path):
+    output = tmp_path / "out.jsonl"
+    output.write_text("mine")
+    with pytest.raises(FileExistsError, match="out.jsonl already exists"):
+        extract_file(extract, source, output)
+    assert output.read_text() == "mine"
+    for name in ("out.csv", "out.jsonl.gz"):
+        with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}'"):
+            extract_file(extract, source, tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out.jsonl"}
+
+
+def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, monkeypatch):
+    fsync, calls = os.fsync, iter(range(3))
+
+    def full(descriptor):
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match="no space left .*000000000002-.*Free some, and repeat"),
+    ):
+        patch.setattr(os, "fsync", full)
+        extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
+    assert not list((tmp_path / "out.jsonl.parts").glob("*.tmp"))
+    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
+def test_a_device_without_space_is_named(tmp_path):
+    (tmp_path / ".a.1.tmp").symlink_to("/dev/full")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="no space left"):
+        patch.setattr(os, "getpid", lambda: 1)
+        block_runs.write_file(tmp_path / "a", b"x")
+
+
+def test_a_file_that_cannot_be_read_ends_the_command_with_an_error(folder, tmp_path):
+    (tmp_path / "in").mkdir()
+    for i, text in enumerate(TEXTS):
+        parquet.write_table(pyarrow.table({"id": [f"d{i}"], "text": [text]}), tmp_path / "in" / f"{i}.parquet")
+    path = tmp_path / "in" / "2.parquet"
+    path.write_bytes(path.read_bytes()[:-40])
+    paths = [str(tmp_path / name) for name in ("in", "out.parquet")]
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", str(folder)])
+    assert done.exit_code == 1 and "error: 2.parquet cannot be read" in done.stderr and "Traceback" not in done.stderr
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["id"] for row in rows] == ["d0", "d1", None, "d3"] and "2.parquet" in rows[2]["error"]
+
+
+@pytest.fixture
+def unfinished(folder, tmp_path, monkeypatch):
+    """A run that has stopped, of a copy of the model and of a source, and how it is started again."""
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+
+    def arguments(model=model, source=source, of_pipeline=(), **options):
+        extract = pipeline("keyphrase-extraction", model=str(model), **dict(of_pipeline))
+        return (extract, source, tmp_path / "out.jsonl"), {"top_k": 3, "block_size": 2, **options}
+
+    given, options = arguments()
+    interrupt(monkeypatch, 1, *given, **options)
+
+    def start(**changes):
+        given, options = arguments(**changes)
+        return extract_file(*given, **options)
+
+    return start
+
+
+def test_an_unfinished_run_resumes_with_a_model_and_a_source_that_were_moved(unfinished, tmp_path):
+    moved = {name: (tmp_path / name).rename(tmp_path / f"moved-{name}") for name in ("model", "texts.jsonl")}
+    assert unfinished(model=moved["model"], source=moved["texts.jsonl"])[:2] == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "change", ["weights", "config", "tokenizer", "source", "option", "option of the pipeline", "block_size"]
+)
+def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, change):
+    model, options, config = tmp_path / "model", {}, tmp_path / "model" / "config.json"
+    if change == "weights":
+        weights = load_file(model / "model.safetensors")
+        weights["classifier.bias"] += 0.1  # trained a little more, in the same place
+        save_file(weights, model / "model.safetensors", {"format": "pt"})
+        difference = "the model's weights"
+    elif change == "config":
+        settings = json.loads(config.read_text()) | {"keyphrase_threshold": 0.2}
+        config.write_text(json.dumps(settings))
+        difference = "config.keyphrase_threshold='0.4' before, '0.2' now"
+    elif change == "tokenizer":
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.model_max_length = 40
+        tokenizer.save_pretrained(model)
+        difference = "the tokenizer"
+    elif change == "source":
+        write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ["a graph", *TEXTS[1:]]])
+        difference = "the documents of the source"
+    elif change == "block_size":
+        options, difference = {"block_size": 3}, "block_size=2 before, 3 now"
+    else:
+        options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
+        difference = "top_k=3 before, 5 now" if change == "option" else "min_score=None before, 0.5 now"
+    with pytest.raises(ValueError, match="out.jsonl.parts holds an unfinished run") as error:
+        unfinished(**options)
+    assert difference in str(error.value) and str(error.value).count(";") == 0
+
+
+def test_places_are_those_in_the_rows_own_fields(tiny_seke, tiny_tokenizer, tmp_path):
+    model = tiny_seke("bert")
+    model.classifier.weight.data *= 0
+    model.classifier.bias.data[:] = torch.tensor([0.0, 5.0, 0.0])  # every word begins a phrase
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    rows = [
+        {"title": "  Graph cuts\tof networks ", "text": " Deep net-\nworks of &amp; in graph\n  cuts"},
+        {"title": "The network?", "text": "graph cuts"},
+        {"title": None, "text": "\n graph cuts"},
+        {"title": " ", "text": "cuts of a network"},
+    ]
+    source = write_jsonl(tmp_path / "rows.jsonl", rows)
+    extract_file(extract, source, tmp_path / "out.jsonl", mentions=True)
+    fields = Counter()
+    for row, found in zip(rows, lines(tmp_path / "out.jsonl"), strict=True):
+        for phrase in found["keyphrases"]:
+            fields.update(mention["field"] for mention in phrase["mentions"])
+            piece = row[phrase["field"]][phrase["start"] : phrase["end"]]
+            assert clean(" ".join(piece.split())) == phrase["keyphrase"]
+    assert fields == {"title": 6, "text": 14}
+
+
+def test_a_kept_value_that_json_cannot_hold_is_named(extract, tmp_path):
+    table = pyarrow.table({"text": ["graph"], "raw": [b"\x00"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(TypeError, match="type bytes cannot be kept"):
+        run_blocks(KeyphraseExtractor(extract), Corpus(tmp_path / "a.parquet", keep=["raw"]), tmp_path / "out.jsonl")

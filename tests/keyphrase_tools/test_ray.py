@@ -1,0 +1,219 @@
+"""Blocks processed by workers of Ray, and `KeyphraseExtractor` in Ray Data; skipped without Ray."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from keyphrase_tools import engines
+from keyphrase_tools.block_runs import find_finished, run_blocks
+from keyphrase_tools.corpus import Corpus
+from keyphrase_tools.engines import LocalEngine, RayEngine
+from keyphrase_tools.extractor import KeyphraseExtractor
+from lexperts.cli.keyphrases import app
+from tests.keyphrase_tools.corpora import extract_file, lines
+
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """120 documents, three of which have no text."""
+    texts = [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 9)) for i in range(120)]
+    texts = [None if i % 50 == 7 else text for i, text in enumerate(texts)]
+    path = tmp_path_factory.mktemp("source") / "in.parquet"
+    parquet.write_table(pyarrow.table({"id": list(map(str, range(120))), "text": texts}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(folder, source, tmp_path_factory):
+    """The output without Ray."""
+    path = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    extract_file(folder, source, path, block_size=10, num_threads=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+def test_two_workers_write_what_one_process_writes(cluster, folder, source, whole, tmp_path):
+    found = extract_file(folder, source, tmp_path / "out.jsonl", block_size=10, engine=RayEngine(workers=2))
+    assert found == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == whole.read_bytes()
+
+
+class Fatal(KeyphraseExtractor):
+    """Kills its process at a document, the first time or always."""
+
+    def process_rows(self, rows, progress=lambda documents: None):
+        if any(row["text"] == "graph 45 cut 0" for row in rows) and not (self.once and self.once.exists()):
+            if self.once:
+                self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().process_rows(rows, progress)
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_a_lost_workers_block_is_processed_again_and_not_forever(cluster, is_once, folder, source, whole, tmp_path):
+    process = Fatal(folder)
+    process.once = tmp_path / "done" if is_once else None
+
+    def run():
+        return run_blocks(
+            process,
+            Corpus(source, title_column=None),
+            tmp_path / "out.jsonl",
+            block_size=10,
+            engine=RayEngine(workers=2),
+        )
+
+    if is_once:
+        assert run()[:2] == (120, 3) and (tmp_path / "done").exists()
+        assert lines(tmp_path / "out.jsonl") == lines(whole)
+    else:
+        with pytest.raises(
+            RuntimeError, match="Documents 40 to 49 could not be processed: its worker was lost 4 times"
+        ):
+            run()
+
+
+def command(source, output, folder, *options):
+    return [
+        sys.executable,
+        "-m",
+        "lexperts",
+        "keyphrases",
+        "extract",
+        str(source),
+        str(output),
+        "--model",
+        folder,
+        *options,
+    ]
+
+
+def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(folder, source, whole, tmp_path):
+    """First the driver is killed, then a worker of the run that resumes."""
+    output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
+    start = command(source, output, folder, "--engine", "ray", "--workers", "2", "--block-size", "10")
+
+    def run_until(blocks):
+        process = subprocess.Popen(start, env=ENVIRONMENT, stderr=subprocess.PIPE)
+        while process.poll() is None and not (parts.exists() and len(find_finished(parts)) >= blocks):
+            time.sleep(0.005)
+        return process, [p for p in psutil.Process(process.pid).children(recursive=True) if "ray::Worker" in p.name()]
+
+    process, _ = run_until(1)
+    process.kill()
+    process.communicate()
+    finished = {path.name: path.read_bytes() for path in parts.glob("*.jsonl")}
+    assert 1 <= len(finished) < 12
+    process, workers = run_until(len(finished) + 1)
+    workers[0].kill()
+    kept = {name: (parts / name).read_bytes() for name in finished if (parts / name).exists()}
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()[-2000:]
+    assert all(finished[name] == content for name, content in kept.items())
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_a_model_that_does_not_load_in_a_worker_is_one_message(cluster, source, tmp_path):
+    paths = [str(source), str(tmp_path / "out.jsonl")]
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", "no/such-model", "--engine", "ray", "--workers", "2"])
+    assert done.exit_code == 2 and done.stderr.count("error: ") == 1
+    assert "does not load in a worker" in done.stderr and "'no/such-model' could not be opened" in done.stderr
+    assert not (tmp_path / "out.jsonl.parts").exists()
+
+
+def test_more_workers_than_the_machine_has_cores_are_refused(cluster, folder, source, tmp_path):
+    for options, message in (((3, 0), "3 workers need 3 CPUs, .* has 2"), ((1, 1), "1 workers need 1 GPUs, .* has 0")):
+        engine = RayEngine(workers=options[0], gpus_per_worker=options[1])
+        with pytest.raises(ValueError, match=message):
+            extract_file(folder, source, tmp_path / "out.jsonl", engine=engine)
+
+
+def test_an_address_that_does_not_answer_is_named_quickly(folder, source, tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for name in (address, f"ray://{address}"):
+            paths = [str(source), str(tmp_path / "out.jsonl")]
+            started = time.monotonic()
+            done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "ray", "--address", name])
+            assert done.exit_code == 2 and f"cluster at {name} does not answer" in done.stderr, done.output
+            assert time.monotonic() - started < 20
+
+
+def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    paths = [str(source), str(tmp_path / "out.jsonl")]
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "ray"])
+    assert done.exit_code == 2 and "pip install lexperts[ray]" in done.stderr
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--workers", "2"])
+    assert done.exit_code == 2 and "Add --engine ray" in done.stderr
+    done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "spark"])
+    assert done.exit_code == 2 and "--engine 'spark' is not known" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["class", "instance"])
+def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, whole, tmp_path):
+    data = ray.data.read_parquet(str(source))
+    if kind == "class":
+        data = data.map_batches(
+            KeyphraseExtractor,
+            fn_constructor_kwargs={"model": folder},
+            batch_format="pyarrow",
+            batch_size=10,
+            concurrency=1,
+        )
+    else:
+        data = data.map_batches(KeyphraseExtractor(folder), batch_format="pyarrow", batch_size=10)
+    data.write_parquet(str(tmp_path / "out"))
+    rows = parquet.read_table(tmp_path / "out").sort_by("id").to_pylist()
+    expected = sorted(lines(whole), key=lambda row: row["id"])
+    assert [row["id"] for row in rows] == [row["id"] for row in expected]
+    assert [row["error"] for row in rows] == [row.get("error") for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        assert [p["keyphrase"] for p in row["keyphrases"] or []] == [
+            p["keyphrase"] for p in other.get("keyphrases", [])
+        ]
+
+
+def test_a_worker_has_the_threads_that_it_was_given(cluster, folder):
+    """Also in a process that Ray uses again."""
+
+    @ray.remote
+    def threads():
+        KeyphraseExtractor(folder)({"text": ["graph"]})
+        return torch.get_num_threads()
+
+    assert [ray.get(threads.options(num_cpus=count).remote()) for count in (1, 2, 1)] == [1, 2, 1]
+
+
+def test_engines_have_the_same_methods():
+    assert {name for name in vars(engines.Engine) if not name.startswith("__")} == {"start", "run"}
+    assert all(engine.start is not engines.Engine.start for engine in (LocalEngine, RayEngine))
