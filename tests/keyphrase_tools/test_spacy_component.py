@@ -95,7 +95,7 @@ def test_a_forked_process_is_refused_before_it_waits_for_ever(model):
 
     def child():
         try:
-            component.extract
+            writer.send(str(component.extract))
         except RuntimeError as error:
             writer.send(str(error))
 
