@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 from .common import AsJson, Debug, Device, new_app, print_result, user_errors
+from .serve import serve
 
 app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
+app.command()(serve)
 
 Source = Annotated[str, typer.Argument(help="A folder of .txt files, a .jsonl file, or a data set on the Hub.")]
 Model = Annotated[
