@@ -63,7 +63,8 @@ Inputs = one_of(
     OneInput | Annotated[EachInputs, Tag("list")],
     'Must be a text, an object with "text" and optionally "title", or a list of them',
 )
-Phrases = TypeAliasType("Phrases", Annotated[list[str], FailFast()])
+Phrases = TypeAliasType("Phrases", Annotated[list[str], FailFast(), Field(min_length=1)])
+Synonyms = TypeAliasType("Synonyms", dict[str, Annotated[list[str], FailFast()]])
 
 
 class Parameters(Strict):
@@ -75,7 +76,7 @@ class Parameters(Strict):
     style: Annotated[str | None, Field(description="A style of annotation, if the model has several.")] = None
     diversity: Annotated[float | None, Field(ge=0, le=1)] = None
     candidates: Annotated[
-        Phrases | dict[str, Phrases] | None, Field(description="Phrases to score, or names with lists of synonyms.")
+        Phrases | Synonyms | None, Field(description="Phrases to score, or names with lists of synonyms.")
     ] = None
     language: Annotated[
         Literal[LANGUAGES] | None, Field(description="The stemmer's language; null for no stemming.")
