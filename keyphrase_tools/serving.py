@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Literal
 
 try:
@@ -239,7 +240,8 @@ def create_app(
             parameters = body.parameters or Parameters()
             given = parameters.model_dump(exclude_unset=True, exclude={"mentions"})
             try:
-                await asyncio.to_thread(extract, [], **given)  # checks the options
+                check = partial(extract, [], **given)  # options only
+                await asyncio.to_thread(check) if given.get("candidates") else check()
             except (ValueError, TypeError) as error:
                 raise HTTPException(422, f"parameters: {error}") from error
             futures = worker.submit(documents, given, json.dumps(given, sort_keys=True))

@@ -1,6 +1,8 @@
 """The server: the pipeline's answers, dynamic batches, limits, malformed requests, shutdown."""
 
+import importlib.util
 import json
+import re
 import signal
 import socket
 import sys
@@ -19,7 +21,7 @@ from keyphrase_tools.serving import create_app
 from lexperts.cli.keyphrases import app as command
 
 from .known_answers import assert_same, random_text
-from .servers import JSON, malformed_requests, metric, start_server
+from .servers import JSON, ROOT, malformed_requests, metric, start_server
 
 TEXTS = [random_text(words, seed) for seed, words in enumerate((40, 5, 120, 1, 30, 60))]
 MAX_BODY_BYTES = 100_000
@@ -325,6 +327,23 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
         assert server.metric("keyphrases_batch_documents_sum") < 20 and "Traceback" not in server.text()
 
 
+def test_the_example_serves_the_same_app_on_ray(folder, extract):
+    serve = pytest.importorskip("ray.serve", reason="needs ray[serve]", exc_type=ImportError)
+    spec = importlib.util.spec_from_file_location("serve_with_ray", ROOT / "examples" / "serve_with_ray.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    try:
+        serve.start(http_options={"port": 8817})
+        serve.run(example.deployment(folder))
+        with httpx2.Client(base_url="http://127.0.0.1:8817", timeout=60) as client:
+            assert client.get("/healthz").json() == {"status": "ready"}
+            assert results(post(client, TEXTS[0])) == [{"keyphrases": without_mentions(extract(TEXTS[0]))}]
+            assert post(client, 3).status_code == 422
+    finally:
+        serve.shutdown()
+        sys.modules["ray"].shutdown()
+
+
 @pytest.mark.parametrize(
     "options, part",
     [
@@ -351,3 +370,15 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     done = CliRunner().invoke(command, ["serve"])
     assert done.exit_code == 2 and "pip install lexperts[serve]" in done.output
+
+
+def test_the_answer_in_the_documentation_is_that_of_the_default_model():
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    request = json.loads(re.search(r"-d '(.*?)'\n", page)[1])
+    shown = json.loads(re.search(r"```json\n(.*?)```", page, re.S)[1])
+    with TestClient(create_app(pipeline("keyphrase-extraction"))) as client:
+        answer = client.post("/keyphrases", json=request).json()
+    assert len(shown["results"]) == len(answer["results"]) == 1
+    one, two = (value["results"][0]["keyphrases"] for value in (answer, shown))
+    assert [p["score"] for p in one] == pytest.approx([p["score"] for p in two], abs=1e-4)
+    assert [p | {"score": None} for p in one] == [p | {"score": None} for p in two]
