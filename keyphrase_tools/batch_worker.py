@@ -108,7 +108,7 @@ class BatchWorker:
             One future per document. Its result is that of `read`, its exception the one that `read` raised for this document.
 
         Raises:
-            QueueFullError: if there is no room for all of them.
+            QueueFullError: if they do not all fit.
             WorkerStoppedError: after `close`.
         """
         tasks = [Task(document, options, key) for document in documents]
@@ -121,7 +121,7 @@ class BatchWorker:
         return [task.future for task in tasks]
 
     def check_room(self, documents: int = 1) -> None:
-        """Raises a `QueueFullError` if there is no room for this number of documents."""
+        """Raises a `QueueFullError` if this number of documents does not fit."""
         with self._changed:
             if len(self._queue) + documents > self.max_queue:
                 self._queue = deque(task for task in self._queue if not task.future.cancelled())
@@ -136,7 +136,7 @@ class BatchWorker:
             while batch := self._next_batch():
                 self._answer(batch)
         finally:
-            with self._changed:  # also if the thread dies, so that nobody waits forever
+            with self._changed:  # also if the thread dies, so that no request waits forever
                 self._closed = True
                 for task in self._queue:
                     if task.future.set_running_or_notify_cancel():

@@ -16,6 +16,7 @@ try:
     from fastapi.responses import JSONResponse, PlainTextResponse
     from fastapi_offline import FastAPIOffline
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from starlette.requests import ClientDisconnect
 except ImportError as error:
     raise ImportError(
         f"The server needs {error.name}. Install it with: pip install lexperts[serve]", name=error.name
@@ -27,6 +28,7 @@ from .batch_worker import BatchWorker, QueueFullError, WorkerStoppedError
 from .stemming import LANGUAGES
 
 BODY_TIMEOUT = 30  # seconds to send a request
+DISCONNECTED = "The client has disconnected."  # with the status 499, which only /metrics shows
 SHOWN_ERRORS = 3
 KINDS = ("str", "dict", "list")  # of inputs in JSON
 WARM_UP = "The first text takes longer than the others."
@@ -307,7 +309,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body of a request.
 
     Raises:
-        HTTPException: 415 for another type than JSON, 413 for too many bytes, 408 for a body that takes too long.
+        HTTPException: 415 for another type than JSON, 413 for too many bytes, 408 for a body that takes too long, 499 if the
+            client disconnects.
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
@@ -325,6 +328,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
                     raise too_large
     except TimeoutError as error:
         raise HTTPException(408, f"The body was not received within {BODY_TIMEOUT} s.") from error
+    except ClientDisconnect as error:
+        raise HTTPException(499, DISCONNECTED) from error
     return bytes(body)
 
 
@@ -375,7 +380,7 @@ async def wait_for(futures: list, request: Request) -> list:
     try:
         await asyncio.wait({answers, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
-            raise HTTPException(499, "The client has disconnected.")
+            raise HTTPException(499, DISCONNECTED)
     finally:
         disconnect.cancel()
         answers.cancel()
