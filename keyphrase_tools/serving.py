@@ -170,6 +170,15 @@ class CountRequests:
                 self.metrics.seconds.observe(time.monotonic() - start)
 
 
+def check_limits(max_wait_ms: float, **limits: int) -> None:
+    """Raises a `ValueError` if a limit is less than 1, or `max_wait_ms` is negative."""
+    for name, value in limits.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    if max_wait_ms < 0:
+        raise ValueError(f"max_wait_ms={max_wait_ms} must be at least 0.")
+
+
 def create_app(
     extract,
     *,
@@ -196,11 +205,7 @@ def create_app(
         ValueError: if a limit is less than 1, or `max_wait_ms` is negative.
     """
     limits = {"batch_size": batch_size, "max_queue": max_queue, "max_characters": max_characters}
-    for name, value in (limits | {"max_body_bytes": max_body_bytes}).items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-    if max_wait_ms < 0:
-        raise ValueError(f"max_wait_ms={max_wait_ms} must be at least 0.")
+    check_limits(**limits, max_body_bytes=max_body_bytes, max_wait_ms=max_wait_ms)
 
     def read(documents: list, **options) -> list:
         return extract(documents, batch_size=batch_size, **options)
@@ -234,26 +239,7 @@ def create_app(
     @app.post("/keyphrases", response_model=Answer, openapi_extra=request_schema(), responses=error_responses())
     async def keyphrases(request: Request) -> JSONResponse:
         """The keyphrases of one document or of a list of documents."""
-        try:
-            worker.check_room()  # before the body is read
-            body = parse_body(await read_body(request, max_body_bytes))
-            documents = list_documents(body.inputs)
-            check_sizes(documents, max_queue, max_characters)
-            parameters = body.parameters or Parameters()
-            given = parameters.model_dump(exclude_unset=True, exclude={"mentions"})
-            try:
-                check = partial(extract, [], **given)  # options only
-                await asyncio.to_thread(check) if given.get("candidates") else check()
-            except (ValueError, TypeError) as error:
-                raise HTTPException(422, f"parameters: {error}") from error
-            futures = worker.submit(documents, given, json.dumps(given, sort_keys=True))
-        except QueueFullError as error:
-            raise HTTPException(503, str(error), headers={"Retry-After": str(error.retry_after)}) from error
-        except WorkerStoppedError as error:
-            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from error
-        answers = await wait_for(futures, request)
-        results = [to_result(number, answer, parameters.mentions) for number, answer in enumerate(answers)]
-        return JSONResponse({"results": results})
+        return JSONResponse(await answer(request, extract, worker, max_characters, max_body_bytes))
 
     @app.get("/healthz", responses={503: {"description": "The model cannot be used."}})
     async def healthz() -> dict[str, str]:
@@ -268,6 +254,34 @@ def create_app(
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+async def answer(request: Request, extract, worker: BatchWorker, max_characters: int, max_body_bytes: int) -> dict:
+    """The answer to `POST /keyphrases`; the arguments are those of `create_app`.
+
+    Raises:
+        HTTPException: for all that is wrong with the request, and 503 if it cannot be accepted now.
+    """
+    try:
+        worker.check_room()  # before the body is read
+        body = parse_body(await read_body(request, max_body_bytes))
+        documents = list_documents(body.inputs)
+        check_sizes(documents, worker.max_queue, max_characters)
+        parameters = body.parameters or Parameters()
+        given = parameters.model_dump(exclude_unset=True, exclude={"mentions"})
+        try:
+            check = partial(extract, [], **given)  # options only
+            await asyncio.to_thread(check) if given.get("candidates") else check()
+        except (ValueError, TypeError) as error:
+            raise HTTPException(422, f"parameters: {error}") from error
+        futures = worker.submit(documents, given, json.dumps(given, sort_keys=True))
+    except QueueFullError as error:
+        raise HTTPException(503, str(error), headers={"Retry-After": str(error.retry_after)}) from error
+    except WorkerStoppedError as error:
+        raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from error
+    answers = await wait_for(futures, request)
+    results = [to_result(number, own, parameters.mentions) for number, own in enumerate(answers)]
+    return {"results": results}
 
 
 def request_schema() -> dict[str, Any]:
