@@ -13,7 +13,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."
+            metavar="MODEL", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
