@@ -63,7 +63,11 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 	touch $(DEMO)
 
 $(READY): $(DEMO)
+<<<<<<< HEAD
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,test]'
+=======
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,serve,test]'
+>>>>>>> work/serve
 	touch $(READY)
 
 $(QUANTIZE): $(READY)

@@ -11,8 +11,10 @@ import typer
 
 from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
 from .many import Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+from .serve import serve
 
 app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
+app.command()(serve)
 
 Source = Annotated[
     str,

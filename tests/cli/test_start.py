@@ -65,7 +65,7 @@ def test_the_help_of_all_other_commands_shows_an_example():
     runner, app = CliRunner(), build_app()
     for group in ("keyphrases", "merge", "define", "summarize"):
         commands = {
-            "keyphrases": ("extract", "score", "explain", "card"),
+            "keyphrases": ("extract", "score", "explain", "card", "serve"),
             "merge": (
                 "compose",
                 "check",

@@ -1,0 +1,78 @@
+"""`lexperts keyphrases serve`: an HTTP server with a keyphrase model."""
+
+import socket
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from .common import Debug, Device, user_errors
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")] = 8000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Documents per batch.")] = 16,
+    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long an idle server waits to fill a batch.")] = 5,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Documents that may wait; requests beyond that get status 503.")
+    ] = 128,
+    max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a document.")] = 100_000,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 1_000_000,
+    device: Device = None,
+    dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
+    debug: Debug = False,
+):
+    """Serve keyphrases over HTTP: POST /keyphrases, with /docs, /healthz and /metrics. Stops gracefully on SIGTERM.
+
+    \b
+    Example:
+      lexperts keyphrases serve --port 8000
+      curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
+    """
+    with user_errors(debug):
+        from keyphrase_tools.loading import parse_device, parse_dtype
+        from keyphrase_tools.serving import create_app
+
+        from .keyphrases import open_extractor
+
+        listener = bind(host, port)
+        extract = open_extractor(model, dtype=parse_dtype(dtype), device=device and parse_device(device))
+        limits = {"max_queue": max_queue, "max_characters": max_characters, "max_body_bytes": max_body_bytes}
+        app = create_app(extract, batch_size=batch_size, max_wait_ms=max_wait_ms, **limits)
+        run_server(app, listener)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is bound but does not listen yet, so that clients are refused until the model is loaded.
+
+    Raises:
+        OSError: if the address is not available.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OSError(
+            f"--host {host} --port {port} is not available: {error.strerror}. Use another port, or 0 for any."
+        ) from error
+    return listener
+
+
+def run_server(app, listener: socket.socket) -> None:
+    """Serves an app until SIGTERM or SIGINT, and then finishes what it has accepted."""
+    import uvicorn
+
+    host, port = listener.getsockname()[:2]
+    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}, documentation at /docs", flush=True)
+    config = uvicorn.Config(app, loop="asyncio", http="h11", ws="none", access_log=False, server_header=False)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
