@@ -108,7 +108,7 @@ class KeyphraseExtractor:
         needed = [self.text_column, *([self.title_column] if self.title_column else []), *kept]
         if missing := [name for name in needed if name not in columns]:
             known = ", ".join(map(repr, columns))
-            raise ValueError(f"There is no column {missing[0]!r}. The columns are {known}.")
+            raise ValueError(f"The batch has no column {missing[0]!r}. Its columns are {known}.")
         if taken := [name for name in ("keyphrases", "error") if name in kept]:
             raise ValueError(
                 f"The input has a column {taken[0]!r}, which is the name of a result. Rename it, or list the columns to keep "

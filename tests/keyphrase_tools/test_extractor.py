@@ -59,7 +59,7 @@ def test_columns_are_kept_as_asked_for(folder):
         KeyphraseExtractor(folder)(batch)
     assert list(KeyphraseExtractor(folder, columns=["n"])(batch)) == ["n", "keyphrases", "error"]
     assert list(KeyphraseExtractor(folder, columns=[])(batch)) == ["keyphrases", "error"]
-    with pytest.raises(ValueError, match="no column 'body'. The columns are 'text', 'keyphrases', 'n'"):
+    with pytest.raises(ValueError, match="no column 'body'. Its columns are 'text', 'keyphrases', 'n'"):
         KeyphraseExtractor(folder, "body", columns=[])(batch)
 
 
