@@ -15,7 +15,7 @@ from .llama_layout import LlamaShape, rope_parameters
 from .output_config import output_format
 from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
-from .shard_writer import partial_folder
+from .shard_writer import find_staging_problem, partial_folder
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
@@ -313,7 +313,7 @@ def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
         return f"cannot be created: {parent} is a file. Choose another folder."
     if not os.access(parent, os.W_OK | os.X_OK):
         return f"cannot be created: {parent} is not writable. Choose another folder."
-    return None
+    return find_staging_problem(partial_folder(target))
 
 
 def planned_bytes(recipe: Recipe, sources: OpenedSources) -> int:
@@ -333,7 +333,7 @@ def check_disk(report: Report, out: Path, needed: int):
     target = out.expanduser().resolve()
     free = shutil.disk_usage(existing_parent(target)).free
     partial = partial_folder(target)
-    if partial.is_dir():
+    if partial.is_dir():  # find_staging_problem has looked at it
         free += sum(file.stat().st_blocks * 512 for file in partial.iterdir())
     if free < needed + SLACK:
         message = f"{format_size(needed + SLACK)} are needed, but {format_size(free)} are free. Free some disk space."

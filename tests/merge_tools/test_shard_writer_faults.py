@@ -63,10 +63,12 @@ def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recip
 
     compose(recipe, tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / ".out.partial")
+    listed = json.dumps({"files": [*expected]})
+    (tmp_path / ".out.partial" / "journal.jsonl").write_text(f'{{"plan": "", "boot": ""}}\n{listed}\n')
     monkeypatch.setattr(shard_writer.fcntl, "flock", late)
     with pytest.raises(MergeError, match="Another run is writing to .*.out.partial"):
         compose(recipe, tmp_path / "out")
-    assert contents(tmp_path / "out") == expected
+    assert {**contents(tmp_path / "out"), "journal.jsonl": b""} == {**expected, "journal.jsonl": b""}
 
 
 def test_an_output_created_during_the_merge_is_not_overwritten(recipe, expected, tmp_path):
