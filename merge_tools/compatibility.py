@@ -5,11 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from .checkpoints import Source
+from .config_values import find_value_errors
 from .errors import MergeError
 from .findings import Report
 from .llama_layout import LlamaShape, rope_parameters
 from .tensor_files import TORCH_NAMES
-from .tokenizers import DifferenceKind, compare, read_tokenizer, source_tokenizer, vocabulary
+from .tokenizers import DifferenceKind, compare, compare_settings, read_tokenizer, source_tokenizer, vocabulary
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
 MUST_AGREE = {
@@ -28,10 +29,10 @@ MUST_AGREE = {
 # Other fields, with the level of a difference.
 SETTINGS = {
     "max_position_embeddings": "warning", "bos_token_id": "warning", "eos_token_id": "warning",
-    "pad_token_id": "warning", "initializer_range": "note", "attention_dropout": "note", "dtype": "note",
+    "pad_token_id": "warning", "sliding_window": "warning", "pretraining_tp": "warning", "initializer_range": "note", "attention_dropout": "note", "dtype": "note",
 }  # fmt: skip
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+# Settings that a Llama ignores, with the value that has no effect.
+WITHOUT_EFFECT = {"sliding_window": None, "pretraining_tp": 1}
 MAX_TENSOR_ERRORS = 3
 
 
@@ -42,12 +43,26 @@ def check_shapes(report: Report, source: Source) -> bool:
         message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
         report.add("error", "model type", source.name, message)
         return False
-    if errors := find_config_errors(source.config):
+    if errors := find_value_errors(source.config):
         for error in errors:
             report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
         return False
+    for key, neutral in WITHOUT_EFFECT.items():
+        if (value := source.config.get(key, neutral)) not in (neutral, None):
+            message = f"{key}={value!r:.60} has no effect in a {model_type}: the output does not have it."
+            report.add("warning", "configuration", source.name, message)
+    if rope_parameters(source.config).get("partial_rotary_factor", source.config.get("partial_rotary_factor", 1)) != 1:
+        message = (
+            f"partial_rotary_factor is not supported for a {model_type}. Remove it if the model was trained without."
+        )
+        report.add("error", "configuration", source.name, message)
     shape = LlamaShape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
+    if source.config.get("quantization_config"):
+        errors = [
+            "config.json has a quantization_config; save the model in bfloat16, float16 or float32 first",
+            *errors,
+        ]
     for error in errors[:MAX_TENSOR_ERRORS]:
         report.add("error", "tensors", source.name, f"{error}.")
     more = len(errors) - MAX_TENSOR_ERRORS
@@ -58,26 +73,6 @@ def check_shapes(report: Report, source: Source) -> bool:
         dtypes = sorted({TORCH_NAMES[source.entry(name).dtype] for name in names})
         report.add("ok", "tensors", source.name, f"{len(names)} tensors, {', '.join(dtypes)}")
     return True
-
-
-def find_config_errors(config: dict[str, Any]) -> list[str]:
-    """Fields that are missing or have invalid values."""
-    errors = [f"{key} is missing" for key in SIZES if config.get(key) is None]
-    for key in (*SIZES, *OPTIONAL_SIZES):
-        value = config.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            errors.append(f"{key} must be a positive integer, got {value!r:.60}")
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            errors.append(f"{key} must be a dict, got {value!r:.60}")
-        elif not isinstance(value.get("rope_theta", 1.0), int | float | None):
-            errors.append(f"rope_theta in {key} must be a number, got {value['rope_theta']!r:.60}")
-    if not isinstance(config.get("rope_theta"), int | float | None):
-        errors.append(f"rope_theta must be a number, got {config['rope_theta']!r:.60}")
-    return errors
 
 
 def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> list[str]:
@@ -168,8 +163,16 @@ def check_rows(report: Report, first: Source, other: Source):
         report.add("error", "vocabulary", other.name, message, "vocab")
 
 
-def check_own_tokenizers(report: Report, sources: list[Source]):
-    """Checks that tokenizers can be read and that every token id has an embedding row."""
+def check_own_tokenizers(report: Report, base: Source, sources: list[Source]):
+    """Checks that the base has a tokenizer, that all can be read and that every token id has an embedding row."""
+    if source_tokenizer(base) is None:
+        other = next((source.name for source in sources if source_tokenizer(source)), None)
+        message = (
+            f"has no tokenizer: that of {other} is written."
+            if other
+            else "has no tokenizer, and so the output has none."
+        )
+        report.add("warning", "tokenizer", base.name, message)
     last_ids: dict[bytes, int] = {}  # content of a file -> its last id; most experts share one tokenizer
     for source in sources:
         file = source_tokenizer(source)
@@ -199,6 +202,9 @@ def check_tokenizer(report: Report, first: Source, other: Source):
         report.add("note", "tokenizer", other.name, f"{without} has no tokenizer; tokenizers were not compared.")
         return
     try:
+        if changed := compare_settings(first, other):
+            message = f"{', '.join(changed)} differ from those of {first.name}. Those of {first.name} are written."
+            report.add("warning", "tokenizer", other.name, message)
         difference = compare(ours, theirs)
     except MergeError as error:
         if not any(finding.message == str(error) for finding in report.findings):

@@ -8,8 +8,8 @@ import numpy as np
 
 from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
-from .compatibility import find_config_errors
-from .errors import MergeError
+from .config_values import find_value_errors
+from .errors import MergeError, expand_user
 from .llama_layout import LlamaShape, RoutedPart, gated_parts, mixture_layout, rope_parameters, routed_parts
 from .plan import active_parameters
 from .provenance import RECORD, read_record
@@ -42,10 +42,10 @@ class Mixture:
 
         Raises a `MergeError` if the folder is not a mixture, or is damaged.
         """
-        folder = Path(folder).expanduser()
+        folder = expand_user(folder)
         record = read_record(folder)
         source = Source("mixture", str(folder), open_checkpoint(folder))
-        errors = find_config_errors(source.config)
+        errors = find_value_errors(source.config)
         if errors:
             raise MergeError(f"{folder / 'config.json'} is damaged: {errors[0]}. Copy or compose the mixture again.")
         try:

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from .checkpoints import Checkpoint, Source, open_source
 from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with
-from .errors import MergeError, format_size, short_reason
+from .errors import MergeError, expand_user, format_size, is_encodable, short_reason
 from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
 from .llama_layout import LlamaShape, rope_parameters
-from .output_config import output_format
+from .opening import find_opening_errors
+from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
 from .shard_writer import find_staging_problem, partial_folder
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
+LONGEST_NAME = 255  # bytes, of a file or a folder
 SLACK = 16 << 20  # bytes reserved for files other than tensors
 
 
@@ -85,6 +87,8 @@ def run_preflight(
         check_format(report, recipe, base)
         check_gates(report, recipe, base)
     check_centroids(report, recipe)
+    if report.ok:
+        check_opening(report, recipe, sources)
     if out is not None:
         check_output_path(report, Path(out), sources)
         if report.ok:
@@ -112,9 +116,9 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     by_path: dict[str, Source | None] = {}
     for expert in recipe.experts:
         source = try_open(expert.name, expert.source_model, recipe.base_model)
-        by_path[os.path.realpath(Path(expert.source_model).expanduser())] = source
+        by_path[os.path.realpath(expand_user(expert.source_model))] = source
         sources.experts += [source] if source else []
-    path = os.path.realpath(Path(recipe.base_model or recipe.experts[0].source_model).expanduser())
+    path = os.path.realpath(expand_user(recipe.base_model or recipe.experts[0].source_model))
     if recipe.base_model is None:
         sources.base = sources.experts[0] if by_path[path] else None
     elif path in by_path:
@@ -124,13 +128,28 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     return sources
 
 
+def check_opening(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Checks that transformers can open models with the configurations of the sources and of the mixture."""
+    base, configs = sources.base, {source.name: source.config for source in sources.distinct}
+    centroids = read_centroids(recipe)
+    rows = max(source.config["vocab_size"] for source in [base, *sources.experts])
+    size = None if centroids is None else centroids.shape[1]
+    configs["output"] = mixture_config(recipe, base, rows, output_format(recipe, base), size)
+    for name, error in zip(configs, find_opening_errors(list(configs.values())), strict=True):
+        if error:
+            message = (
+                f"transformers cannot open its config.json: {error:.300}. Correct the value, or copy the file again."
+            )
+            report.add("error", "configuration", name, message)
+
+
 def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources: list[Source]):
     """Compares every source with the base, or with the first source if the base cannot be used."""
     if not sources:
         return
     first = base if base and any(source.checkpoint is base.checkpoint for source in sources) else sources[0]
     with_tokenizer = next((source for source in [first, *sources] if source_tokenizer(source)), first)
-    check_own_tokenizers(report, sources)
+    check_own_tokenizers(report, first, sources)
     for source in sources:
         check_with(report, first, source, recipe.dtype)
         if source is not with_tokenizer:
@@ -295,12 +314,17 @@ def check_format(report: Report, recipe: Recipe, base: Source):
 
 def check_output_path(report: Report, out: Path, sources: OpenedSources):
     """Checks that the output folder is free and outside the sources."""
-    problem = find_output_problem(out.expanduser().resolve(), sources)
+    try:
+        problem = find_output_problem(expand_user(out).resolve(), sources)
+    except (MergeError, ValueError, OSError) as error:  # an unknown user, a null character, a name that is too long
+        problem = f"is not a path that can be written ({short_reason(error)}). Choose another folder."
     report.add("error" if problem else "ok", "output", str(out), problem or "is free")
 
 
 def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
     """Why nothing can be written to the folder, if so."""
+    if not is_encodable(str(target)) or len(partial_folder(target).name.encode()) > LONGEST_NAME:
+        return "is not UTF-8, or its name is too long. Choose another folder."
     for source in filter(None, [sources.base, *sources.experts]):
         for folder in {source.checkpoint.folder.resolve(), source.folder.resolve()}:
             relation = "is" if target == folder else "contains" if target in folder.parents else "is inside"
@@ -330,7 +354,7 @@ def existing_parent(path: Path) -> Path:
 
 def check_disk(report: Report, out: Path, needed: int):
     """Checks the free disk space; the partial output of an interrupted run counts as free."""
-    target = out.expanduser().resolve()
+    target = expand_user(out).resolve()
     free = shutil.disk_usage(existing_parent(target)).free
     partial = partial_folder(target)
     if partial.is_dir():  # find_staging_problem has looked at it

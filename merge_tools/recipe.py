@@ -4,13 +4,16 @@ The keys are those of mergekit-moe where the meaning is the same, so such files 
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, did_you_mean, short_reason
+from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
 
+LARGEST_RECIPE = 300_000  # bytes
+LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "centroid", "none")
@@ -103,7 +106,17 @@ class Recipe:
 
 def is_text(value) -> bool:
     """Whether the value is a non-empty string or a path."""
-    return isinstance(value, str | Path) and bool(str(value).strip()) and "\0" not in str(value)
+    if not isinstance(value, str | Path):
+        return False
+    text = str(value)
+    return bool(text.strip()) and "\0" not in text and is_encodable(text)
+
+
+def is_name(value) -> bool:
+    """Whether the value can be the name of an expert: one line that is safe in files, tables and terminals."""
+    return (
+        is_text(value) and str(value).isprintable() and not set(str(value)) & {"/", "\\"} and value not in (".", "..")
+    )
 
 
 def is_number(value) -> bool:
@@ -112,8 +125,8 @@ def is_number(value) -> bool:
 
 
 def is_count(value) -> bool:
-    """Whether the value is an integer of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Whether the value is an integer of at least 0 that fits into 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -133,8 +146,8 @@ VALIDATORS = {
     "base_model": PATH_OR_ID,
     "router_layers": ("mlp or a list of linear layers", list_of(is_text)),
     "router_layers_index": (
-        "a list of layer indices (integers of at least 0)",
-        lambda value: bool(value) and list_of(is_count)(value),
+        "a list of different layer indices (integers of at least 0)",
+        lambda value: bool(value) and list_of(is_count)(value) and len(set(value)) == len(value),
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
     "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
@@ -143,7 +156,7 @@ VALIDATORS = {
     "allow": (f"a list of {', '.join(ALLOWANCES)}", list_of(is_text)),
     "seed": ("an integer of at least 0", is_count),
     "source_model": PATH_OR_ID,
-    "name": ("a string (put quotes around a number or a date)", is_text),
+    "name": ("a string of printable characters without slashes (put quotes around a number or a date)", is_name),
     "positive_prompts": TEXTS,
     "negative_prompts": TEXTS,
     "samples": PATH,
@@ -210,26 +223,49 @@ def read_yaml(path: Path) -> dict:
         raise ImportError("Reading a recipe needs PyYAML. Install it with: pip install lexperts[merge]") from error
     if not os.path.isfile(path):
         raise MergeError(f"Recipe {str(path)!r} does not exist.")
+    if path.stat().st_size > LARGEST_RECIPE:
+        raise MergeError(f"{path} has {path.stat().st_size:,} bytes; a recipe has at most {LARGEST_RECIPE:,}.")
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for key in keys:
-                if keys.count(key) > 1:
+            for key, count in Counter(keys).items():
+                if count > 1:
                     raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", node.start_mark)
             return super().construct_mapping(node, deep)
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        loader = Loader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if count_nodes(node, {}) > LARGEST_TREE:
+            raise MergeError(f"{path} has more than {LARGEST_TREE:,} values once its aliases are expanded. Shorten it.")
+        content = loader.construct_document(node) if node else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" (line {mark.line + 1})" if mark else ""
         raise MergeError(f"{path} is not valid YAML: {error.problem or error.context}{line}.") from error
+    except MergeError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise MergeError(f"{path} cannot be read as YAML: {short_reason(error)}.") from error
     if not isinstance(content, dict):
         raise MergeError(f"{path} has no keys. A recipe starts with: experts: [{{source_model: PATH}}, ...].")
     return content
+
+
+def count_nodes(node, known: dict[int, int]) -> int:
+    """The number of values below a YAML node, with every alias expanded; infinite if it contains itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = LARGEST_TREE + 1  # until it is known: met again below itself
+    value = getattr(node, "value", None)
+    children = (
+        [child for item in value for child in (item if isinstance(item, tuple) else (item,))]
+        if isinstance(value, list)
+        else []
+    )
+    known[id(node)] = 1 + sum(count_nodes(child, known) for child in children)
+    return known[id(node)]
 
 
 def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
@@ -257,7 +293,10 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
 
 def short_repr(value) -> str:
     """`repr` of at most 80 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return f"a {type(value).__name__} with too many digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -280,6 +319,8 @@ def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
     for expert in experts:
         path = Path(expert.source_model)
         expert.name = expert.name or (path if path.name not in ("", "..") else path.resolve()).name or str(path)
+        if not is_name(expert.name):
+            raise MergeError(f"The folder {expert.name!r} is not usable as a name. Set the key name of this expert.")
         other = seen.setdefault(expert.name, expert)
         if other is not expert:
             raise MergeError(
@@ -337,9 +378,11 @@ def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
             return path
         return str(folder / path)
 
+    for path in (recipe.base_model, *(expert.source_model for expert in recipe.experts)):
+        expand_user(path or "")
     recipe.base_model = resolve(recipe.base_model)
-    recipe.centroids = resolve(recipe.centroids and os.path.expanduser(recipe.centroids))
+    recipe.centroids = resolve(recipe.centroids and str(expand_user(recipe.centroids)))
     for expert in recipe.experts:
         expert.source_model = resolve(expert.source_model)
-        expert.samples = resolve(expert.samples and os.path.expanduser(expert.samples))
+        expert.samples = resolve(expert.samples and str(expand_user(expert.samples)))
     return recipe

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoints import read_json
-from .errors import MergeError
+from .errors import MergeError, expand_user
 from .llama_layout import routed_parts
 from .provenance import RECORD, read_record
 from .tokenizers import tokenizer_file
@@ -65,7 +65,7 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
 
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("A text is empty. Give at least one non-empty text (--text).")
-    folder = Path(folder).expanduser()
+    folder = expand_user(folder)
     model, tokenizer = open_mixture(folder)
     config, options = model.config, {}
     names = [f"expert {e}" for e in range(config.num_local_experts)]

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import MergeError, format_size
+from .errors import MergeError, expand_user, format_size
 from .plan import OutputTensor
 from .tensor_files import (
     ScanResult,
@@ -218,7 +218,7 @@ def staging_folder(out: Path, resume: bool) -> Iterator[Path]:
 
     The folder is kept after an interruption, for `--resume`, and removed after a MergeError.
     """
-    out = out.expanduser().resolve()
+    out = expand_user(out).resolve()
     created = [parent for parent in out.parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = partial_folder(out)
@@ -433,7 +433,7 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
         sync_to_disk(folder / name)
         progress.advance("rename", 1)
     sync_to_disk(folder)
-    out = out.expanduser().resolve()
+    out = expand_user(out).resolve()
     try:
         os.rename(folder, out)
     except OSError as error:

@@ -20,6 +20,7 @@ import merge_tools
 from merge_tools import MergeError, Progress, console
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.compose import make_plan
+from merge_tools.errors import expand_user
 from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES, with_zero_gates
@@ -106,7 +107,7 @@ def interruption_hint(out: Path | None, resumable: bool) -> str:
     """What an interrupted command has written."""
     if out is None:
         return "nothing was written."
-    path = out.expanduser().resolve()
+    path = expand_user(out).resolve()
     if path.is_dir() and any(path.iterdir()):
         return f"{out} is complete."
     partial = partial_folder(path)
