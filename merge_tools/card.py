@@ -20,7 +20,7 @@ def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     sections = [
         front_matter(record),
         summary(record["recipe"], sizes),
-        HOW_TO_OPEN.format(imports="" if record["format"] == "mixtral" else IMPORTS),
+        HOW_TO_OPEN.format(imports="" if record["format"] != "lexicon" else IMPORTS),
         sources_table(record),
         routing_table(record),
         "## Recipe\n\n```yaml\n" + to_yaml(record["recipe"]) + "\n```",

@@ -1,19 +1,20 @@
-"""Compatibility of sources: each must be a Llama that matches its configuration, and all must agree with each other."""
+"""Compatibility of sources: each must be a supported model that matches its configuration, and all must agree with each other."""
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 from .checkpoints import Source
 from .config_values import find_value_errors
 from .errors import MergeError
+from .families import FAMILIES, Family, family_of
 from .findings import Report
-from .llama_layout import LlamaShape, rope_parameters
+from .layout import Shape, rope_parameters
 from .tensor_files import TORCH_NAMES
 from .tokenizers import DifferenceKind, compare, compare_settings, read_tokenizer, source_tokenizer, vocabulary
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
 MUST_AGREE = {
+    "family": "only models of one family can be merged",
     "hidden_size": "tensor shapes differ",
     "intermediate_size": "MLP shapes differ",
     "num_hidden_layers": "the number of layers differs",
@@ -39,15 +40,25 @@ MAX_TENSOR_ERRORS = 3
 def check_shapes(report: Report, source: Source) -> bool:
     """Checks that a source is a Llama and has every tensor in its shape; False if it cannot be compared with others."""
     model_type = source.config.get("model_type")
-    if model_type != "llama":
-        message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        message = f"model_type is {model_type!r:.60}; models of these types can be merged: {known}."
         report.add("error", "model type", source.name, message)
         return False
     if errors := find_value_errors(source.config):
         for error in errors:
             report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
         return False
+    family = family_of(source.config)
+    for key, allowed in {**family.refused, "layer_types": ()}.items():
+        value = source.config.get(key)
+        full = key == "layer_types" and isinstance(value, list) and set(map(str, value)) == {"full_attention"}
+        if value is not None and value not in allowed and not full:
+            message = f"{key}={value!r:.60} is not supported by a {family.mixture}, the mixture of a {model_type}."
+            report.add("error", "configuration", source.name, message)
     for key, neutral in WITHOUT_EFFECT.items():
+        if key in family.carried or source.config.get("use_sliding_window") is False:
+            continue
         if (value := source.config.get(key, neutral)) not in (neutral, None):
             message = f"{key}={value!r:.60} has no effect in a {model_type}: the output does not have it."
             report.add("warning", "configuration", source.name, message)
@@ -56,7 +67,7 @@ def check_shapes(report: Report, source: Source) -> bool:
             f"partial_rotary_factor is not supported for a {model_type}. Remove it if the model was trained without."
         )
         report.add("error", "configuration", source.name, message)
-    shape = LlamaShape.from_config(source.config)
+    shape = Shape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
     if source.config.get("quantization_config"):
         errors = [
@@ -75,7 +86,21 @@ def check_shapes(report: Report, source: Source) -> bool:
     return True
 
 
-def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> list[str]:
+def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
+    """Why `format: lexicon` cannot represent a model, if so."""
+    if not family.lexicon:
+        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon)
+        return (
+            f"its attention is that of a {family.model_type}; experts of these types can be routed like this: {able}."
+        )
+    if "sliding_window" in family.carried and (
+        window := config.get("sliding_window", family.defaults["sliding_window"])
+    ):
+        return f"it has full attention, but sliding_window is {window}."
+    return None
+
+
+def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str]:
     """Differences between the stored tensors and those that the configuration requires."""
     entries = source.checkpoint.entries
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
@@ -97,7 +122,7 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
         elif name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
             report.add("note", "tensors", source.name, f"{name!r} is ignored: the configuration does not use it.")
         else:
-            errors.append(f"{name!r} is not a tensor of a Llama")
+            errors.append(f"{name!r} is not a tensor of a {shape.family.model_type}")
     return errors
 
 
@@ -114,7 +139,10 @@ def check_configuration(report: Report, first: Source, other: Source, dtype: str
 
     `dtype` is that of the output, if the recipe sets one.
     """
-    ours, theirs = with_llama_defaults(first.config), with_llama_defaults(other.config)
+    ours, theirs = with_defaults(first.config), with_defaults(other.config)
+    ours["family"], theirs["family"] = (family_of(source.config).mixture for source in (first, other))
+    if {"llama", "mistral"} <= {first.config["model_type"], other.config["model_type"]}:
+        ours["family"], theirs["family"] = first.config["model_type"], other.config["model_type"]
     differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
     for key in differing:
         message = f"{describe_difference(key, theirs, ours, first)}: {MUST_AGREE[key]}."
@@ -135,12 +163,12 @@ def describe_difference(key: str, theirs: dict[str, Any], ours: dict[str, Any], 
     return f"{key} is {value} ({expected} in {first.name})"
 
 
-def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with LlamaConfig's defaults for missing fields."""
-    defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
-    defaults |= {"initializer_range": 0.02, "dtype": config.get("torch_dtype")}
-    values = {key: value for key, value in config.items() if value is not None}
-    return {**defaults, **values, **asdict(LlamaShape.from_config(config))}
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with its class's defaults for missing fields."""
+    shape = Shape.from_config(config)
+    defaults = {"hidden_act": "silu", "attention_dropout": 0.0, "initializer_range": 0.02, **shape.family.defaults}
+    values = {key: value for key, value in config.items() if value is not None or key in shape.family.carried}
+    return {"dtype": config.get("torch_dtype"), **defaults, **values, **shape.sizes()}
 
 
 def check_rope(report: Report, first: Source, other: Source):
@@ -157,7 +185,7 @@ def check_rope(report: Report, first: Source, other: Source):
 
 def check_rows(report: Report, first: Source, other: Source):
     """Compares the number of embedding rows."""
-    ours, theirs = (LlamaShape.from_config(source.config).vocab_size for source in (first, other))
+    ours, theirs = (Shape.from_config(source.config).vocab_size for source in (first, other))
     if ours != theirs:
         message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
         report.add("error", "vocabulary", other.name, message, "vocab")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .checkpoints import Checkpoint, Source, open_source
-from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with
+from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
 from .errors import MergeError, expand_user, format_size, is_encodable, short_reason
 from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
-from .llama_layout import LlamaShape, rope_parameters
+from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
@@ -269,7 +269,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source):
         message = f"its tokenizer cannot be opened ({short_reason(error)}). Copy it again."
         report.add("error", "gates", base.name, message)
         return
-    last, rows = max(max(ids) for ids in tokens), LlamaShape.from_config(base.config).vocab_size
+    last, rows = max(max(ids) for ids in tokens), Shape.from_config(base.config).vocab_size
     if last >= rows:
         message = f"a prompt has the token id {last}, but its embeddings have {rows} rows."
         report.add("error", "gates", base.name, message)
@@ -287,21 +287,33 @@ def check_centroids(report: Report, recipe: Recipe):
 
 def check_format(report: Report, recipe: Recipe, base: Source):
     """Checks that the format can represent the mixture, and which software can read it."""
-    shape, rope = LlamaShape.from_config(base.config), rope_parameters(base.config)
+    shape, rope = Shape.from_config(base.config), rope_parameters(base.config)
     if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.num_hidden_layers]:
         message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.num_hidden_layers - 1}."
         report.add("error", "recipe", "router_layers_index", message)
     if shape.mlp_bias and "mlp" in recipe.router_layers:
         message = "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj."
         report.add("error", "format", base.name, message)
+    mixture = shape.mixture
+    if recipe.format not in ("auto", "lexicon", mixture.model_type):
+        message = (
+            f"format: {recipe.format} is not the mixture of a {shape.family.model_type}. Use {mixture.model_type}."
+        )
+        report.add("error", "format", base.name, message)
+        return
     if recipe.format == "mixtral" and shape.attention_bias:
         message = "its attention has biases, which a Mixtral does not support. Use format: lexicon."
         report.add("error", "format", base.name, message)
-    if output_format(recipe, base) != "mixtral":
+    if output_format(recipe, base) == "lexicon":
+        if reason := lexicon_problem(shape.family, base.config):
+            report.add("error", "format", base.name, f"the mixture would be a LexiconForCausalLM: {reason}")
+            return
         message = "LexiconForCausalLM: needs `import modeling_lexicon` or trust_remote_code=True"
         report.add("note", "format", "output", message)
         return
-    report.add("ok", "format", "output", "MixtralForCausalLM of transformers")
+    report.add("ok", "format", "output", f"{mixture.architecture} of transformers")
+    if mixture.model_type != "mixtral":
+        return
     if rope["rope_type"] != "default":
         message = (
             f"Mixtral in transformers 4.x releases without RoPE scaling silently ignores {rope['rope_type']!r}: open the "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
+from .families import MIXTURES
 
 LARGEST_RECIPE = 300_000  # bytes
 LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
@@ -19,7 +20,7 @@ MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "centroid", "none")
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 AVERAGES = ("mean", "base")
-FORMATS = ("auto", "mixtral", "lexicon")
+FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
@@ -57,7 +58,8 @@ class Recipe:
             is "none"; any other mode adds a learned gate.
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
         dtype: dtype of the output; default: the base model's.
-        format: "mixtral" (opens without this package), "lexicon", or "auto" (a Mixtral if it can represent the mixture).
+        format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
+            package: "mixtral", "qwen2_moe", "qwen3_moe" or "flex_olmo". "auto" is that class if it can represent the mixture.
         weights: one weight per expert for the mean; normalised to sum to 1.
         centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
             the mixture for `assign_domains`.
@@ -89,7 +91,7 @@ class Recipe:
 
     @property
     def is_stock(self) -> bool:
-        """Whether a Mixtral can represent the routing of this recipe."""
+        """Whether a class of transformers can represent the routing of this recipe."""
         return self.router_layers == ["mlp"] and self.router_layers_index is None and self.routing_policy == "token"
 
     def to_dict(self) -> dict[str, Any]:
@@ -345,9 +347,9 @@ def validate(recipe: Recipe):
         raise MergeError("average: base needs base_model, which provides the weights that are not routed.")
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
-    if recipe.format == "mixtral" and not recipe.is_stock:
+    if recipe.format not in ("auto", "lexicon") and not recipe.is_stock:
         raise MergeError(
-            "format: mixtral supports only whole MLPs in all layers, routed per token. Remove router_layers, "
+            f"format: {recipe.format} supports only whole MLPs in all layers, routed per token. Remove router_layers, "
             "router_layers_index and routing_policy, or use format: lexicon."
         )
     if sum(expert.weight for expert in recipe.experts) <= 0:

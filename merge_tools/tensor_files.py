@@ -132,7 +132,12 @@ def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorE
     """One tensor of a header; raises a `ValueError` if its values are invalid."""
     dtype, shape, (start, stop) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
     numbers = [*shape, start, stop]
-    if not isinstance(shape, list) or not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
+    if (
+        not isinstance(shape, list)
+        or not isinstance(dtype, str)
+        or any(type(n) is not int or n < 0 for n in numbers)
+        or stop < start
+    ):
         raise ValueError(f"{name!r}: {tensor}")
     if any(size >= 1 << 63 for size in (*numbers, *accumulate(shape, mul))):
         raise ValueError(f"{name!r} has more elements than fit into 63 bits")

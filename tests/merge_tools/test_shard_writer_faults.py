@@ -235,12 +235,12 @@ print(json.dumps([grown, anonymous() - before]))
 
 def sparse_expert(folder, layers):
     """A Llama of zeros in a sparse file, which uses no disk space."""
-    from merge_tools.llama_layout import LlamaShape
+    from merge_tools.layout import Shape
     from merge_tools.tensor_files import pack_header
 
     config = {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": layers, "num_attention_heads": 8}
     config |= {"vocab_size": 1000, "model_type": "llama", "tie_word_embeddings": True}
-    tensors = [(name, "BF16", shape) for name, shape in LlamaShape.from_config(config).tensors().items()]
+    tensors = [(name, "BF16", shape) for name, shape in Shape.from_config(config).tensors().items()]
     prefix, starts = pack_header(tensors)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
