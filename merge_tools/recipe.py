@@ -1,6 +1,7 @@
 """The recipe of a mixture: a YAML file or a dict, validated completely before any source is opened.
 
-The keys are those of mergekit-moe where the meaning is the same, so such files work here unchanged.
+A file of mergekit-moe has the same meaning here: gates from prompts and the base's shared weights are the default with
+`base_model` and prompts, and a key that is not supported is refused by name.
 """
 
 import os
@@ -22,6 +23,18 @@ POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 AVERAGES = ("mean", "base")
 FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
+# Keys and values of mergekit-moe without a counterpart -> what to do instead.
+MERGEKIT_ONLY = {
+    "noise_scale": "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
+    "residual_scale": "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
+    "shared_experts": "Remove it: every expert is routed.",
+    "architecture": f"Use format: {', '.join(MIXTURES)}, or leave it out.",
+}
+MERGEKIT_GATES = {
+    "uniform_random": "Use random, N(0, 0.02), or zeros.",
+    "hidden_avg": "Use hidden, the mean over the tokens of the routers' inputs.",
+    "hidden_last": "Use hidden, the mean over the tokens of the routers' inputs.",
+}
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
     "tokenizer": "experts with different tokenizers; the base model's is written",
@@ -50,12 +63,15 @@ class Recipe:
             of the folder), `positive_prompts`, `negative_prompts`, `samples`, `weight`.
         base_model: the model that provides the configuration, the tokenizer, the hidden states for gates and, with
             `average: base`, all weights that are not routed. Default: the first expert.
-        average: "mean" (default) averages weights that are not routed over the experts; "base" copies the base model's.
+        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's. Default:
+            "base" for a recipe as mergekit-moe reads them, i.e. with `base_model` and with prompts for every expert, and
+            routing whole MLPs per token; otherwise "mean".
         router_layers: "mlp" (default) routes whole MLPs; a list of linear layers routes each of them by its own gate.
         router_layers_index: indices of the layers that are routed; default: all.
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
-        gate_mode: "random" (default), "zeros", "hidden", "cheap_embed" or "centroid". With the domain policy the default
-            is "none"; any other mode adds a learned gate.
+        gate_mode: "random", "zeros", "hidden", "cheap_embed" or "centroid". Default: "hidden" for a recipe as
+            mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
+            gate; otherwise "random".
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
         dtype: dtype of the output; default: the base model's.
         format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
@@ -70,7 +86,7 @@ class Recipe:
 
     experts: list[ExpertRecipe]
     base_model: str | None = None
-    average: str = "mean"
+    average: str | None = None
     router_layers: list[str] = field(default_factory=lambda: ["mlp"])
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
@@ -206,8 +222,12 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         for expert, weight in zip(recipe.experts, recipe.weights, strict=True):
             expert.weight = weight
         recipe.weights = None
+    like_mergekit = bool(recipe.base_model) and recipe.is_stock and all(e.positive_prompts for e in recipe.experts)
+    if recipe.average is None:
+        recipe.average = "base" if like_mergekit else "mean"
     if recipe.gate_mode is None:
-        recipe.gate_mode = "none" if recipe.routing_policy == "domain" else "random"
+        default = "hidden" if like_mergekit else "random"
+        recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
     validate(recipe)
     return resolve_paths(recipe, folder)
 
@@ -275,9 +295,11 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
     known = {f.name for f in fields(cls)}
     valid = {}
     for name, value in options.items():
-        if name not in known:
+        if name in MERGEKIT_ONLY and value is not None:
+            raise MergeError(f"{name} in {where} is a key of mergekit-moe that is not supported. {MERGEKIT_ONLY[name]}")
+        if name not in known and name not in MERGEKIT_ONLY:
             raise MergeError(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
-        if value is None:  # a key without a value is ignored
+        if value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
             value = [value]
@@ -287,6 +309,8 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
         if not is_valid(value):
             raise MergeError(f"{name} in {where} must be {expected}, got {short_repr(value)}.")
         for item in value if name in LIST_OR_STRING else [value]:
+            if name == "gate_mode" and isinstance(item, str) and item in MERGEKIT_GATES:
+                raise MergeError(f"gate_mode: {item} of mergekit-moe is not supported. {MERGEKIT_GATES[item]}")
             if name in CHOICES and item not in CHOICES[name]:
                 raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
