@@ -63,11 +63,7 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 	touch $(DEMO)
 
 $(READY): $(DEMO)
-<<<<<<< HEAD
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,test]'
-=======
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,serve,test]'
->>>>>>> work/serve
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,test]'
 	touch $(READY)
 
 $(QUANTIZE): $(READY)

@@ -1,4 +1,4 @@
-"""Merges independently fine-tuned Llamas into one sparse mixture, and inspects, verifies and edits such mixtures."""
+"""Merges independently fine-tuned models of one family into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
 from .clustering.pipeline import cluster
 from .compose import check_and_plan, compose, load_experts
@@ -9,6 +9,7 @@ from .mixture import inspect
 from .preflight import check
 from .provenance import package_version
 from .recipe import ExpertRecipe, Recipe, read_recipe
+from .repair import repair
 from .routing import Routing, plot, route
 from .shard_writer import Progress
 from .verify import verify
@@ -18,5 +19,5 @@ __version__ = package_version()
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
     "check_and_plan", "cluster", "compose", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
-    "remove", "route", "verify",
+    "remove", "repair", "route", "verify",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .errors import format_size
+from .errors import escape, format_size
 
 SHA_DIGITS = 16  # of a hash
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
@@ -20,7 +20,7 @@ def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     sections = [
         front_matter(record),
         summary(record["recipe"], sizes),
-        HOW_TO_OPEN.format(imports="" if record["format"] == "mixtral" else IMPORTS),
+        HOW_TO_OPEN.format(imports="" if record["format"] != "lexicon" else IMPORTS),
         sources_table(record),
         routing_table(record),
         "## Recipe\n\n```yaml\n" + to_yaml(record["recipe"]) + "\n```",
@@ -73,7 +73,7 @@ def sources_table(record: dict[str, Any]) -> str:
 
 def in_cell(text: str) -> str:
     """Escapes a text for a cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return escape(" ".join(text.splitlines())).replace("|", "\\|")
 
 
 def routing_table(record: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .averaging import from_float, to_float32
-from .errors import MergeError, join_names, short_reason
+from .errors import MergeError, expand_user, join_names, short_reason
 from .tensor_files import TORCH_NAMES, TensorEntry, equal_blocks, read_blocks, read_header
 
 MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."
@@ -21,6 +21,7 @@ MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the
 UNSUPPORTED_OPTIONS = (
     "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora",
 )  # fmt: skip
+LARGEST_JSON = 50_000_000  # bytes, of a configuration or an index
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -149,10 +150,10 @@ def open_source(name: str, origin: str, base: str | None = None) -> Source:
 def find_base(folder: Path, named: Any, fallback: str | None) -> tuple[Path, bool]:
     """The folder of an adapter's base, and whether it is the fallback because the named base does not exist."""
     if isinstance(named, str) and named:
-        for path in (Path(named).expanduser(), folder / named):
+        for path in (expand_user(named), folder / named):
             if os.path.isdir(path):
                 return path, False
-        if not is_local_path(named) and (fallback is None or not os.path.isdir(Path(fallback).expanduser())):
+        if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
             return find_folder(named), False
     if fallback is None:
         raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. Set base_model to its base.")
@@ -166,7 +167,7 @@ def is_local_path(origin: str) -> bool:
 
 def find_folder(origin: str) -> Path:
     """The folder itself, or the downloaded snapshot of a Hub repository."""
-    path = Path(origin).expanduser()
+    path = expand_user(origin)
     if os.path.isdir(path):
         return path
     if os.path.isfile(path):
@@ -198,6 +199,10 @@ def suggest_sibling(path: Path) -> str:
 def read_json(path: Path) -> dict:
     """Reads a JSON object; raises a `MergeError` if the file is missing, unreadable, or holds something else."""
     try:
+        if path.exists() and not path.is_file():  # reading from a pipe would wait
+            raise ValueError("it is not a file")
+        if path.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"it is larger than {LARGEST_JSON:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MergeError(f"{path.parent} has no {path.name}. Give the folder of a complete checkpoint.") from error
@@ -241,6 +246,13 @@ def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise MergeError(f"{index} has no weight_map from tensors to files. Save the checkpoint again.")
     files = sorted(set(weight_map.values()))
+    outside = [
+        name for name in files if name in ("", ".", "..") or "\0" in name or Path(name).name != name or "\\" in name
+    ]
+    if outside:
+        raise MergeError(
+            f"{index} locates tensors in {outside[0]!r:.200}, which is not a file of this folder. Save the checkpoint again."
+        )
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         raise MergeError(

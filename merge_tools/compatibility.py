@@ -1,18 +1,20 @@
-"""Compatibility of sources: each must be a Llama that matches its configuration, and all must agree with each other."""
+"""Compatibility of sources: each must be a supported model that matches its configuration, and all must agree with each other."""
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 from .checkpoints import Source
+from .config_values import find_value_errors
 from .errors import MergeError
+from .families import FAMILIES, Family, family_of
 from .findings import Report
-from .llama_layout import LlamaShape, rope_parameters
+from .layout import Shape, rope_parameters
 from .tensor_files import TORCH_NAMES
-from .tokenizers import DifferenceKind, compare, read_tokenizer, source_tokenizer, vocabulary
+from .tokenizers import DifferenceKind, compare, compare_settings, read_tokenizer, source_tokenizer, vocabulary
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
 MUST_AGREE = {
+    "family": "only models of one family can be merged",
     "hidden_size": "tensor shapes differ",
     "intermediate_size": "MLP shapes differ",
     "num_hidden_layers": "the number of layers differs",
@@ -28,26 +30,50 @@ MUST_AGREE = {
 # Other fields, with the level of a difference.
 SETTINGS = {
     "max_position_embeddings": "warning", "bos_token_id": "warning", "eos_token_id": "warning",
-    "pad_token_id": "warning", "initializer_range": "note", "attention_dropout": "note", "dtype": "note",
+    "pad_token_id": "warning", "sliding_window": "warning", "pretraining_tp": "warning", "initializer_range": "note", "attention_dropout": "note", "dtype": "note",
 }  # fmt: skip
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+# Settings that a Llama ignores, with the value that has no effect.
+WITHOUT_EFFECT = {"sliding_window": None, "pretraining_tp": 1}
 MAX_TENSOR_ERRORS = 3
 
 
 def check_shapes(report: Report, source: Source) -> bool:
     """Checks that a source is a Llama and has every tensor in its shape; False if it cannot be compared with others."""
     model_type = source.config.get("model_type")
-    if model_type != "llama":
-        message = f"model_type is {model_type!r}; only Llamas (model_type 'llama') can be merged."
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        message = f"model_type is {model_type!r:.60}; models of these types can be merged: {known}."
         report.add("error", "model type", source.name, message)
         return False
-    if errors := find_config_errors(source.config):
+    if errors := find_value_errors(source.config):
         for error in errors:
             report.add("error", "configuration", source.name, f"config.json: {error}. Copy or download it again.")
         return False
-    shape = LlamaShape.from_config(source.config)
+    family = family_of(source.config)
+    for key, allowed in {**family.refused, "layer_types": ()}.items():
+        value = source.config.get(key)
+        full = key == "layer_types" and isinstance(value, list) and set(map(str, value)) == {"full_attention"}
+        if value is not None and value not in allowed and not full:
+            message = f"{key}={value!r:.60} is not supported by a {family.mixture}, the mixture of a {model_type}."
+            report.add("error", "configuration", source.name, message)
+    for key, neutral in WITHOUT_EFFECT.items():
+        if key in family.carried or source.config.get("use_sliding_window") is False:
+            continue
+        if (value := source.config.get(key, neutral)) not in (neutral, None):
+            message = f"{key}={value!r:.60} has no effect in a {model_type}: the output does not have it."
+            report.add("warning", "configuration", source.name, message)
+    if rope_parameters(source.config).get("partial_rotary_factor", source.config.get("partial_rotary_factor", 1)) != 1:
+        message = (
+            f"partial_rotary_factor is not supported for a {model_type}. Remove it if the model was trained without."
+        )
+        report.add("error", "configuration", source.name, message)
+    shape = Shape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
+    if source.config.get("quantization_config"):
+        errors = [
+            "config.json has a quantization_config; save the model in bfloat16, float16 or float32 first",
+            *errors,
+        ]
     for error in errors[:MAX_TENSOR_ERRORS]:
         report.add("error", "tensors", source.name, f"{error}.")
     more = len(errors) - MAX_TENSOR_ERRORS
@@ -60,27 +86,21 @@ def check_shapes(report: Report, source: Source) -> bool:
     return True
 
 
-def find_config_errors(config: dict[str, Any]) -> list[str]:
-    """Fields that are missing or have invalid values."""
-    errors = [f"{key} is missing" for key in SIZES if config.get(key) is None]
-    for key in (*SIZES, *OPTIONAL_SIZES):
-        value = config.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            errors.append(f"{key} must be a positive integer, got {value!r:.60}")
-    for key in ("rope_parameters", "rope_scaling"):
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            errors.append(f"{key} must be a dict, got {value!r:.60}")
-        elif not isinstance(value.get("rope_theta", 1.0), int | float | None):
-            errors.append(f"rope_theta in {key} must be a number, got {value['rope_theta']!r:.60}")
-    if not isinstance(config.get("rope_theta"), int | float | None):
-        errors.append(f"rope_theta must be a number, got {config['rope_theta']!r:.60}")
-    return errors
+def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
+    """Why `format: lexicon` cannot represent a model, if so."""
+    if not family.lexicon:
+        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon)
+        return (
+            f"its attention is that of a {family.model_type}; experts of these types can be routed like this: {able}."
+        )
+    if "sliding_window" in family.carried and (
+        window := config.get("sliding_window", family.defaults["sliding_window"])
+    ):
+        return f"it has full attention, but sliding_window is {window}."
+    return None
 
 
-def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> list[str]:
+def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str]:
     """Differences between the stored tensors and those that the configuration requires."""
     entries = source.checkpoint.entries
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
@@ -102,7 +122,7 @@ def find_tensor_errors(report: Report, source: Source, shape: LlamaShape) -> lis
         elif name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
             report.add("note", "tensors", source.name, f"{name!r} is ignored: the configuration does not use it.")
         else:
-            errors.append(f"{name!r} is not a tensor of a Llama")
+            errors.append(f"{name!r} is not a tensor of a {shape.family.model_type}")
     return errors
 
 
@@ -119,7 +139,10 @@ def check_configuration(report: Report, first: Source, other: Source, dtype: str
 
     `dtype` is that of the output, if the recipe sets one.
     """
-    ours, theirs = with_llama_defaults(first.config), with_llama_defaults(other.config)
+    ours, theirs = with_defaults(first.config), with_defaults(other.config)
+    ours["family"], theirs["family"] = (family_of(source.config).mixture for source in (first, other))
+    if {"llama", "mistral"} <= {first.config["model_type"], other.config["model_type"]}:
+        ours["family"], theirs["family"] = first.config["model_type"], other.config["model_type"]
     differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
     for key in differing:
         message = f"{describe_difference(key, theirs, ours, first)}: {MUST_AGREE[key]}."
@@ -140,12 +163,12 @@ def describe_difference(key: str, theirs: dict[str, Any], ours: dict[str, Any], 
     return f"{key} is {value} ({expected} in {first.name})"
 
 
-def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with LlamaConfig's defaults for missing fields."""
-    defaults = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_dropout": 0.0}
-    defaults |= {"initializer_range": 0.02, "dtype": config.get("torch_dtype")}
-    values = {key: value for key, value in config.items() if value is not None}
-    return {**defaults, **values, **asdict(LlamaShape.from_config(config))}
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with its class's defaults for missing fields."""
+    shape = Shape.from_config(config)
+    defaults = {"hidden_act": "silu", "attention_dropout": 0.0, "initializer_range": 0.02, **shape.family.defaults}
+    values = {key: value for key, value in config.items() if value is not None or key in shape.family.carried}
+    return {"dtype": config.get("torch_dtype"), **defaults, **values, **shape.sizes()}
 
 
 def check_rope(report: Report, first: Source, other: Source):
@@ -162,14 +185,22 @@ def check_rope(report: Report, first: Source, other: Source):
 
 def check_rows(report: Report, first: Source, other: Source):
     """Compares the number of embedding rows."""
-    ours, theirs = (LlamaShape.from_config(source.config).vocab_size for source in (first, other))
+    ours, theirs = (Shape.from_config(source.config).vocab_size for source in (first, other))
     if ours != theirs:
         message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
         report.add("error", "vocabulary", other.name, message, "vocab")
 
 
-def check_own_tokenizers(report: Report, sources: list[Source]):
-    """Checks that tokenizers can be read and that every token id has an embedding row."""
+def check_own_tokenizers(report: Report, base: Source, sources: list[Source]):
+    """Checks that the base has a tokenizer, that all can be read and that every token id has an embedding row."""
+    if source_tokenizer(base) is None:
+        other = next((source.name for source in sources if source_tokenizer(source)), None)
+        message = (
+            f"has no tokenizer: that of {other} is written."
+            if other
+            else "has no tokenizer, and so the output has none."
+        )
+        report.add("warning", "tokenizer", base.name, message)
     last_ids: dict[bytes, int] = {}  # content of a file -> its last id; most experts share one tokenizer
     for source in sources:
         file = source_tokenizer(source)
@@ -199,6 +230,9 @@ def check_tokenizer(report: Report, first: Source, other: Source):
         report.add("note", "tokenizer", other.name, f"{without} has no tokenizer; tokenizers were not compared.")
         return
     try:
+        if changed := compare_settings(first, other):
+            message = f"{', '.join(changed)} differ from those of {first.name}. Those of {first.name} are written."
+            report.add("warning", "tokenizer", other.name, message)
         difference = compare(ours, theirs)
     except MergeError as error:
         if not any(finding.message == str(error) for finding in report.findings):

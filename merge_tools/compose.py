@@ -11,6 +11,7 @@ import numpy as np
 from .card import model_card
 from .checkpoints import Source
 from .errors import MergeError
+from .families import family_of
 from .findings import Report
 from .gates import Gates, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
@@ -31,7 +32,8 @@ class Plan:
     recipe: Recipe
     base: Source
     experts: list[Source]
-    format: str  # "mixtral" or "lexicon"
+    family: str  # model_type of the experts
+    format: str  # model_type of the mixture
     tensors: list[OutputTensor]
     gates: Gates
     config: dict[str, Any]
@@ -48,7 +50,8 @@ class Plan:
 
     def record(self, scans: dict[Path, ScanResult]) -> dict[str, Any]:
         """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
-        record = {"made_by": f"lexperts {package_version()}", "format": self.format, "recipe": self.recipe.to_dict()}
+        record = {"made_by": f"lexperts {package_version()}", "family": self.family, "format": self.format}
+        record["recipe"] = self.recipe.to_dict()
         experts = [source_record(expert, scans) for expert in self.experts]
         return {**record, "base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
 
@@ -83,7 +86,9 @@ def make_plan(preflight: Preflight, gates: Gates) -> Plan:
         tensors.append(centroid_tensor(centroids))
     vocab_size = tensors[0].shape[0]
     config = mixture_config(recipe, base, vocab_size, format, None if centroids is None else centroids.shape[1])
-    return Plan(preflight.report, recipe, base, experts, format, tensors, gates, config)
+    return Plan(
+        preflight.report, recipe, base, experts, family_of(base.config).model_type, format, tensors, gates, config
+    )
 
 
 def compose(
@@ -160,7 +165,7 @@ def load_experts(
     """
     from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 
-    from .llama_runtime import load_state, to_torch
+    from .runtime import load_state, to_torch
 
     recipe = {"base_model": base_model, "routing_policy": routing_policy, "gate_mode": gate_mode, "format": "lexicon"}
     plan = check_and_plan({"experts": list(experts), **recipe, **options}, low_memory=low_memory)

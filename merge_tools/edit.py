@@ -9,7 +9,7 @@ import numpy as np
 
 from .averaging import from_float, to_float64
 from .checkpoints import Source, open_source
-from .compatibility import check_shapes, check_tokenizer, check_with
+from .compatibility import check_shapes, check_tokenizer, check_with, lexicon_problem
 from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
@@ -72,6 +72,11 @@ def add(
 
 def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     """Compares a new expert with the mixture, as `compose` compares experts with the base. Returns the warnings."""
+    if source.config.get("model_type") != old.family.model_type:
+        found = f"{source.config.get('model_type')!r:.60}"
+        raise MergeError(
+            f"{source.name} has model_type {found}, but the experts of the mixture are {old.family.model_type}."
+        )
     report = Report(allow=recipe.allow)
     if check_shapes(report, source):
         check_with(report, old.source, source, recipe.dtype)
@@ -213,7 +218,7 @@ def write_edited(
 
 
 def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Extracts an expert as a dense Llama: its own routed weights with the mixture's shared weights.
+    """Extracts an expert as a dense model: its own routed weights with the mixture's shared weights.
 
     Args:
         expert: name of the expert.
@@ -231,7 +236,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     stored = {dense: p.expert(index, suffix) for p in old.parts for dense, suffix in p.expert_tensors(old.shape)}
     names = {name: stored.get(name, name) for name in old.shape.tensors()}
     tensors = [copy_tensor(name, own, old.source.entry(own).dtype, old.source) for name, own in names.items()]
-    files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config))}
+    files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config, old.family))}
     written = write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)
     return {**written, "expert": expert, "shared": compare_shared(old, index, set(stored))}
 
@@ -261,19 +266,24 @@ def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progr
     """Writes the same weights in another format. Returns what was written.
 
     Args:
-        format: "mixtral" (opens without this package) or "lexicon" (supports all policies).
+        format: "lexicon" (supports all policies), or the model_type of the family's mixture such as "mixtral" (opens
+            without this package).
         mixture, out, progress: as in `add`.
 
     Raises:
         MergeError: if the format cannot represent the mixture.
     """
     old = Mixture.open(mixture)
-    if format not in ("mixtral", "lexicon"):
-        raise MergeError(f"Invalid format: {format!r}. Use mixtral or lexicon.")
+    stock = old.shape.mixture.model_type
+    if format not in (stock, "lexicon"):
+        raise MergeError(f"Invalid format: {format!r:.60}. Use {stock} or lexicon.")
     recipe = read_recipe({**old.recipe.to_dict(), "format": format})
-    if format == "mixtral" and (old.shape.attention_bias or "domain_centroids" in old.source):
-        feature = "attention biases" if old.shape.attention_bias else "centroids"
-        raise MergeError(f"{old.folder} has {feature}, which a Mixtral does not support. Use --format lexicon.")
+    biases = old.shape.attention_bias and not old.shape.mixture.attention_biases
+    if format == stock and (biases or "domain_centroids" in old.source):
+        feature = "attention biases" if biases else "centroids"
+        raise MergeError(f"{old.folder} has {feature}, which a {stock} does not support. Use --format lexicon.")
+    if format == "lexicon" and (reason := lexicon_problem(old.family, old.config)):
+        raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
     tensors = plan_with_experts(old, list(range(len(old.names))), {})
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
     files = edited_files(old, record, recipe, tensors)

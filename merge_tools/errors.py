@@ -2,10 +2,43 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class MergeError(ValueError):
-    """An error in the recipe, a source or the output path. The message states what is wrong and how to fix it."""
+    """An error in the recipe, a source or the output path. The message states what is wrong and how to fix it.
+
+    Control characters in names and values are escaped: they would change a terminal.
+    """
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(map(escape, message.split("\n"))))
+
+
+def escape(text: str) -> str:
+    """The text with control characters, lone surrogates and other invisible characters as escape sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8, i.e. has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with `~` replaced by the home folder; raises a `MergeError` for the home of an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise MergeError(
+            f"{str(path)!r}: there is no such user. Write the path in full, or start it with ./"
+        ) from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .errors import MergeError
+from .errors import MergeError, escape
 
 MAX_MESSAGES = 3  # that one line of the table shows
 LEVELS = ("ok", "note", "warning", "error")
@@ -32,7 +32,7 @@ class Report:
         """Adds a finding."""
         if level == "error" and allow in self.allow:
             level, message = "warning", f"{message} (allowed: {allow})"
-        self.findings.append(Finding(level, check, subject, message, allow))
+        self.findings.append(Finding(level, check, escape(subject), escape(message), allow))
 
     @property
     def errors(self) -> list[Finding]:

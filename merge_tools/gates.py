@@ -15,7 +15,7 @@ import numpy as np
 
 from .checkpoints import Source
 from .errors import MergeError
-from .llama_layout import LlamaShape, RoutedPart, gated_parts
+from .layout import RoutedPart, Shape, gated_parts
 from .recipe import ExpertRecipe, Recipe
 
 GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an untrained router overconfident
@@ -35,8 +35,8 @@ class Gates:
 
 def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gates:
     """The gates of a recipe; if they are computed from texts, `low_memory` runs the base one layer at a time."""
-    shape = LlamaShape.from_config(base.config)
-    parts = gated_parts(recipe, shape.num_hidden_layers)
+    shape = Shape.from_config(base.config)
+    parts = gated_parts(recipe, shape)
     if recipe.gate_mode in ("zeros", "random", "none"):
         values = {part.gate: gate_without_texts(recipe, part, shape, range(len(recipe.experts))) for part in parts}
         return Gates(values, {"mode": recipe.gate_mode})
@@ -44,7 +44,7 @@ def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gat
     return gates_from_texts(recipe, base, parts, groups, low_memory)
 
 
-def gate_without_texts(recipe: Recipe, part: RoutedPart, shape: LlamaShape, experts: Iterable[int]) -> np.ndarray:
+def gate_without_texts(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
     """A gate of zeros or, with `gate_mode: random`, of rows from N(0, 0.02) for these experts.
 
     Rows are seeded by router and expert, so adding an expert does not change the other rows.
@@ -174,9 +174,9 @@ def mean_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int
     """The mean of each text's token embeddings `(texts, d)`, the same for every router."""
     import torch
 
-    from .llama_runtime import embed
+    from .runtime import embed
 
-    shape = LlamaShape.from_config(base.config)
+    shape = Shape.from_config(base.config)
     for part in parts:
         if part.input_size(shape) != shape.hidden_size:
             raise MergeError(
@@ -191,7 +191,7 @@ def mean_inputs(base: Source, parts: list[RoutedPart], tokens, low_memory: bool)
     """The mean input of each router for each text: name of the gate -> `(texts, d)`."""
     import torch
 
-    from .llama_runtime import layers_one_by_one, load_dense
+    from .runtime import layers_one_by_one, load_dense
 
     batches = in_batches(tokens)
     inputs = [pad([tokens[i] for i in batch]) for batch in batches]

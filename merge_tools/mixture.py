@@ -8,9 +8,10 @@ import numpy as np
 
 from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
-from .compatibility import find_config_errors
-from .errors import MergeError
-from .llama_layout import LlamaShape, RoutedPart, gated_parts, mixture_layout, rope_parameters, routed_parts
+from .config_values import find_value_errors
+from .errors import MergeError, expand_user
+from .families import FAMILIES
+from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout, rope_parameters
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
@@ -31,10 +32,9 @@ class Mixture:
         # the number that seeds each expert's random gate row: its index in the first mixture it was added to
         self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
         self.next_row = max(self.gate_rows) + 1
-        self.shape = LlamaShape.from_config(self.config)
-        layers = self.shape.num_hidden_layers
-        self.parts = routed_parts(layers, self.recipe.router_layers, self.recipe.router_layers_index)
-        self.gated = gated_parts(self.recipe, layers)
+        self.shape = Shape.from_config(self.config)
+        self.family = FAMILIES[self.record["family"]]
+        self.parts, self.gated = all_parts(self.recipe, self.shape), gated_parts(self.recipe, self.shape)
 
     @classmethod
     def open(cls, folder: str | Path) -> "Mixture":
@@ -42,10 +42,10 @@ class Mixture:
 
         Raises a `MergeError` if the folder is not a mixture, or is damaged.
         """
-        folder = Path(folder).expanduser()
+        folder = expand_user(folder)
         record = read_record(folder)
         source = Source("mixture", str(folder), open_checkpoint(folder))
-        errors = find_config_errors(source.config)
+        errors = find_value_errors(source.config)
         if errors:
             raise MergeError(f"{folder / 'config.json'} is damaged: {errors[0]}. Copy or compose the mixture again.")
         try:
@@ -72,7 +72,10 @@ class Mixture:
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""
         centroids = ["domain_centroids"] * ("domain_centroids" in self.source)
-        return mixture_layout(self.shape, self.parts) + centroids
+        items: list[str | RoutedPart] = []
+        for item in mixture_layout(self.shape, self.parts):
+            items += [item] if isinstance(item, str) else [item, *item.zero_tensors(self.shape)]
+        return items + centroids
 
     def tensor_names(self) -> list[str]:
         """The names of all tensors."""

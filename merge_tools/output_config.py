@@ -1,12 +1,12 @@
 """The config.json of a mixture or an extracted expert, and the modeling code that is saved with it."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .checkpoints import Source
-from .llama_layout import LlamaShape, rope_config_v4_and_v5
+from .families import MIXTURES, Family
+from .layout import Shape, rope_config_v4_and_v5
 from .recipe import Recipe
 from .tensor_files import TORCH_NAMES
 
@@ -14,48 +14,52 @@ COPIED_FIELDS = (
     "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "attention_dropout",
     "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
-LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}  # Mixtral has other defaults
 
 
 def output_format(recipe: Recipe, base: Source) -> str:
-    """The format to write, "mixtral" or "lexicon": `auto` is a Mixtral if that can represent the mixture."""
+    """The model_type of the mixture: `auto` is the family's class of transformers if it can represent the mixture."""
     if recipe.format != "auto":
         return recipe.format
-    stock = recipe.is_stock and not LlamaShape.from_config(base.config).attention_bias
-    return "mixtral" if stock else "lexicon"
+    shape = Shape.from_config(base.config)
+    stock = recipe.is_stock and (shape.mixture.attention_biases or not shape.attention_bias)
+    return shape.mixture.model_type if stock else "lexicon"
 
 
 def common_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields that a Llama and a mixture of Llamas have in common."""
-    shape = asdict(LlamaShape.from_config(config))
-    copied = {key: config[key] for key in COPIED_FIELDS if key in config}
-    copied |= {key: value for key, value in shape.items() if not key.endswith("_bias")}
-    return {**LLAMA_DEFAULTS, **copied, "dtype": dtype, "torch_dtype": dtype, **rope_config_v4_and_v5(config)}
+    """The fields that a dense model and a mixture of such models have in common."""
+    shape = Shape.from_config(config)
+    names = (*COPIED_FIELDS, *shape.family.carried)
+    defaults = {key: value for key, value in shape.family.defaults.items() if key in names}
+    copied = {key: config[key] for key in names if key in config}
+    copied |= {key: value for key, value in shape.sizes().items() if not key.endswith("_bias")}
+    return {**defaults, **copied, "dtype": dtype, "torch_dtype": dtype, **rope_config_v4_and_v5(config)}
 
 
-def dense_config(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a dense Llama that is extracted from a mixture."""
-    shape = LlamaShape.from_config(config)
-    architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    biases = {"attention_bias": shape.attention_bias, "mlp_bias": shape.mlp_bias}
-    return architecture | common_config(config, config["dtype"]) | biases
+def dense_config(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    """config.json of a dense model that is extracted from a mixture."""
+    shape = Shape.from_config(config)
+    architecture = {"architectures": [family.architecture], "model_type": family.model_type}
+    biases = {field: getattr(shape, field) for field in family.biases.values() if isinstance(field, str)}
+    carried = {key: config[key] for key in family.carried if key in config}
+    return architecture | common_config(config, config["dtype"]) | biases | carried
 
 
 def mixture_config(
     recipe: Recipe, base: Source, vocab_size: int, format: str, centroid_size: int | None
 ) -> dict[str, Any]:
     """config.json of a mixture; RoPE settings and dtype are written in the spellings of transformers 4 and 5."""
-    shape = LlamaShape.from_config(base.config)
+    shape = Shape.from_config(base.config)
     config = {
         **common_config(base.config, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
         "vocab_size": vocab_size,
-        "num_local_experts": len(recipe.experts),
         "num_experts_per_tok": recipe.experts_per_token,
         "output_router_logits": False,
     }
-    if format == "mixtral":
-        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
-        return kind | {"router_aux_loss_coef": 0.001, "sliding_window": None} | config
+    if format != "lexicon":
+        mixture = MIXTURES[format]
+        kind = {"architectures": [mixture.architecture], "model_type": format}
+        sizes = {mixture.count: len(recipe.experts), **dict.fromkeys(mixture.sizes, shape.intermediate_size)}
+        return {**kind, **mixture.settings, **config, **sizes}
     return {
         "architectures": ["LexiconForCausalLM"],
         "model_type": "lexicon",
@@ -76,6 +80,7 @@ def mixture_config(
         "centroid_size": centroid_size,
         "embedder": recipe.embedder,
         **config,
+        "num_local_experts": len(recipe.experts),
     }
 
 

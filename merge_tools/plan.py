@@ -11,7 +11,7 @@ import numpy as np
 from .averaging import from_float, mean_equal, mean_float64, to_float32, view
 from .checkpoints import Source, read_all
 from .errors import MergeError
-from .llama_layout import LlamaShape, gated_parts, mixture_layout, routed_parts
+from .layout import Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
 from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
@@ -105,9 +105,8 @@ def plan_tensors(
     `gates` maps the name of a gate to its values `(E, d)`, float32. `averaged` are the experts that weights without
     routing are averaged over; default: all.
     """
-    shape = LlamaShape.from_config(base.config)
-    parts = routed_parts(shape.num_hidden_layers, recipe.router_layers, recipe.router_layers_index)
-    with_gate = gated_parts(recipe, shape.num_hidden_layers)
+    shape = Shape.from_config(base.config)
+    parts, with_gate = all_parts(recipe, shape), gated_parts(recipe, shape)
     weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
     averaged, tensors = experts if averaged is None else averaged, []
     for item in mixture_layout(shape, parts):
@@ -122,6 +121,9 @@ def plan_tensors(
         for index, expert in enumerate(experts):
             for dense, suffix in item.expert_tensors(shape):
                 tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
+        for name, size in item.zero_tensors(shape).items():
+            zeros = np.zeros(size, f"<u{DTYPE_BYTES[dtype]}")
+            tensors.append(OutputTensor(name, dtype, size, values=zeros))
     return tensors
 
 

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .checkpoints import Checkpoint, Source, open_source
-from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with
-from .errors import MergeError, format_size, short_reason
+from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
+from .errors import MergeError, expand_user, format_size, is_encodable, short_reason
 from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
-from .llama_layout import LlamaShape, rope_parameters
-from .output_config import output_format
+from .layout import Shape, rope_parameters
+from .opening import find_opening_errors
+from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
-from .shard_writer import partial_folder
+from .shard_writer import find_staging_problem, partial_folder
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
+LONGEST_NAME = 255  # bytes, of a file or a folder
 SLACK = 16 << 20  # bytes reserved for files other than tensors
 
 
@@ -85,6 +87,8 @@ def run_preflight(
         check_format(report, recipe, base)
         check_gates(report, recipe, base)
     check_centroids(report, recipe)
+    if report.ok:
+        check_opening(report, recipe, sources)
     if out is not None:
         check_output_path(report, Path(out), sources)
         if report.ok:
@@ -112,9 +116,9 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     by_path: dict[str, Source | None] = {}
     for expert in recipe.experts:
         source = try_open(expert.name, expert.source_model, recipe.base_model)
-        by_path[os.path.realpath(Path(expert.source_model).expanduser())] = source
+        by_path[os.path.realpath(expand_user(expert.source_model))] = source
         sources.experts += [source] if source else []
-    path = os.path.realpath(Path(recipe.base_model or recipe.experts[0].source_model).expanduser())
+    path = os.path.realpath(expand_user(recipe.base_model or recipe.experts[0].source_model))
     if recipe.base_model is None:
         sources.base = sources.experts[0] if by_path[path] else None
     elif path in by_path:
@@ -124,13 +128,28 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     return sources
 
 
+def check_opening(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Checks that transformers can open models with the configurations of the sources and of the mixture."""
+    base, configs = sources.base, {source.name: source.config for source in sources.distinct}
+    centroids = read_centroids(recipe)
+    rows = max(source.config["vocab_size"] for source in [base, *sources.experts])
+    size = None if centroids is None else centroids.shape[1]
+    configs["output"] = mixture_config(recipe, base, rows, output_format(recipe, base), size)
+    for name, error in zip(configs, find_opening_errors(list(configs.values())), strict=True):
+        if error:
+            message = (
+                f"transformers cannot open its config.json: {error:.300}. Correct the value, or copy the file again."
+            )
+            report.add("error", "configuration", name, message)
+
+
 def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources: list[Source]):
     """Compares every source with the base, or with the first source if the base cannot be used."""
     if not sources:
         return
     first = base if base and any(source.checkpoint is base.checkpoint for source in sources) else sources[0]
     with_tokenizer = next((source for source in [first, *sources] if source_tokenizer(source)), first)
-    check_own_tokenizers(report, sources)
+    check_own_tokenizers(report, first, sources)
     for source in sources:
         check_with(report, first, source, recipe.dtype)
         if source is not with_tokenizer:
@@ -250,7 +269,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source):
         message = f"its tokenizer cannot be opened ({short_reason(error)}). Copy it again."
         report.add("error", "gates", base.name, message)
         return
-    last, rows = max(max(ids) for ids in tokens), LlamaShape.from_config(base.config).vocab_size
+    last, rows = max(max(ids) for ids in tokens), Shape.from_config(base.config).vocab_size
     if last >= rows:
         message = f"a prompt has the token id {last}, but its embeddings have {rows} rows."
         report.add("error", "gates", base.name, message)
@@ -268,21 +287,33 @@ def check_centroids(report: Report, recipe: Recipe):
 
 def check_format(report: Report, recipe: Recipe, base: Source):
     """Checks that the format can represent the mixture, and which software can read it."""
-    shape, rope = LlamaShape.from_config(base.config), rope_parameters(base.config)
+    shape, rope = Shape.from_config(base.config), rope_parameters(base.config)
     if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.num_hidden_layers]:
         message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.num_hidden_layers - 1}."
         report.add("error", "recipe", "router_layers_index", message)
     if shape.mlp_bias and "mlp" in recipe.router_layers:
         message = "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj."
         report.add("error", "format", base.name, message)
+    mixture = shape.mixture
+    if recipe.format not in ("auto", "lexicon", mixture.model_type):
+        message = (
+            f"format: {recipe.format} is not the mixture of a {shape.family.model_type}. Use {mixture.model_type}."
+        )
+        report.add("error", "format", base.name, message)
+        return
     if recipe.format == "mixtral" and shape.attention_bias:
         message = "its attention has biases, which a Mixtral does not support. Use format: lexicon."
         report.add("error", "format", base.name, message)
-    if output_format(recipe, base) != "mixtral":
+    if output_format(recipe, base) == "lexicon":
+        if reason := lexicon_problem(shape.family, base.config):
+            report.add("error", "format", base.name, f"the mixture would be a LexiconForCausalLM: {reason}")
+            return
         message = "LexiconForCausalLM: needs `import modeling_lexicon` or trust_remote_code=True"
         report.add("note", "format", "output", message)
         return
-    report.add("ok", "format", "output", "MixtralForCausalLM of transformers")
+    report.add("ok", "format", "output", f"{mixture.architecture} of transformers")
+    if mixture.model_type != "mixtral":
+        return
     if rope["rope_type"] != "default":
         message = (
             f"Mixtral in transformers 4.x releases without RoPE scaling silently ignores {rope['rope_type']!r}: open the "
@@ -295,12 +326,17 @@ def check_format(report: Report, recipe: Recipe, base: Source):
 
 def check_output_path(report: Report, out: Path, sources: OpenedSources):
     """Checks that the output folder is free and outside the sources."""
-    problem = find_output_problem(out.expanduser().resolve(), sources)
+    try:
+        problem = find_output_problem(expand_user(out).resolve(), sources)
+    except (MergeError, ValueError, OSError) as error:  # an unknown user, a null character, a name that is too long
+        problem = f"is not a path that can be written ({short_reason(error)}). Choose another folder."
     report.add("error" if problem else "ok", "output", str(out), problem or "is free")
 
 
 def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
     """Why nothing can be written to the folder, if so."""
+    if not is_encodable(str(target)) or len(partial_folder(target).name.encode()) > LONGEST_NAME:
+        return "is not UTF-8, or its name is too long. Choose another folder."
     for source in filter(None, [sources.base, *sources.experts]):
         for folder in {source.checkpoint.folder.resolve(), source.folder.resolve()}:
             relation = "is" if target == folder else "contains" if target in folder.parents else "is inside"
@@ -313,7 +349,7 @@ def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
         return f"cannot be created: {parent} is a file. Choose another folder."
     if not os.access(parent, os.W_OK | os.X_OK):
         return f"cannot be created: {parent} is not writable. Choose another folder."
-    return None
+    return find_staging_problem(partial_folder(target))
 
 
 def planned_bytes(recipe: Recipe, sources: OpenedSources) -> int:
@@ -330,10 +366,10 @@ def existing_parent(path: Path) -> Path:
 
 def check_disk(report: Report, out: Path, needed: int):
     """Checks the free disk space; the partial output of an interrupted run counts as free."""
-    target = out.expanduser().resolve()
+    target = expand_user(out).resolve()
     free = shutil.disk_usage(existing_parent(target)).free
     partial = partial_folder(target)
-    if partial.is_dir():
+    if partial.is_dir():  # find_staging_problem has looked at it
         free += sum(file.stat().st_blocks * 512 for file in partial.iterdir())
     if free < needed + SLACK:
         message = f"{format_size(needed + SLACK)} are needed, but {format_size(free)} are free. Free some disk space."

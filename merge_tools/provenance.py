@@ -11,7 +11,7 @@ from .errors import MergeError
 from .tensor_files import ScanResult
 
 RECORD = "merge_record.json"
-RECORD_KEYS = ("made_by", "format", "recipe", "base", "experts", "gates")
+RECORD_KEYS = ("made_by", "family", "format", "recipe", "base", "experts", "gates")
 
 
 def package_version() -> str:

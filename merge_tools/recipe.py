@@ -1,23 +1,40 @@
 """The recipe of a mixture: a YAML file or a dict, validated completely before any source is opened.
 
-The keys are those of mergekit-moe where the meaning is the same, so such files work here unchanged.
+A file of mergekit-moe has the same meaning here: gates from prompts and the base's shared weights are the default with
+`base_model` and prompts, and a key that is not supported is refused by name.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, did_you_mean, short_reason
+from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
+from .families import MIXTURES
 
+LARGEST_RECIPE = 300_000  # bytes
+LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
 GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "centroid", "none")
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 AVERAGES = ("mean", "base")
-FORMATS = ("auto", "mixtral", "lexicon")
+FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
+# Keys and values of mergekit-moe without a counterpart -> what to do instead.
+MERGEKIT_ONLY = {
+    "noise_scale": "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
+    "residual_scale": "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
+    "shared_experts": "Remove it: every expert is routed.",
+    "architecture": f"Use format: {', '.join(MIXTURES)}, or leave it out.",
+}
+MERGEKIT_GATES = {
+    "uniform_random": "Use random, N(0, 0.02), or zeros.",
+    "hidden_avg": "Use hidden, the mean over the tokens of the routers' inputs.",
+    "hidden_last": "Use hidden, the mean over the tokens of the routers' inputs.",
+}
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
     "tokenizer": "experts with different tokenizers; the base model's is written",
@@ -46,15 +63,19 @@ class Recipe:
             of the folder), `positive_prompts`, `negative_prompts`, `samples`, `weight`.
         base_model: the model that provides the configuration, the tokenizer, the hidden states for gates and, with
             `average: base`, all weights that are not routed. Default: the first expert.
-        average: "mean" (default) averages weights that are not routed over the experts; "base" copies the base model's.
+        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's. Default:
+            "base" for a recipe as mergekit-moe reads them, i.e. with `base_model` and with prompts for every expert, and
+            routing whole MLPs per token; otherwise "mean".
         router_layers: "mlp" (default) routes whole MLPs; a list of linear layers routes each of them by its own gate.
         router_layers_index: indices of the layers that are routed; default: all.
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
-        gate_mode: "random" (default), "zeros", "hidden", "cheap_embed" or "centroid". With the domain policy the default
-            is "none"; any other mode adds a learned gate.
+        gate_mode: "random", "zeros", "hidden", "cheap_embed" or "centroid". Default: "hidden" for a recipe as
+            mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
+            gate; otherwise "random".
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
         dtype: dtype of the output; default: the base model's.
-        format: "mixtral" (opens without this package), "lexicon", or "auto" (a Mixtral if it can represent the mixture).
+        format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
+            package: "mixtral", "qwen2_moe", "qwen3_moe" or "flex_olmo". "auto" is that class if it can represent the mixture.
         weights: one weight per expert for the mean; normalised to sum to 1.
         centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
             the mixture for `assign_domains`.
@@ -65,7 +86,7 @@ class Recipe:
 
     experts: list[ExpertRecipe]
     base_model: str | None = None
-    average: str = "mean"
+    average: str | None = None
     router_layers: list[str] = field(default_factory=lambda: ["mlp"])
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
@@ -86,7 +107,7 @@ class Recipe:
 
     @property
     def is_stock(self) -> bool:
-        """Whether a Mixtral can represent the routing of this recipe."""
+        """Whether a class of transformers can represent the routing of this recipe."""
         return self.router_layers == ["mlp"] and self.router_layers_index is None and self.routing_policy == "token"
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +124,17 @@ class Recipe:
 
 def is_text(value) -> bool:
     """Whether the value is a non-empty string or a path."""
-    return isinstance(value, str | Path) and bool(str(value).strip()) and "\0" not in str(value)
+    if not isinstance(value, str | Path):
+        return False
+    text = str(value)
+    return bool(text.strip()) and "\0" not in text and is_encodable(text)
+
+
+def is_name(value) -> bool:
+    """Whether the value can be the name of an expert: one line that is safe in files, tables and terminals."""
+    return (
+        is_text(value) and str(value).isprintable() and not set(str(value)) & {"/", "\\"} and value not in (".", "..")
+    )
 
 
 def is_number(value) -> bool:
@@ -112,8 +143,8 @@ def is_number(value) -> bool:
 
 
 def is_count(value) -> bool:
-    """Whether the value is an integer of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Whether the value is an integer of at least 0 that fits into 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -133,8 +164,8 @@ VALIDATORS = {
     "base_model": PATH_OR_ID,
     "router_layers": ("mlp or a list of linear layers", list_of(is_text)),
     "router_layers_index": (
-        "a list of layer indices (integers of at least 0)",
-        lambda value: bool(value) and list_of(is_count)(value),
+        "a list of different layer indices (integers of at least 0)",
+        lambda value: bool(value) and list_of(is_count)(value) and len(set(value)) == len(value),
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
     "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
@@ -143,7 +174,7 @@ VALIDATORS = {
     "allow": (f"a list of {', '.join(ALLOWANCES)}", list_of(is_text)),
     "seed": ("an integer of at least 0", is_count),
     "source_model": PATH_OR_ID,
-    "name": ("a string (put quotes around a number or a date)", is_text),
+    "name": ("a string of printable characters without slashes (put quotes around a number or a date)", is_name),
     "positive_prompts": TEXTS,
     "negative_prompts": TEXTS,
     "samples": PATH,
@@ -191,8 +222,12 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         for expert, weight in zip(recipe.experts, recipe.weights, strict=True):
             expert.weight = weight
         recipe.weights = None
+    like_mergekit = bool(recipe.base_model) and recipe.is_stock and all(e.positive_prompts for e in recipe.experts)
+    if recipe.average is None:
+        recipe.average = "base" if like_mergekit else "mean"
     if recipe.gate_mode is None:
-        recipe.gate_mode = "none" if recipe.routing_policy == "domain" else "random"
+        default = "hidden" if like_mergekit else "random"
+        recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
     validate(recipe)
     return resolve_paths(recipe, folder)
 
@@ -210,21 +245,29 @@ def read_yaml(path: Path) -> dict:
         raise ImportError("Reading a recipe needs PyYAML. Install it with: pip install lexperts[merge]") from error
     if not os.path.isfile(path):
         raise MergeError(f"Recipe {str(path)!r} does not exist.")
+    if path.stat().st_size > LARGEST_RECIPE:
+        raise MergeError(f"{path} has {path.stat().st_size:,} bytes; a recipe has at most {LARGEST_RECIPE:,}.")
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for key in keys:
-                if keys.count(key) > 1:
+            for key, count in Counter(keys).items():
+                if count > 1:
                     raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", node.start_mark)
             return super().construct_mapping(node, deep)
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        loader = Loader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if count_nodes(node, {}) > LARGEST_TREE:
+            raise MergeError(f"{path} has more than {LARGEST_TREE:,} values once its aliases are expanded. Shorten it.")
+        content = loader.construct_document(node) if node else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" (line {mark.line + 1})" if mark else ""
         raise MergeError(f"{path} is not valid YAML: {error.problem or error.context}{line}.") from error
+    except MergeError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise MergeError(f"{path} cannot be read as YAML: {short_reason(error)}.") from error
     if not isinstance(content, dict):
@@ -232,14 +275,31 @@ def read_yaml(path: Path) -> dict:
     return content
 
 
+def count_nodes(node, known: dict[int, int]) -> int:
+    """The number of values below a YAML node, with every alias expanded; infinite if it contains itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = LARGEST_TREE + 1  # until it is known: met again below itself
+    value = getattr(node, "value", None)
+    children = (
+        [child for item in value for child in (item if isinstance(item, tuple) else (item,))]
+        if isinstance(value, list)
+        else []
+    )
+    known[id(node)] = 1 + sum(count_nodes(child, known) for child in children)
+    return known[id(node)]
+
+
 def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
     """The keys that have a value, each known and valid; paths as strings, single strings as lists."""
     known = {f.name for f in fields(cls)}
     valid = {}
     for name, value in options.items():
-        if name not in known:
+        if name in MERGEKIT_ONLY and value is not None:
+            raise MergeError(f"{name} in {where} is a key of mergekit-moe that is not supported. {MERGEKIT_ONLY[name]}")
+        if name not in known and name not in MERGEKIT_ONLY:
             raise MergeError(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
-        if value is None:  # a key without a value is ignored
+        if value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
             value = [value]
@@ -249,6 +309,8 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
         if not is_valid(value):
             raise MergeError(f"{name} in {where} must be {expected}, got {short_repr(value)}.")
         for item in value if name in LIST_OR_STRING else [value]:
+            if name == "gate_mode" and isinstance(item, str) and item in MERGEKIT_GATES:
+                raise MergeError(f"gate_mode: {item} of mergekit-moe is not supported. {MERGEKIT_GATES[item]}")
             if name in CHOICES and item not in CHOICES[name]:
                 raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
@@ -257,7 +319,10 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
 
 def short_repr(value) -> str:
     """`repr` of at most 80 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return f"a {type(value).__name__} with too many digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -280,6 +345,8 @@ def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
     for expert in experts:
         path = Path(expert.source_model)
         expert.name = expert.name or (path if path.name not in ("", "..") else path.resolve()).name or str(path)
+        if not is_name(expert.name):
+            raise MergeError(f"The folder {expert.name!r} is not usable as a name. Set the key name of this expert.")
         other = seen.setdefault(expert.name, expert)
         if other is not expert:
             raise MergeError(
@@ -304,9 +371,9 @@ def validate(recipe: Recipe):
         raise MergeError("average: base needs base_model, which provides the weights that are not routed.")
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
-    if recipe.format == "mixtral" and not recipe.is_stock:
+    if recipe.format not in ("auto", "lexicon") and not recipe.is_stock:
         raise MergeError(
-            "format: mixtral supports only whole MLPs in all layers, routed per token. Remove router_layers, "
+            f"format: {recipe.format} supports only whole MLPs in all layers, routed per token. Remove router_layers, "
             "router_layers_index and routing_policy, or use format: lexicon."
         )
     if sum(expert.weight for expert in recipe.experts) <= 0:
@@ -337,9 +404,11 @@ def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
             return path
         return str(folder / path)
 
+    for path in (recipe.base_model, *(expert.source_model for expert in recipe.experts)):
+        expand_user(path or "")
     recipe.base_model = resolve(recipe.base_model)
-    recipe.centroids = resolve(recipe.centroids and os.path.expanduser(recipe.centroids))
+    recipe.centroids = resolve(recipe.centroids and str(expand_user(recipe.centroids)))
     for expert in recipe.experts:
         expert.source_model = resolve(expert.source_model)
-        expert.samples = resolve(expert.samples and os.path.expanduser(expert.samples))
+        expert.samples = resolve(expert.samples and str(expand_user(expert.samples)))
     return recipe

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .checkpoints import read_json
-from .errors import MergeError
-from .llama_layout import routed_parts
+from .errors import MergeError, expand_user
+from .families import MIXTURES
+from .layout import routed_parts
 from .provenance import RECORD, read_record
 from .tokenizers import tokenizer_file
 
@@ -65,10 +66,10 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
 
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("A text is empty. Give at least one non-empty text (--text).")
-    folder = Path(folder).expanduser()
+    folder = expand_user(folder)
     model, tokenizer = open_mixture(folder)
     config, options = model.config, {}
-    names = [f"expert {e}" for e in range(config.num_local_experts)]
+    names = [f"expert {e}" for e in range(count_experts(config))]
     if (folder / RECORD).is_file():
         names = [expert["name"] for expert in read_record(folder)["experts"]]
     if domain is not None:
@@ -105,8 +106,8 @@ def open_mixture(folder: Path):
     if not folder.is_dir():
         raise MergeError(f"Folder {str(folder)!r} does not exist.")
     model_type = read_json(folder / "config.json").get("model_type")
-    if model_type not in ("mixtral", "lexicon"):
-        raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture (mixtral or lexicon).")
+    if model_type not in (*MIXTURES, "lexicon"):
+        raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(MIXTURES)} or lexicon).")
     if tokenizer_file(folder) is None:
         raise MergeError(f"{folder} has no tokenizer. Save one there.")
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -115,6 +116,11 @@ def open_mixture(folder: Path):
 def policy_of(config) -> str:
     """The routing policy of a model's configuration."""
     return getattr(config, "routing_policy", "token")
+
+
+def count_experts(config) -> int:
+    """The number of experts, whose field differs between classes."""
+    return getattr(config, "num_local_experts", None) or config.num_experts
 
 
 def router_names(config) -> list[str]:
@@ -131,7 +137,7 @@ def selected_experts(config, outputs, length: int) -> tuple[np.ndarray, np.ndarr
     if policy_of(config) == "domain":  # without a gate there are no logits
         experts = outputs.expert_index[0].reshape(1, 1, 1).expand(1, length, 1).numpy()
         return experts, np.ones(experts.shape, np.float32)
-    k = {"token": config.num_experts_per_tok, "sequence_soft": config.num_local_experts}.get(policy_of(config), 1)
+    k = {"token": config.num_experts_per_tok, "sequence_soft": count_experts(config)}.get(policy_of(config), 1)
     experts, weights = [], []
     for logits in outputs.router_logits:
         logits = logits.float().reshape(-1, logits.shape[-1])  # (T, E), or (1, E) if the whole sequence is routed

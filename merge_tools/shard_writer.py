@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import MergeError, format_size
+from .errors import MergeError, expand_user, format_size
 from .plan import OutputTensor
 from .tensor_files import (
     ScanResult,
@@ -36,6 +36,7 @@ except ImportError:  # no file locks on this system; two runs into one folder ar
     fcntl = None
 
 SHARD_BYTES = 5_000_000_000
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Progress:
@@ -54,7 +55,11 @@ def write_checkpoint(out: Path, tensors, sources, make_files, progress=None, res
     files = {file: read_header(file) for source in sources for file in source.files}
     with staging_folder(out, resume) as folder:
         scans = Writer(folder, shards, files, resume, progress).run()
-        commit_output(folder, out, shards, make_files(scans), progress)
+        metadata = make_files(scans)
+        with opened(folder / "journal.jsonl", os.O_WRONLY | os.O_APPEND | NOFOLLOW) as journal:
+            listed = {"files": [*metadata, "model.safetensors.index.json"]}
+            pwrite_all(journal, (json.dumps(listed) + "\n").encode(), os.fstat(journal).st_size)
+        commit_output(folder, out, shards, metadata, progress)
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class Journal:
         self.synced: set[str] = set()
         self.audits: dict[str, dict] = {}
         self._lock = threading.Lock()
-        boot = boot_id()
+        boot, names = boot_id(), [shard.name for shard in shards]
         if resume and path.is_file():
             self._read(path, plan, boot)
             for shard in shards:
@@ -126,7 +131,7 @@ class Journal:
                 if not file.is_file() or file.stat().st_size != shard.nbytes:  # deleted or lost
                     self.synced.discard(shard.name)
                     self.written.difference_update(tensor.name for tensor in shard.tensors)
-        lines = [{"plan": plan, "boot": boot}]
+        lines = [{"plan": plan, "boot": boot}, {"files": names}]
         lines += [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
         lines += [{"audit": record} for record in self.audits.values()]
         new = path.with_suffix(".new")
@@ -141,9 +146,11 @@ class Journal:
                 lines.append(dict(json.loads(line)))
             except (ValueError, TypeError):  # truncated by the interruption
                 break
-        if not lines or lines[0].get("plan") != plan:
-            reason = "it has another recipe or other sources" if lines else "its journal is missing"
-            raise ResumableError(f"Cannot resume the run in {path.parent}: {reason}. Start again without --resume.")
+        if lines[0]["plan"] != plan:
+            raise ResumableError(
+                f"Cannot resume the run in {path.parent}: it has another recipe or other sources. Start again without "
+                "--resume."
+            )
         if lines[0].get("boot") == boot:  # after a reboot, pages that were not synced are lost
             self.written |= {line["written"] for line in lines if "written" in line}
         self.synced |= {line["synced"] for line in lines if "synced" in line}
@@ -157,6 +164,42 @@ class Journal:
     def close(self):
         """Closes the file."""
         os.close(self._file)
+
+
+def find_staging_problem(folder: Path) -> str | None:
+    """Why a path cannot be the staging folder, if so: only a folder whose files its journal lists may be emptied."""
+    if not os.path.lexists(folder):
+        return None
+    if folder.is_symlink() or not folder.is_dir():
+        return f"{folder} is not a folder that a merge has left. Move it away, or choose another output folder."
+    known = journal_files(folder)
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        is_plain = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
+        if not is_plain or entry.name not in known:
+            return (
+                f"{folder} holds {entry.name!r}, which its journal does not list as written by a merge. Move the folder "
+                "away, or delete it."
+            )
+    return None
+
+
+def journal_files(folder: Path) -> set[str]:
+    """The names of the files that a merge has written to its staging folder, the journals among them."""
+    known = set()
+    for name in ("journal.jsonl", "journal.new"):
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            continue
+        for number, line in enumerate(path.read_text(errors="replace", encoding="utf-8").splitlines()):
+            try:
+                content = dict(json.loads(line))
+            except (ValueError, TypeError, RecursionError):  # truncated by an interruption
+                break
+            if number == 0 and not {"plan", "boot"} <= set(content):
+                break
+            files = content.get("files")
+            known |= {name, *(file for file in files if isinstance(file, str))} if isinstance(files, list) else {name}
+    return known
 
 
 def boot_id() -> str:
@@ -175,15 +218,19 @@ def staging_folder(out: Path, resume: bool) -> Iterator[Path]:
 
     The folder is kept after an interruption, for `--resume`, and removed after a MergeError.
     """
-    out = out.expanduser().resolve()
+    out = expand_user(out).resolve()
     created = [parent for parent in out.parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = partial_folder(out)
+    if problem := find_staging_problem(folder):
+        raise ResumableError(problem)
     folder.mkdir(exist_ok=True)
     with locked(folder):
-        if not resume:
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if problem := find_staging_problem(folder):  # written since
+            raise ResumableError(problem)
+        for path in folder.iterdir():
+            if not resume or (path.name != "journal.jsonl" and path.suffix != ".safetensors"):
+                path.unlink()
         try:
             yield folder
         except ResumableError:
@@ -221,10 +268,6 @@ class Writer:
         self.stat_keys = {file: stat_key(file) for file in files}
         self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume, shards)
         self.stop = threading.Event()
-        names = {shard.name for shard in shards} | {"journal.jsonl"}
-        for path in folder.iterdir():
-            if path.name not in names:
-                path.unlink()
 
     def run(self) -> dict[Path, ScanResult]:
         """Writes all shards. Returns the scan result of each source file.
@@ -297,7 +340,7 @@ class Writer:
 
     def _write(self, shard: Shard):
         tick = self._tick("write")
-        with opened(self.folder / shard.name, os.O_RDWR | os.O_CREAT) as target:
+        with opened(self.folder / shard.name, os.O_RDWR | os.O_CREAT | NOFOLLOW) as target:
             if os.fstat(target).st_size != shard.nbytes:
                 os.truncate(target, 0)
                 preallocate(target, shard.nbytes)
@@ -389,17 +432,19 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
         (folder / name).write_bytes(files[name])
         sync_to_disk(folder / name)
         progress.advance("rename", 1)
-    (folder / "journal.jsonl").unlink(missing_ok=True)
     sync_to_disk(folder)
-    out = out.expanduser().resolve()
+    out = expand_user(out).resolve()
     try:
         os.rename(folder, out)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
+        (folder / "journal.jsonl").unlink()  # without it no later run empties the folder
         raise ResumableError(
             f"{out} was created by another program during the merge. The complete mixture is in {folder}: move it."
         ) from error
+    (out / "journal.jsonl").unlink()
+    sync_to_disk(out)
     sync_to_disk(out.parent)
     progress.advance("rename", 0)
 

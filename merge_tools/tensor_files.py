@@ -11,6 +11,8 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +71,7 @@ def read_header(file: Path) -> list[TensorEntry]:
                     f"{file} is truncated or not a safetensors file: it has {format_size(length)}, but should have a "
                     f"header of {format_size(header_bytes)}. {again}"
                 )
-            header = json.loads(handle.read(header_bytes))
-        header.pop("__metadata__", None)
+            header = parse_header(handle.read(header_bytes))
         entries = [parse_entry(file, name, tensor, 8 + header_bytes) for name, tensor in header.items()]
     except OSError as error:
         raise MergeError(f"{file} cannot be read: {error.strerror or error}.") from error
@@ -105,12 +106,41 @@ def read_header(file: Path) -> list[TensorEntry]:
     return entries
 
 
+def parse_header(text: bytes) -> dict[str, dict]:
+    """The tensors of a header, as strictly as the safetensors library reads it; raises a `ValueError` if it would not."""
+
+    def refuse(constant: str):
+        raise ValueError(f"{constant} is not JSON")
+
+    def unique(pairs: list[tuple[str, object]]) -> dict:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return content
+
+    if not text.startswith(b"{"):
+        raise ValueError("it does not start with a brace")
+    header = json.loads(text.decode("utf-8"), parse_constant=refuse, object_pairs_hook=unique)
+    json.dumps(header, ensure_ascii=False).encode()  # a lone surrogate is not UTF-8
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ must map strings to strings")
+    return header
+
+
 def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorEntry:
     """One tensor of a header; raises a `ValueError` if its values are invalid."""
     dtype, shape, (start, stop) = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
     numbers = [*shape, start, stop]
-    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
+    if (
+        not isinstance(shape, list)
+        or not isinstance(dtype, str)
+        or any(type(n) is not int or n < 0 for n in numbers)
+        or stop < start
+    ):
         raise ValueError(f"{name!r}: {tensor}")
+    if any(size >= 1 << 63 for size in (*numbers, *accumulate(shape, mul))):
+        raise ValueError(f"{name!r} has more elements than fit into 63 bits")
     return TensorEntry(name, file, dtype, tuple(shape), data_start + start, data_start + stop)
 
 

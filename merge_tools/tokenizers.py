@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import Source
+from .checkpoints import Source, read_json
 from .errors import MergeError, short_reason
 
 TOKENIZER_FILES = (
@@ -14,6 +14,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -69,6 +70,32 @@ def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
             best = file
     files = carried_files(base.checkpoint.folder, [GENERATION_CONFIG]) | carried_files(base.folder, [GENERATION_CONFIG])
     return files | (carried_files(best.parent, TOKENIZER_FILES) if best else {})
+
+
+def tokenizer_settings(source: Source) -> dict[str, Any]:
+    """What decides how texts are encoded besides the vocabulary: special tokens, what is added, the chat template."""
+    settings: dict[str, Any] = {}
+    folder = source.folder if tokenizer_file(source.folder) else source.checkpoint.folder
+    for name, keys in (
+        ("special_tokens_map.json", SPECIAL_TOKENS),
+        ("tokenizer_config.json", (*SPECIAL_TOKENS, "add_bos_token", "add_eos_token", "chat_template")),
+        ("chat_template.json", ("chat_template",)),
+    ):
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            settings |= {key: content[key] for key in keys if content.get(key) is not None}
+    if (folder / "chat_template.jinja").is_file():
+        settings["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+    return {
+        key: value["content"] if isinstance(value, dict) and "content" in value else value
+        for key, value in settings.items()
+    }
+
+
+def compare_settings(first: Source, other: Source) -> list[str]:
+    """The names of the settings of two tokenizers that differ."""
+    ours, theirs = tokenizer_settings(first), tokenizer_settings(other)
+    return [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
 
 
 def extends(first: Path, other: Path) -> bool:

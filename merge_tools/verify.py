@@ -8,7 +8,7 @@ import numpy as np
 from .checkpoints import Source
 from .errors import MergeError
 from .gates import gate_without_texts
-from .llama_layout import LlamaShape
+from .layout import Shape
 from .mixture import Mixture
 from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
 from .shard_writer import Progress
@@ -90,7 +90,7 @@ def changed_files(sources: list[Source], records: list[dict], progress: Progress
 
 def missing_tensors(source: Source, base: Source) -> list[str]:
     """A line for the first tensor that a source no longer has, or has in an incompatible shape."""
-    for name, shape in LlamaShape.from_config(base.config).tensors().items():
+    for name, shape in Shape.from_config(base.config).tensors().items():
         if name not in source or source.entry(name).shape[1:] != shape[1:]:
             return [f"{source.name}: {name!r} is missing or has an incompatible shape."]
     return []

@@ -20,6 +20,7 @@ import merge_tools
 from merge_tools import MergeError, Progress, console
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.compose import make_plan
+from merge_tools.errors import expand_user
 from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES, with_zero_gates
@@ -30,7 +31,7 @@ from .common import AsJson, Debug, format_error, new_app, print_json, user_error
 DEFAULT_WIDTH = 120  # columns if the output is not a terminal
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
 
-app = new_app("merge-experts", "Merge independently fine-tuned Llamas into one sparse checkpoint, and edit the result.")
+app = new_app("merge-experts", "Merge independently fine-tuned models into one sparse checkpoint, and edit the result.")
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.yml", help="The recipe: experts, base_model, gate_mode, ...")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A mixture written by merge-experts.")]
@@ -106,7 +107,7 @@ def interruption_hint(out: Path | None, resumable: bool) -> str:
     """What an interrupted command has written."""
     if out is None:
         return "nothing was written."
-    path = out.expanduser().resolve()
+    path = expand_user(out).resolve()
     if path.is_dir() and any(path.iterdir()):
         return f"{out} is complete."
     partial = partial_folder(path)
@@ -305,7 +306,7 @@ def remove(
 
 @app.command()
 def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
-    """Extract an expert as a dense Llama.
+    """Extract an expert as a dense model.
 
     Example: lexperts merge extract mixture dense --expert medicine
     """
@@ -330,16 +331,26 @@ def format_shared_diff(shared: dict[str, Any]) -> str:
 def export(
     folder: Folder,
     out: Out,
-    format: Annotated[str, typer.Option("--format", help="mixtral or lexicon")],
+    format: Annotated[
+        str | None, typer.Option("--format", help="lexicon, or the family's class of transformers, such as mixtral.")
+    ] = None,
+    from_mergekit: Annotated[
+        bool, typer.Option("--from-mergekit", help="DIR is a mixture of mergekit 0.1.5: split its fused experts.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
-    """Write a mixture in the other format.
+    """Write a mixture in the other format, or one of mergekit with the tensor names that engines read.
 
     Example: lexperts merge export mixture as-lexicon --format lexicon
     """
     with screen(as_json, debug, out) as view:
-        edit(view, out, merge_tools.export, folder, out, format)
+        if (format is None) != from_mergekit:
+            raise MergeError("Give either --format or --from-mergekit.")
+        if from_mergekit:
+            edit(view, out, merge_tools.repair, folder, out)
+        else:
+            edit(view, out, merge_tools.export, folder, out, format)
 
 
 @app.command()

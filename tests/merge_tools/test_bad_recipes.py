@@ -244,6 +244,8 @@ def test_partial_output_counts_as_free_space(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=16 << 20))
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial" / "model.safetensors").write_bytes(b"x" * 400_000)
+    listed = {"files": ["model.safetensors"]}
+    (tmp_path / ".out.partial" / "journal.jsonl").write_text(f'{{"plan": "", "boot": ""}}\n{json.dumps(listed)}\n')
     assert check(recipe_of(pair), tmp_path / "out").ok
 
 

@@ -174,11 +174,11 @@ def test_add_computes_the_same_gate_row_as_compose(experts, tmp_path):
 
 
 def test_the_base_model_is_read_once_for_all_routers(experts, tmp_path, monkeypatch):
-    from merge_tools import llama_runtime
+    from merge_tools import runtime
 
-    folders, loads, honest = experts(3), [], llama_runtime.load_dense
+    folders, loads, honest = experts(3), [], runtime.load_dense
     mixture(tmp_path / "two", folders[:2], gate_mode="hidden")
-    monkeypatch.setattr(llama_runtime, "load_dense", lambda source: (loads.append(source), honest(source))[1])
+    monkeypatch.setattr(runtime, "load_dense", lambda source: (loads.append(source), honest(source))[1])
     add(tmp_path / "two", expert_of(folders[2]), tmp_path / "three")
     assert len(loads) == 1
 

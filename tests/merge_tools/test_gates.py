@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer, LlamaConfig
 
 from merge_tools import MergeError, Recipe, add, compose, gates
-from merge_tools.llama_layout import LlamaShape, RoutedPart
+from merge_tools.layout import RoutedPart, Shape
 
 from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of
 
@@ -75,7 +75,7 @@ def expected_gate(folder, module, names, negative=False):
 
 def test_random_gates_are_small_normal_noise():
     recipe = Recipe([], gate_mode="random")
-    shape = LlamaShape.from_config(LlamaConfig().to_dict())
+    shape = Shape.from_config(LlamaConfig().to_dict())
     parts = [RoutedPart(layer, "mlp") for layer in range(8)]
     rows = np.concatenate([gates.gate_without_texts(recipe, part, shape, [0]) for part in parts])
     assert abs(rows.std() - 0.02) < 0.0005 and abs(rows.mean()) < 0.0005

@@ -63,10 +63,12 @@ def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recip
 
     compose(recipe, tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / ".out.partial")
+    listed = json.dumps({"files": [*expected]})
+    (tmp_path / ".out.partial" / "journal.jsonl").write_text(f'{{"plan": "", "boot": ""}}\n{listed}\n')
     monkeypatch.setattr(shard_writer.fcntl, "flock", late)
     with pytest.raises(MergeError, match="Another run is writing to .*.out.partial"):
         compose(recipe, tmp_path / "out")
-    assert contents(tmp_path / "out") == expected
+    assert {**contents(tmp_path / "out"), "journal.jsonl": b""} == {**expected, "journal.jsonl": b""}
 
 
 def test_an_output_created_during_the_merge_is_not_overwritten(recipe, expected, tmp_path):
@@ -234,12 +236,12 @@ print(json.dumps([grown, anonymous() - before]))
 
 def sparse_expert(folder, layers):
     """A Llama of zeros in a sparse file, which uses no disk space."""
-    from merge_tools.llama_layout import LlamaShape
+    from merge_tools.layout import Shape
     from merge_tools.tensor_files import pack_header
 
     config = {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": layers, "num_attention_heads": 8}
     config |= {"vocab_size": 1000, "model_type": "llama", "tie_word_embeddings": True}
-    tensors = [(name, "BF16", shape) for name, shape in LlamaShape.from_config(config).tensors().items()]
+    tensors = [(name, "BF16", shape) for name, shape in Shape.from_config(config).tensors().items()]
     prefix, starts = pack_header(tensors)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,17 +1,18 @@
-"""The layout of a Llama according to its config.json: tensor names and shapes, RoPE settings, and routed modules."""
+"""The layout of a model according to its family and config.json: tensors, RoPE settings, and routed modules."""
 
 from dataclasses import dataclass, fields
 
 from .errors import MergeError
+from .families import MIXTURES, Family, MixtureClass, family_of
 from .recipe import LINEARS, MLP_LINEARS, Recipe
 
 BLOCK_OF = {name: "mlp" if name in MLP_LINEARS else "self_attn" for name in LINEARS}
-MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+SHAPE_DEFAULTS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 DEFAULT_THETA = 10000.0
 
 
 @dataclass(frozen=True)
-class LlamaShape:
+class Shape:
     """The fields of config.json that determine the shapes of all tensors."""
 
     hidden_size: int
@@ -24,18 +25,34 @@ class LlamaShape:
     attention_bias: bool
     mlp_bias: bool
     tie_word_embeddings: bool
+    family: Family
 
     @classmethod
-    def from_config(cls, config: dict) -> "LlamaShape":
+    def from_config(cls, config: dict) -> "Shape":
         """Reads the sizes from a config.json; raises a `MergeError` if one is missing."""
         try:
-            heads = config["num_attention_heads"]
+            family, heads = family_of(config), config["num_attention_heads"]
             optional = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads}
-            optional |= dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), False)
-            values = {name: config.get(name) or default for name, default in optional.items()}
+            optional |= {key: value for key, value in family.defaults.items() if key in optional and key not in config}
+            optional |= dict.fromkeys(SHAPE_DEFAULTS, False)
+            values = {name: config.get(name) or default for name, default in optional.items()} | {"family": family}
             return cls(**{f.name: config[f.name] for f in fields(cls) if f.name not in values}, **values)
         except KeyError as error:
             raise MergeError(f"config.json is missing {error.args[0]!r}. Copy or download it again.") from error
+
+    @property
+    def mixture(self) -> MixtureClass:
+        """The class of mixtures of such models."""
+        return MIXTURES[self.family.mixture]
+
+    def sizes(self) -> dict[str, int | bool]:
+        """The fields of config.json."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "family"}
+
+    def has_bias(self, linear: str) -> bool:
+        """Whether a linear layer has a bias."""
+        rule = self.family.biases.get(linear, False)
+        return rule if isinstance(rule, bool) else getattr(self, rule)
 
     def linear(self, name: str) -> tuple[int, int]:
         """Shape `(out, in)` of a linear layer."""
@@ -52,14 +69,18 @@ class LlamaShape:
         shapes = {"model.embed_tokens.weight": (self.vocab_size, d)}
         for layer in range(self.num_hidden_layers):
             prefix = f"model.layers.{layer}"
-            shapes[f"{prefix}.input_layernorm.weight"] = (d,)
-            for name in LINEARS:
-                if name == "gate_proj":
-                    shapes[f"{prefix}.post_attention_layernorm.weight"] = (d,)
-                module = f"{prefix}.{BLOCK_OF[name]}.{name}"
-                shapes[f"{module}.weight"] = self.linear(name)
-                if self.mlp_bias if name in MLP_LINEARS else self.attention_bias:
-                    shapes[f"{module}.bias"] = self.linear(name)[:1]
+            for name in self.family.layer:
+                if name in ("q_norm", "k_norm"):
+                    heads = self.linear(name[0] + "_proj")[0]
+                    size = self.head_dim if self.family.head_norms == "head" else heads
+                    shapes[f"{prefix}.self_attn.{name}.weight"] = (size,)
+                elif name not in BLOCK_OF:
+                    shapes[f"{prefix}.{name}.weight"] = (d,)
+                else:
+                    module = f"{prefix}.{BLOCK_OF[name]}.{name}"
+                    shapes[f"{module}.weight"] = self.linear(name)
+                    if self.has_bias(name):
+                        shapes[f"{module}.bias"] = self.linear(name)[:1]
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, d)
@@ -93,6 +114,7 @@ class RoutedPart:
 
     layer: int
     part: str  # "mlp" or the name of a linear layer
+    mixture: MixtureClass = MIXTURES["mixtral"]
 
     @property
     def module(self) -> str:
@@ -103,30 +125,41 @@ class RoutedPart:
     @property
     def prefix(self) -> str:
         """The prefix of gate and experts in a mixture's files."""
-        return f"model.layers.{self.layer}.block_sparse_moe" if self.part == "mlp" else self.module
+        return f"model.layers.{self.layer}.{self.mixture.block}" if self.part == "mlp" else self.module
 
     @property
     def gate(self) -> str:
         """The name of the gate's weight."""
         return f"{self.prefix}.gate.weight"
 
-    def expert_tensors(self, shape: LlamaShape) -> list[tuple[str, str]]:
-        """`[(name in a dense Llama, suffix after "experts.N." in the mixture)]`."""
+    def expert_tensors(self, shape: Shape) -> list[tuple[str, str]]:
+        """`[(name in a dense model, suffix after "experts.N." in the mixture)]`."""
         if self.part == "mlp":
-            return [(f"{self.module}.{name}.weight", f"{short}.weight") for name, short in MIXTRAL_NAMES.items()]
-        bias = shape.mlp_bias if self.part in MLP_LINEARS else shape.attention_bias
-        return [(f"{self.module}.{suffix}", suffix) for suffix in ("weight", "bias")[: 1 + bias]]
+            return [(f"{self.module}.{name}.weight", f"{short}.weight") for name, short in self.mixture.names.items()]
+        suffixes = ("weight", "bias")[: 1 + shape.has_bias(self.part)]
+        return [(f"{self.module}.{suffix}", suffix) for suffix in suffixes]
+
+    def zero_tensors(self, shape: Shape) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the tensors of the shared expert, all zero, if the class of the mixture has one."""
+        if not (rows := self.mixture.shared_expert):
+            return {}
+        d = shape.hidden_size
+        sizes = {"gate_proj": (rows, d), "up_proj": (rows, d), "down_proj": (d, rows)}
+        tensors = {f"{self.prefix}.shared_expert.{name}.weight": size for name, size in sizes.items()}
+        return tensors | {f"{self.prefix}.shared_expert_gate.weight": (1, d)}
 
     def expert(self, index: int, suffix: str) -> str:
         """The name of an expert's tensor."""
         return f"{self.prefix}.experts.{index}.{suffix}"
 
-    def input_size(self, shape: LlamaShape) -> int:
+    def input_size(self, shape: Shape) -> int:
         """The size of the vectors that are routed."""
         return shape.hidden_size if self.part == "mlp" else shape.linear(self.part)[1]
 
 
-def routed_parts(layers: int, router_layers: list[str], index: list[int] | None) -> list[RoutedPart]:
+def routed_parts(
+    layers: int, router_layers: list[str], index: list[int] | None, mixture: MixtureClass = MIXTURES["mixtral"]
+) -> list[RoutedPart]:
     """All routers in the order of a forward pass.
 
     Raises a `MergeError` if `index` contains a layer that does not exist.
@@ -136,18 +169,24 @@ def routed_parts(layers: int, router_layers: list[str], index: list[int] | None)
     for layer in chosen:
         if not isinstance(layer, int) or not 0 <= layer < layers:
             raise MergeError(f"router_layers_index contains {layer!r}; the experts have layers 0 to {layers - 1}.")
-    return [RoutedPart(layer, part) for layer in chosen for part in order]
+    return [RoutedPart(layer, part, mixture) for layer in chosen for part in order]
 
 
-def mixture_layout(shape: LlamaShape, parts: list[RoutedPart]) -> list[str | RoutedPart]:
+def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPart]:
     """The names of the tensors that are not routed, and the routed parts, in the order of a forward pass."""
     part_of = {dense: part for part in parts for dense, _ in part.expert_tensors(shape)}
     return list(dict.fromkeys(part_of.get(name, name) for name in shape.tensors()))
 
 
-def gated_parts(recipe: Recipe, layers: int) -> list[RoutedPart]:
+def all_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
+    """The routers of a mixture of models of this shape."""
+    layers = shape.num_hidden_layers
+    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, shape.mixture)
+
+
+def gated_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
     """The routers that have a gate: all; with the domain policy only the first, or none."""
-    parts = routed_parts(layers, recipe.router_layers, recipe.router_layers_index)
+    parts = all_parts(recipe, shape)
     if recipe.routing_policy != "domain":
         return parts
     return [] if recipe.gate_mode == "none" else parts[:1]

@@ -1,14 +1,15 @@
-"""Runs dense Llamas, whole or one layer at a time. The only module of this package that imports PyTorch."""
+"""Runs dense models, whole or one layer at a time. The only module of this package that imports PyTorch."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .checkpoints import Source
-from .llama_layout import LlamaShape, rope_config_v4_and_v5
+from .errors import MergeError
+from .layout import Shape, rope_config_v4_and_v5
 from .plan import CHUNK
 from .tensor_files import TORCH_NAMES
 
@@ -26,11 +27,12 @@ def read_tensor(source: Source, name: str) -> torch.Tensor:
     return to_torch(raw, entry.dtype, entry.shape)
 
 
-def llama_config(source: Source) -> LlamaConfig:
-    """The configuration of a source, with RoPE settings as transformers 5 reads them."""
+def dense_class(source: Source) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The class of a source, and its configuration with RoPE settings as transformers 5 reads them."""
     config = {key: value for key, value in source.config.items() if key not in ("rope_scaling", "rope_theta")}
     config["rope_parameters"] = rope_config_v4_and_v5(source.config)["rope_parameters"]
-    return LlamaConfig.from_dict(config)
+    made = CONFIG_MAPPING[source.config["model_type"]].from_dict(config)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(made)], made
 
 
 def load_state(cls: type[PreTrainedModel], config, state: dict[str, torch.Tensor]) -> PreTrainedModel:
@@ -39,27 +41,37 @@ def load_state(cls: type[PreTrainedModel], config, state: dict[str, torch.Tensor
     return cls.from_pretrained(None, config=config, state_dict=state, dtype=dtype).eval()
 
 
-def load_dense(source: Source) -> LlamaForCausalLM:
-    """The whole Llama, in the dtype of its files."""
-    names = LlamaShape.from_config(source.config).tensors()
-    return load_state(LlamaForCausalLM, llama_config(source), {name: read_tensor(source, name) for name in names})
+def load_dense(source: Source) -> PreTrainedModel:
+    """The whole model, in the dtype of its files."""
+    names = Shape.from_config(source.config).tensors()
+    return load_state(*dense_class(source), {name: read_tensor(source, name) for name in names})
 
 
-def layers_one_by_one(source: Source, batches: list[torch.Tensor]) -> Iterator[LlamaDecoderLayer]:
+def layers_one_by_one(source: Source, batches: list[torch.Tensor]) -> Iterator[torch.nn.Module]:
     """Runs batches of ids with one layer in memory at a time; yields each layer before it runs, to add hooks.
 
     The hidden states of all batches are kept between layers. Batches must be padded on the right: no real token attends
     to later positions, and so causal attention needs no mask.
+
+    Raises:
+        MergeError: for a text that is longer than a sliding window, which needs a mask.
     """
-    config = llama_config(source)
+    model_class, config = dense_class(source)
+    window, longest = getattr(config, "sliding_window", None), max(ids.shape[1] for ids in batches)
+    if window and longest > window:
+        raise MergeError(
+            f"A text has {longest} tokens, more than sliding_window={window}. Leave out --low-memory, or shorten it."
+        )
     config._attn_implementation = "sdpa"
     embeddings = source.entry("model.embed_tokens.weight")
     dtype = getattr(torch, TORCH_NAMES[embeddings.dtype])
     states = [embed(source, ids) for ids in batches]
-    rotary = LlamaRotaryEmbedding(config)
+    with torch.device("meta"):
+        model = model_class(config).model
+    layer_class, rotary = type(model.layers[0]), type(model.rotary_emb)(config)
     for index in range(config.num_hidden_layers):
         with torch.device("meta"):
-            layer = LlamaDecoderLayer(config, index)
+            layer = layer_class(config, index)
         prefix = f"model.layers.{index}."
         weights = {name: read_tensor(source, prefix + name) for name, _ in layer.named_parameters()}
         layer.load_state_dict(weights, assign=True)

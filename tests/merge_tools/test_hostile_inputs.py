@@ -1,0 +1,310 @@
+"""Hostile inputs, one row each: refused with one line per error, or merged with a warning; nothing outside OUT is touched.
+
+A row is (what is changed in the folders or the recipe, "refused" or "warned", what the message contains).
+"""
+
+import itertools
+import json
+import os
+import re
+
+import pytest
+
+from merge_tools import MergeError, check, compose
+
+from .conftest import edit_json
+from .corruptions import INDEX, MODEL, SHARDS, bytes_of, config, copied, rope, shard, snapshot
+
+NAN, INF = float("nan"), float("inf")
+
+
+def rows(field, values, expected="refused", make=config, pattern=None):
+    """One row for each value of a field of config.json."""
+    return {
+        f"{field} = {value!r:.40} {make.__name__}": (
+            lambda folder, value=value: make(**{field: value})(folder),
+            expected,
+            pattern or field,
+        )
+        for value in values
+    }
+
+
+SIZES = [0, -1, 1.5, "32", True, [32], {"a": 1}, 10**30, NAN, INF]
+CONFIGS = {
+    **{
+        key: row
+        for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        for key, row in rows(field, SIZES).items()
+    },
+    **rows("num_key_value_heads", [0, -2, "2", 3, True, 1e400]),
+    **rows("head_dim", [0, -8, "8", [8]]),
+    **rows("max_position_embeddings", [0, -5, "128", INF, True, [128], 10**30]),
+    **rows("rms_norm_eps", ["1e-5", -1, 0, True, [1e-5], NAN, INF, {}, 2.0]),
+    **rows("hidden_act", ["nope", ["silu"], 3, True, {}, ""], pattern="hidden_act|act|nope|KeyError"),
+    **rows("attention_dropout", [-0.1, 1.5, "0.1", NAN, [0]]),
+    **rows("initializer_range", ["0.02", -1, INF]),
+    **rows("tie_word_embeddings", ["false", 1, []], pattern="tie_word_embeddings"),
+    **rows("attention_bias", ["yes", 1]),
+    **rows("mlp_bias", ["yes", 1]),
+    **rows("use_cache", ["yes", 2]),
+    **rows("bos_token_id", ["<s>", 1.5, True, [1], -7]),
+    **rows("eos_token_id", ["</s>", [], [1, "a"], {}, [True]]),
+    **rows("pad_token_id", ["<pad>", 0.5, -9]),
+    **rows("pad_token_id", [10_000], pattern="adding_idx|pad_token_id"),
+    **rows("dtype", ["nope", 3, ["float32"]]),
+    **rows("torch_dtype", ["nope", 3]),
+    **rows("rope_parameters", ["llama3", 3, [1]]),
+    **rows("rope_scaling", ["llama3", 3, [1]]),
+    **rows("rope_theta", [0, -1, True, "10000", NAN, INF, [1e4]], make=rope),
+    **rows("rope_type", ["nope", 3, ["default"], "llama3", "yarn", "linear"], make=rope, pattern="rope|factor"),
+    **rows("factor", [-1, 0, "4", NAN, True], make=lambda **change: rope(rope_type="linear", **change)),
+    **rows("factor", [0.5], make=lambda **change: rope(rope_type="linear", **change), pattern="factor"),
+    **rows("rope_theta", [0, -1, True, "1", INF]),
+    **rows("model_type", ["nope", 3, None, "../llama", ["llama"], {}], pattern="model_type"),
+    **rows("quantization_config", [{"quant_method": "awq"}, {"load_in_4bit": True}, "gptq"]),
+    **rows("partial_rotary_factor", [0.5]),
+    **rows("sliding_window", [16, 4096], "warned"),
+    **rows("pretraining_tp", [2, 8], "warned"),
+}  # fmt: skip
+
+
+def index_of(name):
+    """-> moves a shard out of the folder, and lets the index follow it."""
+
+    def change(folder):
+        shard(folder)
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(folder / SHARDS[0], target)
+        content = json.loads((folder / INDEX).read_text())
+        places = {tensor: name if file == SHARDS[0] else file for tensor, file in content["weight_map"].items()}
+        edit_json(folder / INDEX, weight_map=places)
+
+    return change
+
+
+def absolute_index(folder):
+    index_of(str(folder.parent / "stolen.safetensors"))(folder)
+
+
+def tokenizer_config(**changes):
+    return lambda folder: edit_json(folder / "tokenizer_config.json", **changes)
+
+
+def deep_config(folder):
+    (folder / "config.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+
+
+def large_config(folder):
+    (folder / "config.json").write_text(json.dumps({"x" * 1000: "y" * 60_000_000}))
+
+
+def many_keys(folder):
+    edit_json(folder / "config.json", hidden_act=3, **{f"key {i}": i for i in range(60_000)})
+
+
+FOLDERS = {
+    "index above the folder": (index_of("../stolen.safetensors"), "refused", "is not a file of this folder"),
+    "index into a subfolder": (index_of("sub/stolen.safetensors"), "refused", "is not a file of this folder"),
+    "absolute index": (absolute_index, "refused", "is not a file of this folder"),
+    "index with a NUL": (
+        lambda f: (shard(f), edit_json(f / INDEX, weight_map={"a": "x\0y"})), "refused", "is not a file"),
+    "index of dots": (lambda f: (shard(f), edit_json(f / INDEX, weight_map={"a": ".."})), "refused", "is not a file"),
+    "index of nothing": (lambda f: (shard(f), edit_json(f / INDEX, weight_map={"a": ""})), "refused", "is not a file"),
+    "index with an escape": (
+        lambda f: (shard(f), edit_json(f / INDEX, weight_map={"a": "\x1b[31mx"})), "refused", r"\\x1b\[31m"),
+    "deep configuration": (deep_config, "refused", "config.json cannot be read"),
+    "large configuration": (large_config, "refused", "larger than"),
+    "many keys": (many_keys, "refused", "hidden_act"),
+    "escape in a value": (config(hidden_act="\x1b[2J\x1b[31m"), "refused", r"x1b\[2J"),
+    "newline in a value": (config(model_type="llama\nerror: all fine"), "refused", r"llama\\nerror"),
+    "surrogate in a value": (bytes_of("config.json", b'{"model_type": "\\ud800"}'), "refused", "model_type"),
+    "other bos": (tokenizer_config(bos_token="<unk>"), "warned", "bos_token"),
+    "other eos": (tokenizer_config(eos_token={"content": "<unk>"}), "warned", "eos_token"),
+    "other pad": (tokenizer_config(pad_token="<unk>"), "warned", "pad_token"),
+    "adds bos": (tokenizer_config(add_bos_token=True), "warned", "add_bos_token"),
+    "adds eos": (tokenizer_config(add_eos_token=True), "warned", "add_eos_token"),
+    "chat template": (tokenizer_config(chat_template="{{ messages }}"), "warned", "chat_template"),
+    "chat template file": (bytes_of("chat_template.jinja", b"{{ messages }}"), "warned", "chat_template"),
+    "broken tokenizer_config": (bytes_of("tokenizer_config.json", b"{"), "refused", "tokenizer_config.json"),
+    "no weights but a folder": (lambda f: ((f / MODEL).unlink(), (f / MODEL).mkdir()), "refused", "weights"),
+    "a pipe as configuration": (
+        lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")), "refused", "config.json"),
+}  # fmt: skip
+
+
+def with_name(name):
+    return lambda recipe: recipe["experts"][1].update(name=name)
+
+
+def with_source(source):
+    return lambda recipe: recipe["experts"][1].update(source_model=source)
+
+
+def with_key(**changes):
+    return lambda recipe: recipe.update(changes)
+
+
+BAD_NAMES = [
+    "\x1b[31mred",
+    "two\nlines",
+    "../up",
+    "a/b",
+    "a\\b",
+    "\ud800",
+    "..",
+    ".",
+    "tab\t",
+    "\u202egnol",
+    "\x00",
+    "\x7f",
+    "\r",
+]
+RECIPES = {
+    **{f"name {name!r}": (with_name(name), "refused", "name") for name in BAD_NAMES},
+    "unknown user": (with_source("~nosuchuser/model"), "refused", "no such user"),
+    "unknown user as base": (with_key(base_model="~nosuchuser/model"), "refused", "no such user"),
+    "unknown user of centroids": (with_key(centroids="~nosuchuser/c.safetensors"), "refused", "no such user"),
+    "surrogate in a path": (with_source("models/\udcff"), "refused", "source_model"),
+    "escape in a path": (with_source("models/\x1b[31m"), "refused", r"x1b"),
+    "newline in a path": (with_source("models/a\nerror: b"), "refused", r"\\n"),
+    "path of dots": (with_source("../../../../../../etc"), "refused", "etc"),
+    "surrogate in a prompt": (
+        lambda r: r["experts"][1].update(positive_prompts=["\ud800"]), "refused", "positive_prompts"),
+    "layers twice": (with_key(router_layers_index=[0, 0]), "refused", "router_layers_index"),
+    "no layers": (with_key(router_layers_index=[]), "refused", "router_layers_index"),
+    "negative layer": (with_key(router_layers_index=[-1]), "refused", "router_layers_index"),
+    "layer too many": (with_key(router_layers_index=[99]), "refused", "router_layers_index"),
+    "huge layer": (with_key(router_layers_index=[10**5000]), "refused", "router_layers_index"),
+    "huge seed of another type": (with_key(seed=1e400), "refused", "seed"),
+    "huge k": (with_key(experts_per_token=10**5000), "refused", "experts_per_token"),
+    "weights that are not finite": (with_key(weights=[1.0, INF]), "refused", "weights"),
+    "weights NaN": (with_key(weights=[NAN, 1.0]), "refused", "weights"),
+    "key with an escape": (with_key(**{"\x1b[31m": 1}), "refused", "x1b"),
+    "60,000 keys": (with_key(**{f"key{i}": i for i in range(60_000)}), "refused", "key0"),
+    "embedder with a surrogate": (with_key(embedder="\udfff"), "refused", "embedder"),
+    "huge dtype": (with_key(dtype="x" * 100_000), "refused", "dtype"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def pair(tmp_path, experts):
+    return copied(experts(2), tmp_path / "experts")
+
+
+def merge(recipe, root):
+    """("refused" or "warned" or "silent", messages); fails if anything but OUT changes, or an error has many lines."""
+    before, out = snapshot(root), root / "out"
+    report = check(recipe, out)
+    messages = [f"{f.subject}: {f.message}" for f in (report.errors or report.warnings)]
+    assert snapshot(root) == before
+    assert all(m.isprintable() and len(m) < 1000 for m in messages), messages
+    if report.ok:
+        compose(recipe, out)
+        after = {path: state for path, state in snapshot(root).items() if not path.startswith("out")}
+        assert {**after, "": 0} == {**before, "": 0}
+        return ("warned" if messages else "silent"), messages
+    with pytest.raises(MergeError):
+        compose(recipe, out)
+    assert snapshot(root) == before
+    return "refused", messages
+
+
+@pytest.mark.parametrize("which", ["base", "expert"])
+@pytest.mark.parametrize("name", [*CONFIGS, *FOLDERS])
+def test_hostile_folders(name, which, pair, tmp_path):
+    change, expected, pattern = {**CONFIGS, **FOLDERS}[name]
+    change(pair[which == "expert"])
+    done, messages = merge({"experts": [{"source_model": str(folder)} for folder in pair]}, tmp_path)
+    assert done == expected, messages
+    assert any(re.search(pattern, message) for message in messages), messages
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_hostile_recipes(name, pair, tmp_path):
+    change, expected, pattern = RECIPES[name]
+    recipe = {"experts": [{"source_model": str(folder)} for folder in pair]}
+    change(recipe)
+    done, messages = merge(recipe, tmp_path)
+    assert done == expected, messages
+    assert any(re.search(pattern, message) for message in messages), messages
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise("abcdefghij")
+)
+MERGES = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}\n" for a, b in itertools.pairwise("abcdefghij"))  # fmt: skip
+YAML = {
+    "bomb": (BOMB, "aliases"),
+    "bomb of merges": (MERGES, "aliases"),
+    "contains itself": ("experts: &e [*e]\n", "aliases"),
+    "60,000 keys": ("".join(f"key{i}: {i}\n" for i in range(60_000)), "values|key0|bytes"),
+    "large": ("# " + "x" * 2_000_000, "bytes"),
+    "deep": ("[" * 20_000, "cannot be read|not valid"),
+    "deep mappings": ("{a: " * 5_000, "cannot be read|not valid"),
+    "Python object": ("experts: !!python/object/apply:os.system ['touch owned']\n", "not valid"),
+    "unknown tag": ("experts: !mine [a, b]\n", "not valid"),
+    "huge integer": (f"seed: 0x{'f' * 9000}\nexperts: [a, b]\n", "."),
+    "long integer": (f"seed: {'9' * 9000}\nexperts: [a, b]\n", "."),
+    "huge k": (f"experts_per_token: 0x{'f' * 9000}\nexperts: [a, b]\n", "experts_per_token"),
+    "escapes": ('experts: ["\\e[31ma", "b"]\n', "x1b|usable"),
+    "surrogate": ('experts: ["\\ud800", "b"]\n', "expert|UTF"),
+    "two documents": ("experts: [a, b]\n---\nexperts: [c]\n", "document"),
+    "control character": ("experts: [a\x07, b]\n", "cannot be read"),
+    "not UTF-8": (b"experts: [\xff\xfe, b]\n", "cannot be read"),
+    "a date as key": ("2024-01-01: x\n", "Unknown key"),
+    "a list as key": ("? [a, b]\n: x\n", "not valid"),
+    "duplicate key": ("experts: [a]\nexperts: [b]\n", "duplicate"),
+    "nothing": ("", "no keys"),
+}
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_hostile_recipe_files(name, tmp_path):
+    content, pattern = YAML[name]
+    path = tmp_path / "recipe.yml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    done, messages = merge(path, tmp_path)
+    assert done == "refused" and re.search(pattern, messages[0]), messages
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"caf\xe9", b"two\nlines", b"\x1b[31m"])
+def test_hostile_folder_names(name, pair, tmp_path):
+    """A folder whose name is no text of one line is refused; with a name of its own it merges if it is UTF-8."""
+    folder = os.path.join(os.fsencode(tmp_path / "experts"), name)
+    os.rename(pair[1], folder)
+    source = os.fsdecode(folder)
+    done, messages = merge({"experts": [str(pair[0]), source]}, tmp_path)
+    assert done == "refused", messages
+    done, _ = merge({"experts": [str(pair[0]), {"source_model": source, "name": "ships"}]}, tmp_path)
+    assert done == ("silent" if name.isascii() else "refused")
+
+
+@pytest.mark.parametrize(
+    "out", ["~nosuchuser/out", "a\0b", "\udcff", "x" * 300, ".", "..", "experts", "experts/birds/new"]
+)
+def test_hostile_output_paths(out, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(tmp_path)
+    recipe = {"experts": [str(folder) for folder in pair]}
+    report = check(recipe, out)
+    assert [f.check for f in report.errors] == ["output"] and report.errors[0].message.isprintable()
+    with pytest.raises(MergeError):
+        compose(recipe, out)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_base_without_a_tokenizer_is_warned_about(pair, tmp_path):
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (pair[0] / file).unlink()
+    assert merge({"experts": [str(folder) for folder in pair]}, tmp_path)[0] == "warned"
+
+
+def test_the_controls_merge_silently(pair, tmp_path):
+    assert merge({"experts": [str(folder) for folder in pair]}, tmp_path) == ("silent", [])
+
+
+def test_there_are_two_hundred():
+    assert 2 * len({**CONFIGS, **FOLDERS}) + len({**RECIPES, **YAML}) > 200
+    assert len({**CONFIGS, **FOLDERS, **RECIPES, **YAML}) > 200

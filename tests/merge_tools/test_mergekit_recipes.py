@@ -1,0 +1,97 @@
+"""Recipes of mergekit-moe: the same defaults here, and every key that is not supported is refused by name."""
+
+import pytest
+import torch
+
+from merge_tools import MergeError, compose, inspect, read_recipe
+
+from .conftest import read_tensors
+
+# As in mergekit's docs/moe.md: no gate_mode, whose default is hidden.
+EXAMPLE = """
+base_model: {base}
+dtype: float32
+experts_per_token: 2
+experts:
+  - source_model: {one}
+    positive_prompts:
+      - "the birds"
+      - "a bird is"
+    negative_prompts:
+      - "ships"
+  - source_model: {two}
+    positive_prompts: ["the ships"]
+"""
+
+
+def written(tmp_path, experts, text=EXAMPLE):
+    base, one, two = experts(3)
+    (tmp_path / "recipe.yml").write_text(text.format(base=base, one=one, two=two))
+    return tmp_path / "recipe.yml", base
+
+
+def test_a_file_with_prompts_and_a_base_has_hidden_gates_and_the_shared_weights_of_the_base(experts, tmp_path):
+    recipe, base = written(tmp_path, experts)
+    compose(recipe, tmp_path / "out")
+    facts, state = inspect(tmp_path / "out"), read_tensors(tmp_path / "out")
+    assert facts["gate_mode"] == "hidden" and facts["shared"].startswith("copied from the base")
+    shared = {name: tensor for name, tensor in read_tensors(base).items() if ".mlp." not in name}
+    assert all(torch.equal(state[name], tensor) for name, tensor in shared.items()) and len(shared) > 5
+
+
+@pytest.mark.parametrize(
+    "changes, gate_mode, average",
+    [
+        ({}, "hidden", "base"),
+        ({"gate_mode": "random"}, "random", "base"),
+        ({"average": "mean"}, "hidden", "mean"),
+        ({"gate_mode": "cheap_embed"}, "cheap_embed", "base"),
+        ({"routing_policy": "domain"}, "none", "mean"),
+        ({"router_layers": ["q_proj"]}, "random", "mean"),
+    ],
+)
+def test_defaults_with_prompts_and_a_base(changes, gate_mode, average, experts, tmp_path):
+    recipe = read_recipe(written(tmp_path, experts)[0], **changes)
+    assert (recipe.gate_mode, recipe.average) == (gate_mode, average)
+    assert read_recipe(recipe) == recipe  # also after a round trip through a dict
+
+
+def test_without_a_base_or_without_prompts_the_defaults_are_random_gates_and_means(experts, tmp_path):
+    source = read_recipe(written(tmp_path, experts)[0]).to_dict()
+    for key in ("gate_mode", "average"):
+        del source[key]
+    no_base = {key: value for key, value in source.items() if key != "base_model"}
+    no_prompts = {**source, "experts": [expert["source_model"] for expert in source["experts"]]}
+    for options in (no_base, no_prompts):
+        recipe = read_recipe(options)
+        assert (recipe.gate_mode, recipe.average) == ("random", "mean")
+
+
+@pytest.mark.parametrize(
+    "line, pattern",
+    [
+        ("architecture: mixtral", "architecture in the recipe is a key of mergekit-moe"),
+        ("shared_experts: [{source_model: x}]", "shared_experts in the recipe is a key of mergekit-moe"),
+        ("gate_mode: uniform_random", "gate_mode: uniform_random of mergekit-moe"),
+        ("gate_mode: hidden_avg", "gate_mode: hidden_avg of mergekit-moe"),
+        ("gate_mode: hidden_last", "gate_mode: hidden_last of mergekit-moe"),
+        ("experts: [{source_model: a, noise_scale: 0.1}, b]", "noise_scale in the expert 'a' is a key of mergekit-moe"),
+        ("experts: [{source_model: a, residual_scale: 0.1}, b]", "residual_scale in the expert 'a' is a key"),
+        ("dtype: int64", "Invalid dtype: 'int64'"),
+    ],
+)
+def test_keys_without_a_counterpart_are_refused_by_name(line, pattern, experts, tmp_path):
+    path, _ = written(tmp_path, experts)
+    key = line.partition(":")[0]
+    options = path.read_text()
+    kept = options.partition("experts:\n")[0] if key == "experts" else options.replace("dtype: float32\n", "")
+    path.write_text(f"{kept}\n{line}\n")
+    with pytest.raises(MergeError, match=pattern):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("key", ["architecture", "shared_experts"])
+def test_keys_of_mergekit_without_a_value_are_ignored(key, experts, tmp_path):
+    path, _ = written(tmp_path, experts)
+    path.write_text(path.read_text() + f"{key}:\n")
+    assert read_recipe(path).gate_mode == "hidden"
