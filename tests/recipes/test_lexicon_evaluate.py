@@ -23,6 +23,7 @@ from transformers import (
     RobertaTokenizer,
 )
 
+from lexperts.recipes.common.bertscore import BertScore
 from lexperts.recipes.lexicon import evaluate, model_scores
 from lexperts.recipes.lexicon import scores as metrics
 from lexperts.recipes.lexicon.arguments import BLEU_KINDS, METRICS
@@ -186,16 +187,16 @@ def test_meteor_uses_wordnet_where_it_is_installed(tmp_path):
 def test_bertscore_is_that_of_its_package(bert):
     from bert_score import score
 
-    ours = model_scores.BertScore(bert, layer=1)(PAIRS[:40])
+    ours = BertScore(bert, layer=1)(PAIRS[:40])
     predictions, references = map(list, zip(*PAIRS[:40], strict=True))
     theirs = score(predictions, references, model_type=bert, num_layers=1)[2].numpy()
     np.testing.assert_allclose(ours, 100 * theirs, atol=1e-3)
-    scorer = model_scores.BertScore(bert)
+    scorer = BertScore(bert)
     assert scorer.facts["settings"].startswith(f"F1, {bert}, layer 2")
     assert scorer([("", "a boat"), ("a boat", "a boat")]) == pytest.approx([0, 100], abs=1e-3)
     assert np.ptp(ours) > 1
     with pytest.raises(ValueError, match="--bertscore_layer 3 .*0 and 2"):
-        model_scores.BertScore(bert, layer=3)
+        BertScore(bert, layer=3)
 
 
 def test_roberta_reads_the_first_word_with_its_space(tmp_path):
@@ -205,7 +206,7 @@ def test_roberta_reads_the_first_word_with_its_space(tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
-    scorer = model_scores.BertScore(str(tmp_path))
+    scorer = BertScore(str(tmp_path))
     tokenizer = scorer.scorer._tokenizer
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a a")) == ["<s>", "\u0120", "a", "\u0120", "a", "</s>"]
     assert tokenizer.model_max_length == 66  # the tokenizer itself names none

@@ -18,6 +18,7 @@ from transformers import (
     pipeline,
 )
 
+from lexperts.recipes.common.bertscore import BertScore
 from lexperts.recipes.moesumm import evaluate, pretrain, scores, train
 from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments, PretrainingArguments
 from modeling_moesumm import MoeSummForConditionalGeneration
@@ -259,15 +260,17 @@ def test_rouge_is_that_of_hand_counting():
     assert scores.rouge(["the cats"], ["the cat"], stemming=False)["rouge1"][0] == pytest.approx(50)
 
 
-def test_bertscore_reads_robertas_first_word_with_its_space(tmp_path):
+def test_bertscore_is_of_the_last_layer_by_default_and_0_for_a_blank_summary(tmp_path):
     alphabet = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {sign: i for i, sign in enumerate(alphabet)}
     RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=60).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
-    tokenizer = scores.load_bertscore(str(tmp_path), 1)._tokenizer
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a a")) == ["<s>", "\u0120", "a", "\u0120", "a", "</s>"]
-    assert tokenizer.model_max_length == 60
+    texts, references = ["a boat", " \n", "sail"], ["a boat", "a boat", "a boat"]
+    found = {layer: scores.bertscore(texts, references, str(tmp_path), layer) for layer in (None, 1, 2)}
+    np.testing.assert_allclose(found[None], found[2])
+    assert found[None][:2] == pytest.approx([100, 0], abs=1e-3) and found[None][2] != pytest.approx(found[1][2])
+    assert BertScore(str(tmp_path), 1).scorer._tokenizer.model_max_length == 60  # its own limit, below the model's
 
 
 def test_a_stock_models_step_counts_every_token_alike(backbone, tmp_path):

@@ -104,13 +104,14 @@ def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
     model = getattr(args, f"{name}_model")
     if model is None:
         raise ValueError(f"it needs a model. Pass --{name}_model, a folder or Hub id.")
+    from ..common.bertscore import BertScore
     from . import model_scores
 
     if name == "mauve":
         mauve = model_scores.Mauve(model, args.batch_size)
         return partial(mauve, references=gold), mauve.facts
     if name == "bertscore":
-        scorer = model_scores.BertScore(model, args.bertscore_layer, args.batch_size)
+        scorer = BertScore(model, args.bertscore_layer, args.batch_size)
     else:
         scorer = model_scores.MoverScore(model, gold, args.batch_size)
     return scorer, scorer.facts

@@ -1,11 +1,11 @@
-"""BERTScore, MoverScore and MAUVE of definitions, each by a model of the user's choice.
+"""MoverScore and MAUVE of definitions, each by a model of the user's choice.
 
 Letters: n pairs, k words of a text, d hidden size.
 """
 
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from math import log
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from scipy.spatial.distance import cdist
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+from transformers import AutoModel, AutoTokenizer
 
+from ..common.bertscore import in_chunks
 from .scores import Pair
 
-CHUNK = 2048  # pairs whose vectors are in memory together
 MOVER_LAYERS = 5
 
 
@@ -32,48 +32,6 @@ def load_tokenizer(model: str):
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def in_chunks(pairs: Sequence[Pair], name: str) -> Iterator[Sequence[Pair]]:
-    """The pairs in chunks, with a progress bar."""
-    for start in tqdm(range(0, len(pairs), CHUNK), desc=name, unit="chunk", leave=False):
-        yield pairs[start : start + CHUNK]
-
-
-class BertScore:
-    """F1 of BERTScore (Zhang et al. 2020), not rescaled, without IDF; by default of the layer that the package
-    recommends.
-    """
-
-    def __init__(self, model: str, layer: int | None = None, batch_size: int = 64):
-        from bert_score import BERTScorer
-        from bert_score.utils import model2layers
-
-        config = AutoConfig.from_pretrained(model)
-        layers = config.num_hidden_layers
-        if layer is not None and not 0 <= layer <= layers:
-            raise ValueError(f"--bertscore_layer {layer} must be between 0 and {layers} for {model}.")
-        layer = model2layers.get(model, layers) if layer is None else layer
-        self.scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=batch_size, device=default_device())
-        # The package puts a space before a RoBERTa text by an argument of `encode`, which transformers 5 ignores. It also uses
-        # the tokenizer's maximum length, which may be 10^30.
-        tokenizer = self.scorer._tokenizer
-        if isinstance(tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
-            tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
-        limit = getattr(config, "max_position_embeddings", None) or 512
-        tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
-        self.scorer._tokenizer = tokenizer
-        settings = f"F1, {model}, layer {layer}, not rescaled, no IDF"
-        self.facts = {"package": "bert-score", "version": version("bert-score"), "settings": settings}
-
-    def __call__(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """n pairs -> scores (n,) in per cent; 0 for an empty prediction or reference."""
-        scores = []
-        for chunk in in_chunks(pairs, "BERTScore"):
-            ours, theirs = ([text or "." for text in side] for side in zip(*chunk, strict=True))
-            f1 = self.scorer.score(ours, theirs)[2].numpy()
-            scores.append(100 * np.where([bool(one and other) for one, other in chunk], f1, 0.0))
-        return np.concatenate(scores)
 
 
 def power_means(layers: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,11 @@ whole summaries, rougeLsum compares sentence by sentence (Lin 2004, Sect. 3.2).
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
-from transformers import AutoConfig, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+from transformers import AutoConfig
 
 from modeling_moesumm.sentences_moesumm import sentence_spans
 
+from ..common.bertscore import BertScore
 from ..common.bootstrap import bootstrap_means, confidence_interval
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -29,23 +30,10 @@ def one_sentence_per_line(text: str) -> str:
     return "\n".join(" ".join(text[start:end].split()) for start, end in sentence_spans(text))
 
 
-def load_bertscore(model: str, layer: int):
-    """bert-score's scorer, with the space before RoBERTa's first word that transformers 5 ignores."""
-    from bert_score import BERTScorer
-
-    scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=32)
-    if isinstance(scorer._tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
-        limit = scorer._tokenizer.model_max_length
-        scorer._tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
-        scorer._tokenizer.model_max_length = limit
-    return scorer
-
-
 def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
-    """F1 in per cent `(n,)` of a layer, by default the last, not rescaled, without IDF (Zhang et al. 2020)."""
-    scorer = load_bertscore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
-    f1 = scorer.score([text or "." for text in predictions], references)[2].numpy()
-    return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0)
+    """F1 in per cent `(n,)` of a layer, by default the last; see `BertScore`."""
+    score = BertScore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
+    return score(list(zip(predictions, references, strict=True)))
 
 
 def interval(differences: list[np.ndarray]) -> tuple[float, float]:
