@@ -83,7 +83,10 @@ class RayEngine(Engine):
                 )
                 ray.init(**options, log_to_driver=False, logging_level="error")
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConnectionError(f"Ray at {self.address or 'this machine'} does not answer: {error}") from error
+                raise ConnectionError(
+                    f"Ray at {self.address or 'this machine'} refused the connection: {error}. Check that the cluster runs Ray "
+                    f"{ray.__version__} and, if it requires a token, that this process has it."
+                ) from error
             self._is_own = True
         return self
 
