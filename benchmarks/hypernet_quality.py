@@ -134,11 +134,7 @@ FINE_TUNED = {
     "squad_v1": (("hypernet", "plain"), 2),
     "squad_v2": (("hypernet", "plain"), 2),
 }  # readers and epochs: fewer, because an epoch costs ten times as much
-RATES = {
-    "train_keyphrases": (4e-3, 8e-3, 1.6e-2),
-    "train_classification": (2e-3, 8e-3),
-    "train_qa": (2e-3, 8e-3),
-}
+RATES = {"train_keyphrases": (4e-3, 8e-3, 1.6e-2), "train_classification": (2e-3, 8e-3), "train_qa": (2e-3, 8e-3)}
 BACKBONE_RATE = 1e-4
 HELD_OUT = 400
 

@@ -128,10 +128,7 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and value
-        projections; all other modules are trained and saved.
-
-        Args:
-            overrides: fields of `LoraConfig` that replace these.
+        projections; all other modules are trained and saved. `overrides` are fields of `LoraConfig` that replace these.
 
         Warns:
             UserWarning: for a model that has not been saved, since the adapter could not be opened again.
@@ -173,6 +170,8 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
 class ExhirdEncoder(ExhirdPreTrainedModel):
     """Encodes the words of a document: states for the decoder's attention, and the decoder's initial state."""
 
+    _input_embed_layer = "embeddings"  # which the decoder shares
+
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
@@ -182,14 +181,6 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
             self.reader = ENCODER_CLASSES[config.encoder_type](config)
         self.start = DecoderInit(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The word embeddings, which the decoder shares."""
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Module):
-        """Replaces the word embeddings."""
-        self.embeddings = value
 
     @can_return_tuple
     def forward(

@@ -137,10 +137,7 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the backbone's query and value projections,
         with everything else trained and saved. peft's default would freeze the hypernetwork and leave it out of the
-        adapter.
-
-        Args:
-            overrides: fields of `LoraConfig` that replace these.
+        adapter. `overrides` are fields of `LoraConfig` that replace these.
 
         Warns:
             UserWarning: if the model has not been saved; the adapter could not be opened again.

@@ -6,10 +6,10 @@ The same file in every modeling package, which travels alone: edit modeling_seke
 import importlib
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import ModelCard
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import custom_object_save, get_cached_module_file, get_relative_import_files
 from transformers.utils import HF_MODULES_CACHE, logging
@@ -76,9 +76,7 @@ class CompleteCheckpointMixin:
         for task, pipeline in self.pipelines().items() if self._auto_class else ():
             path = pipeline if isinstance(pipeline, str) else f"{pipeline.__module__}.{pipeline.__name__}"
             module, _, name = path.rpartition(".")
-            local = f"{module.rpartition('.')[2]}.py"
-            file = installed_file(module) or checkpoint_file(self.config.name_or_path, local)
-            if file is not None:
+            if (file := code_file(module, self.config.name_or_path)) is not None:
                 files[task] = file, name
             else:
                 logger.warning(f"pipeline({task!r}) is not saved: {module} cannot be imported. Install lexperts.")
@@ -99,9 +97,7 @@ class CompleteCheckpointMixin:
         if files and self.pipeline_requirements and not requirements.exists():
             requirements.write_text("\n".join(self.pipeline_requirements) + "\n", encoding="utf-8")
 
-    def write_model_card(self, folder, **options) -> Path | None:
-        """Writes `folder/README.md` unless it exists; see `card.write_model_card`."""
-        return write_model_card(self, folder, **options)
+    write_model_card = write_model_card
 
     def _get_files_timestamps(self, working_dir) -> dict[str, float]:
         # save_pretrained(push_to_hub=True) uploads files that are newer than this; ours were written just before.
@@ -110,31 +106,19 @@ class CompleteCheckpointMixin:
 
     def _upload_modified_files(self, working_dir, repo_id: str, *args, **kwargs):
         # A card on the Hub is kept. push_to_hub has put it here, or transformers' blank one, which is replaced.
-        if (Path(working_dir) / "README.md").exists() or not has_card(repo_id, kwargs.get("token")):
+        is_here = (Path(working_dir) / "README.md").exists()
+        if is_here or not HfApi().file_exists(repo_id, "README.md", token=kwargs.get("token")):
             self.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-def has_card(repo_id: str, token=None) -> bool:
-    """Whether a Hub repository has a model card."""
-    try:
-        ModelCard.load(repo_id, token=token)
-    except (EntryNotFoundError, HfHubHTTPError):
-        return False
-    return True
-
-
-def installed_file(module: str) -> str | None:
-    """A module's file, or `None` if it cannot be imported."""
-    try:
+def code_file(module: str, name_or_path: str) -> str | None:
+    """A module's file; if it cannot be imported, the file of its name in the checkpoint that the model was loaded from, whose
+    code is not run; `None` without either.
+    """
+    with suppress(ImportError):
         return importlib.import_module(module).__file__
-    except ImportError:
-        return None
-
-
-def checkpoint_file(name_or_path: str, file: str) -> str | None:
-    """A code file of the checkpoint that a model was loaded from, or `None`. No code is run."""
-    try:
-        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, file)) if name_or_path else None
-    except OSError:
-        return None
+    with suppress(OSError):
+        name = f"{module.rpartition('.')[2]}.py"
+        return os.path.join(HF_MODULES_CACHE, get_cached_module_file(name_or_path, name)) if name_or_path else None
+    return None

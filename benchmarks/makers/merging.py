@@ -14,10 +14,7 @@ def merge_speed() -> str:
         "check": "`lexperts merge check`",
     }
     names = {"1b": "Llama-3.2-1B's shape", "8b-thin": "Llama-3-8B's width, 4 layers"}
-    lines = [
-        "| | | seconds | time / floor | peak anonymous memory |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    lines = ["| | | seconds | time / floor | peak anonymous memory |", "| --- | --- | --- | --- | --- |"]
     for shape, result in record["results"].items():
         title = f"{names[shape]}: {result['experts']} experts, {result['output_bytes'] / 1e9:.2f} GB written"
         for name, row in result["candidates"].items():
