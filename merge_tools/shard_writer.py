@@ -57,8 +57,8 @@ def write_checkpoint(out: Path, tensors, sources, make_files, progress=None, res
         scans = Writer(folder, shards, files, resume, progress).run()
         metadata = make_files(scans)
         with opened(folder / "journal.jsonl", os.O_WRONLY | os.O_APPEND | NOFOLLOW) as journal:
-            listed = {"files": [*metadata, "model.safetensors.index.json"]}
-            pwrite_all(journal, (json.dumps(listed) + "\n").encode(), os.fstat(journal).st_size)
+            entry = {"files": [*metadata, "model.safetensors.index.json"]}
+            pwrite_all(journal, (json.dumps(entry) + "\n").encode(), os.fstat(journal).st_size)
         commit_output(folder, out, shards, metadata, progress)
 
 
