@@ -118,6 +118,7 @@ def at_the_last_file(kill, name):
     os.fsync = syncing
 
 recipe, shard, kills = json.loads(sys.stdin.read())
+check(recipe)
 for folder, phase, number in kills:
     child = os.fork()
     if not child:
