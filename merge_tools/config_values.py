@@ -55,7 +55,7 @@ ROPE_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def find_value_errors(config: dict[str, Any]) -> list[str]:
-    """Fields that are missing or have values that no model can have, one line each."""
+    """Fields that are missing or have values that no model can have, one line per field."""
     errors = [f"{key} is missing" for key in SIZES if config.get(key) is None]
     errors += find_invalid(config, FIELDS, "")
     for key in ("rope_parameters", "rope_scaling"):

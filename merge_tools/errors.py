@@ -37,7 +37,7 @@ def expand_user(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise MergeError(
-            f"{str(path)!r}: there is no such user. Write the path in full, or start it with ./"
+            f"{str(path)!r}: the user does not exist. Write the path in full, or start it with ./"
         ) from error
 
 

@@ -16,7 +16,7 @@ from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
-from .shard_writer import find_staging_problem, partial_folder
+from .staging import find_staging_problem, partial_folder
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 

@@ -1,6 +1,6 @@
 """The recipe of a mixture: a YAML file or a dict, validated completely before any source is opened.
 
-A file of mergekit-moe has the same meaning here: gates from prompts and the base's shared weights are the default with
+A file of mergekit-moe keeps its meaning: gates from prompts and the base's shared weights are the default with
 `base_model` and prompts, and a key that is not supported is refused by name.
 """
 

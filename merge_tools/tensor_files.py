@@ -109,7 +109,7 @@ def read_header(file: Path) -> list[TensorEntry]:
 def parse_header(text: bytes) -> dict[str, dict]:
     """The tensors of a header, as strictly as the safetensors library reads it; raises a `ValueError` if it would not."""
 
-    def refuse(constant: str):
+    def raise_for(constant: str):
         raise ValueError(f"{constant} is not JSON")
 
     def unique(pairs: list[tuple[str, object]]) -> dict:
@@ -120,7 +120,7 @@ def parse_header(text: bytes) -> dict[str, dict]:
 
     if not text.startswith(b"{"):
         raise ValueError("it does not start with a brace")
-    header = json.loads(text.decode("utf-8"), parse_constant=refuse, object_pairs_hook=unique)
+    header = json.loads(text.decode("utf-8"), parse_constant=raise_for, object_pairs_hook=unique)
     json.dumps(header, ensure_ascii=False).encode()  # a lone surrogate is not UTF-8
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not all(isinstance(value, str) for value in metadata.values()):

@@ -24,7 +24,8 @@ from merge_tools.errors import expand_user
 from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES, with_zero_gates
-from merge_tools.shard_writer import SHARD_BYTES, partial_folder
+from merge_tools.shard_writer import SHARD_BYTES
+from merge_tools.staging import partial_folder
 
 from .common import AsJson, Debug, format_error, new_app, print_json, user_errors
 

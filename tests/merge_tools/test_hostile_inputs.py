@@ -1,4 +1,4 @@
-"""Hostile inputs, one row each: refused with one line per error, or merged with a warning; nothing outside OUT is touched.
+"""A table of hostile inputs: refused with one line per error, or merged with a warning; nothing outside OUT is touched.
 
 A row is (what is changed in the folders or the recipe, "refused" or "warned", what the message contains).
 """
@@ -163,9 +163,9 @@ BAD_NAMES = [
 ]
 RECIPES = {
     **{f"name {name!r}": (with_name(name), "refused", "name") for name in BAD_NAMES},
-    "unknown user": (with_source("~nosuchuser/model"), "refused", "no such user"),
-    "unknown user as base": (with_key(base_model="~nosuchuser/model"), "refused", "no such user"),
-    "unknown user of centroids": (with_key(centroids="~nosuchuser/c.safetensors"), "refused", "no such user"),
+    "unknown user": (with_source("~nosuchuser/model"), "refused", "user does not exist"),
+    "unknown user as base": (with_key(base_model="~nosuchuser/model"), "refused", "user does not exist"),
+    "unknown user of centroids": (with_key(centroids="~nosuchuser/c.safetensors"), "refused", "user does not exist"),
     "surrogate in a path": (with_source("models/\udcff"), "refused", "source_model"),
     "escape in a path": (with_source("models/\x1b[31m"), "refused", r"x1b"),
     "newline in a path": (with_source("models/a\nerror: b"), "refused", r"\\n"),
@@ -271,7 +271,7 @@ def test_hostile_recipe_files(name, tmp_path):
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"caf\xe9", b"two\nlines", b"\x1b[31m"])
 def test_hostile_folder_names(name, pair, tmp_path):
-    """A folder whose name is no text of one line is refused; with a name of its own it merges if it is UTF-8."""
+    """A folder whose name is not printable text is refused; with a name of its own it merges if it is UTF-8."""
     folder = os.path.join(os.fsencode(tmp_path / "experts"), name)
     os.rename(pair[1], folder)
     source = os.fsdecode(folder)

@@ -79,7 +79,8 @@ KILLER = """
 import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from merge_tools import Progress, compose
+import transformers  # the forks below check configurations in their own process, not each in another
+from merge_tools import Progress, check, compose
 
 class Kill(Progress):
     def __init__(self, note, phase, number):
@@ -117,6 +118,7 @@ def at_the_last_file(kill, name):
     os.fsync = syncing
 
 recipe, shard, kills = json.loads(sys.stdin.read())
+check(recipe)
 for folder, phase, number in kills:
     child = os.fork()
     if not child:
