@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, seke
+from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, scale, seke
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,6 +46,8 @@ MAKERS = {
     "table:left_out": domains.left_out,
     "table:exported": domains.exported,
     "table:pipeline_profile": domains.pipeline_profile,
+    "table:serving": scale.serving,
+    "table:many_documents": scale.many_documents,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,
