@@ -263,8 +263,9 @@ async def answer(request: Request, extract, worker: BatchWorker, max_characters:
         HTTPException: for all that is wrong with the request, and 503 if it cannot be accepted now.
     """
     try:
-        worker.check_room()  # before the body is read
-        body = parse_body(await read_body(request, max_body_bytes))
+        content = await read_body(request, max_body_bytes)  # also if refused: an unread body resets the connection
+        worker.check_room()
+        body = parse_body(content)
         documents = list_documents(body.inputs)
         check_sizes(documents, worker.max_queue, max_characters)
         parameters = body.parameters or Parameters()
@@ -397,7 +398,8 @@ async def wait_for(futures: list, request: Request) -> list:
             raise HTTPException(499, DISCONNECTED)
     finally:
         disconnect.cancel()
-        answers.cancel()
+        if answers.cancel():
+            answers.add_done_callback(asyncio.Future.exception)  # otherwise logged as never retrieved
     return answers.result()
 
 

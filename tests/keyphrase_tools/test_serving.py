@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx2
 import pytest
@@ -344,6 +345,27 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
         wait_until(lambda: server.metric('keyphrases_requests_total{status="499"}') == 2)
         assert httpx2.post(f"{server.url}/keyphrases", json={"inputs": "a"}, timeout=60).status_code == 200
         assert server.metric(READ) < 20 and "Traceback" not in server.text()
+
+
+def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path):
+    """The body comes after the head, as HTTP clients send it: a server that answers before it would reset the connection."""
+    slow, small = (json.dumps({"inputs": text}).encode() for text in (random_text(15000, 1), "one"))
+    head = b"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with start_server(folder, tmp_path / "log", "--batch-size", 1, "--max-queue", 1) as server, ExitStack() as stack:
+        host, port = server.url.removeprefix("http://").split(":")
+        read, waits, refused = (stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(3))
+        read.sendall(head % len(slow) + slow)
+        wait_until(lambda: server.metric("keyphrases_queue_documents") == 0)
+        for _ in range(2):
+            waits.sendall(head % len(slow) + slow)
+            wait_until(lambda: server.metric("keyphrases_queue_documents") == 1)
+            refused.sendall(head % len(small))
+            time.sleep(0.2)
+            refused.sendall(small)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += refused.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 503") and b"connection: close" not in answer.lower()
 
 
 def test_the_example_serves_the_same_app_on_ray(folder, extract):
