@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 TIMEOUT = 300  # seconds
+NOT_CARRIED = {"auto_map", "attn_implementation", "_attn_implementation", "layer_types", "torch_dtype"}
 
 
 def find_opening_errors(configs: list[dict[str, Any]]) -> list[str | None]:
@@ -51,7 +52,7 @@ def find_opening_error(config: dict[str, Any]) -> str | None:
     if config["model_type"] == "lexicon":
         import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
-    content = {key: value for key, value in config.items() if key not in ("auto_map", "layer_types", "torch_dtype")}
+    content = {key: value for key, value in config.items() if key not in NOT_CARRIED}
     content |= {"num_hidden_layers": 1, "dtype": "float32"}
     if content.get("router_layers_index") is not None:
         content["router_layers_index"] = [0]

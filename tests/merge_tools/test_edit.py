@@ -226,7 +226,7 @@ def test_without_reaverage_shared_weights_do_not_change(experts, tmp_path):
 def test_random_gate_rows_are_not_reused_after_a_removal(experts, tmp_path):
     """Rows are seeded by the expert's index; the index of a removed expert must not be reused."""
     folders = experts(4)
-    mixture(tmp_path / "three", folders[:3])
+    mixture(tmp_path / "three", folders[:3], gate_mode="random")
     remove(tmp_path / "three", "birds", tmp_path / "two")
     add(tmp_path / "two", expert_of(folders[3]), tmp_path / "out")
     for layer in range(2):
@@ -248,7 +248,7 @@ def test_an_added_expert_of_another_dtype_is_converted(experts, tmp_path):
 
 
 def test_an_incompatible_expert_is_not_added(experts, tmp_path):
-    mixture(tmp_path / "two", experts(2))
+    mixture(tmp_path / "two", experts(2), gate_mode="random")
     strange = save_expert(tmp_path / "strange", 9, intermediate_size=48)
     other_rope = save_expert(tmp_path / "other", 9, rope="linear")
     for specs, text in (
@@ -281,7 +281,7 @@ def test_experts_that_cannot_be_removed(experts, tmp_path):
 @pytest.mark.parametrize("edit", [add, remove, extract, export])
 def test_an_output_folder_that_is_not_free_is_not_changed(experts, tmp_path, edit):
     folders = experts(4)
-    mixture(tmp_path / "three", folders[:3])
+    mixture(tmp_path / "three", folders[:3], gate_mode="random")
     before = contents(tmp_path / "three")
     argument = {add: folders[3], remove: "birds", extract: "birds"}
     for out, text in ((tmp_path / "three", "is the source"), (folders[0], "exists and is not empty")):
