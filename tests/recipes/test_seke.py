@@ -11,10 +11,9 @@ from statistics import mean, stdev
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModelForTokenClassification, pipeline
+from transformers import AutoModelForTokenClassification
 
 from keyphrase_tools.cards import build_card, is_hub_id, read_record
-from keyphrase_tools.jsonl import full_text, read_jsonl
 from lexperts.recipes.seke.train import main
 from tests.loopback_hub import LoopbackHub
 from tests.recipes.helpers import run_main
@@ -182,19 +181,3 @@ def test_a_card_without_test_documents_and_of_a_hub_model():
 def test_an_unknown_ablation_is_named(train_here):
     code, error = train_here("--ablation", "rnn_moe")
     assert code == 2 and "--ablation 'rnn_moe'" in error and "vanilla, moe, rnn, moe_rnn" in error
-
-
-def test_two_processes_extract_what_one_does(trained, tmp_path):
-    output, *_ = trained
-    command = ["-m", "lexperts", "keyphrases", "extract", CORPUS / "test.jsonl", tmp_path / "two.jsonl"]
-    command += ["--model", output]
-    done = run("-m", "torch.distributed.run", "--nproc_per_node", 2, "--standalone", *command)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("50 documents in") == 1 and "by 2 processes" in done.stdout
-    extract = pipeline("keyphrase-extraction", model=str(output))
-    rows, extracted = read_jsonl(CORPUS / "test.jsonl"), read_jsonl(tmp_path / "two.jsonl")
-    assert [row["id"] for row in extracted] == [row["id"] for row in rows]
-    for row, phrases in zip(extracted, extract([full_text(row) for row in rows]), strict=True):
-        assert [p["keyphrase"] for p in row["keyphrases"]] == [p["keyphrase"] for p in phrases]
-    again = run(*command)
-    assert again.returncode == 2 and "two.jsonl already exists" in again.stderr
