@@ -8,6 +8,8 @@ import typer
 
 from .common import Debug, Device, user_errors
 
+KEEP_ALIVE = 75  # seconds; longer than the longest Retry-After, and than load balancers keep idle connections
+
 
 def serve(
     model: Annotated[
@@ -73,6 +75,8 @@ def run_server(app, listener: socket.socket) -> None:
 
     host, port = listener.getsockname()[:2]
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}, documentation at /docs", flush=True)
-    config = uvicorn.Config(app, loop="asyncio", http="h11", ws="none", access_log=False, server_header=False)
+    config = uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE
+    )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

@@ -354,10 +354,10 @@ def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path
     with start_server(folder, tmp_path / "log", "--batch-size", 1, "--max-queue", 1) as server, ExitStack() as stack:
         host, port = server.url.removeprefix("http://").split(":")
         read, waits, refused = (stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(3))
-        read.sendall(head % len(slow) + slow)
-        wait_until(lambda: server.metric("keyphrases_queue_documents") == 0)
-        for _ in range(2):
-            waits.sendall(head % len(slow) + slow)
+        for pause in (0, 5.5):  # uvicorn by itself closes a connection after 5 s, and Retry-After may be longer
+            time.sleep(pause)
+            for connection in (read, waits):
+                connection.sendall(head % len(slow) + slow)
             wait_until(lambda: server.metric("keyphrases_queue_documents") == 1)
             refused.sendall(head % len(small))
             time.sleep(0.2)
