@@ -358,6 +358,7 @@ def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path
             time.sleep(pause)
             for connection in (read, waits):
                 connection.sendall(head % len(slow) + slow)
+                time.sleep(0.2)
             wait_until(lambda: server.metric("keyphrases_queue_documents") == 1)
             refused.sendall(head % len(small))
             time.sleep(0.2)
