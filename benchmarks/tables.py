@@ -51,16 +51,13 @@ MAKERS = {
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,
+    "result:speed": domains.speed,
+    "result:merging": merging.comparison,
     "result:quickstart": quickstart,
 }
 PAGES = (
     "README.md",
-    "docs/merging.md",
-    "docs/summarization.md",
-    "docs/hypernet.md",
-    "docs/exhird.md",
-    "docs/keyphrases.md",
-    "docs/definitions.md",
+    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
     "models/seke-minilm/README.md",
 )
 

@@ -27,6 +27,8 @@ from tests.tiny_models import make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"  # of the README's links, and the picture's
+PICTURES = "https://raw.githubusercontent.com/lexperts/lexperts/main/"
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 RECIPES = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
@@ -141,8 +143,9 @@ def test_every_command_exists(page):
     assert {" ".join(words): problem for words in commands_of(page.name) if (problem := problem_of(words))} == {}
 
 
-def test_the_readme_shows_every_group_of_commands():
-    assert {words[1] for words in commands_of("README.md")} >= {"merge", "summarize", "train"}
+def test_the_pages_show_every_group_of_commands():
+    shown = {words[1] for page in PAGES for words in commands_of(page.name)}
+    assert shown >= set(typer.main.get_command(build_app()).commands)
 
 
 @each_page
@@ -165,13 +168,23 @@ def test_every_extra_exists(page):
 def test_every_link_leads_somewhere(page):
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page.name]):
+        folder = page.parent
+        for prefix in (REPOSITORY, PICTURES):
+            if target.startswith(prefix):
+                folder, target = ROOT, target.removeprefix(prefix)
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
+        file = (folder / path).resolve() if path else page
         if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
             broken.append(target)
     assert broken == []
+
+
+def test_the_readme_is_short_and_has_no_relative_links():
+    """A package index shows it without the files beside it."""
+    assert len(README.splitlines()) <= 150
+    assert [link for link in re.findall(r"\]\(([^)\s]+)\)", README) if not link.startswith("https://")] == []
 
 
 @pytest.mark.parametrize("block", blocks_of("README.md", "python"), ids=lambda block: block.split("\n")[0][:50])
@@ -179,9 +192,9 @@ def test_every_block_of_the_readme_stands_for_itself(block):
     assert unknown_names(block) == set()
 
 
-def readme_block(part: str) -> str:
-    """The block of the README with this part."""
-    (block,) = [block for block in blocks_of("README.md", "python") if part in block]
+def block_of(page: str, part: str) -> str:
+    """The Python block of a page with this part."""
+    (block,) = [block for block in blocks_of(page, "python") if part in block]
     return block
 
 
@@ -199,8 +212,8 @@ def tiny_tokenizer():
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """A folder with the checkpoints that the README assumes."""
-    folder = tmp_path_factory.mktemp("readme")
+    """A folder with the checkpoints that the pages assume."""
+    folder = tmp_path_factory.mktemp("pages")
     for name, (task, cls) in TINY.items():
         model, tokenizer = make_model(cls), tiny_tokenizer()
         if task == "keyphrase-generation":
@@ -225,28 +238,35 @@ def run(code: str) -> dict:
     return space
 
 
-def test_keyphrases_are_extracted_by_the_lines_of_the_readme(checkpoints, monkeypatch, capsys):
+def test_keyphrases_are_extracted_by_the_lines_of_the_pages(checkpoints, monkeypatch, capsys):
     monkeypatch.chdir(checkpoints)
-    run(readme_block("is_split_into_words"))
+    run(block_of("keyphrases.md", "is_split_into_words"))
     one, several, *of_each, titled, words = map(ast.literal_eval, capsys.readouterr().out.splitlines())
     assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
     assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled and words
-    assert run(readme_block("# a paragraph about tidal power"))["_"]
+    assert run(block_of("README.md", "# a paragraph about tidal power"))["_"]
 
 
-@pytest.mark.parametrize("part", ["moe-summarization", "extractive-qa", "keyphrase-generation"])
-def test_other_pipelines_run_by_the_lines_of_the_readme(part, checkpoints, monkeypatch):
+@pytest.mark.parametrize(
+    "page, task",
+    [
+        ("summarization.md", "moe-summarization"),
+        ("hypernet.md", "keyphrase-extraction"),
+        ("hypernet.md", "extractive-qa"),
+        ("exhird.md", "keyphrase-generation"),
+    ],
+)
+def test_other_pipelines_run_by_the_lines_of_their_pages(page, task, checkpoints, monkeypatch):
     monkeypatch.chdir(checkpoints)
-    space = run(readme_block(f'pipeline("{part}"'))
-    assert space["_"] or space.get("answer")
+    assert run(block_of(page, f'= pipeline("{task}", model="runs/'))["_"]
 
 
-def test_a_recipe_of_the_readme_is_composed_and_opened_by_its_lines(checkpoints, monkeypatch):
+def test_the_recipe_of_the_readme_is_composed_and_opened_by_the_lines_of_the_page(checkpoints, monkeypatch):
     monkeypatch.chdir(checkpoints)
     (recipe,) = (block for block in blocks_of("README.md", "yaml") if "experts:" in block)
     (checkpoints / "mixture.yml").write_text(recipe, encoding="utf-8")
     assert yaml.safe_load(recipe)["gate_mode"] == "hidden"
     merge_tools.compose("mixture.yml", "mixture")
-    assert run(readme_block('from_pretrained("mixture")'))["model"].config.model_type == "mixtral"
-    space = run(readme_block("merge_tools.load_experts("))
+    assert run(block_of("merging.md", 'from_pretrained("mixture")'))["model"].config.model_type == "mixtral"
+    space = run(block_of("merging.md", "merge_tools.load_experts("))
     assert space["_"][0].shape[0] == 1

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
+DOCS = "https://github.com/lexperts/lexperts/blob/main/docs"  # a package index shows the README without the files beside it
 
 
 def load(name: str) -> dict:

@@ -3,7 +3,7 @@
 import json
 from statistics import median
 
-from . import RESULTS, load, provenance
+from . import DOCS, RESULTS, load, provenance
 
 SETS = {
     "inspec": "inspec (abstracts)", "kp20k_sample": "kp20k sample (abstracts)", "semeval2010": "semeval2010 (abstracts)",
@@ -162,8 +162,21 @@ def comparison() -> str:
         *lines, "",
         "krapivin and nus are unseen; of the other sets the default model was trained on the training documents."
         f"{keybert_note(others)} "
-        "[All scores, and sets left out in training](docs/keyphrases.md#the-default-model).",
+        f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model).",
     ])  # fmt: skip
+
+
+def speed() -> str:
+    """Documents a second of the default model, of its int8 graph, and of its peers, in one line."""
+    rows = load("export")["results"]
+    names = {
+        "PyTorch float32": "default model",
+        "openvino int8": "in int8 (OpenVINO)",
+        "YAKE": "YAKE",
+        "KeyBERT": "KeyBERT",
+    }
+    speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
+    return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/keyphrases.md#onnx-and-openvino)."
 
 
 def exported() -> str:

@@ -1,6 +1,6 @@
 """Tables of merging and of merged mixtures."""
 
-from . import load, provenance
+from . import DOCS, load, provenance
 
 
 def merge_speed() -> str:
@@ -26,6 +26,24 @@ def merge_speed() -> str:
     note = f"Complete processes, medians of {rounds} interleaved rounds, sources in the page cache. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT`"
     return "\n".join([*lines, "", note + provenance(record) + command])
+
+
+def comparison() -> str:
+    """Composing four experts beside mergekit-moe: seconds and memory."""
+    result = load("merge_speed")["results"]["1b"]
+    rows = {
+        "mean": "`lexperts merge compose`",
+        "base": "the same, shared weights from the base",
+        "mergekit": "mergekit-moe 0.1.5, the same",
+    }
+    lines = [
+        f"| {result['experts']} experts of Llama-3.2-1B's shape, {result['output_bytes'] / 1e9:.1f} GB written | seconds | peak memory |",
+        "| --- | --- | --- |",
+    ]
+    for name, label in rows.items():
+        row = result["candidates"][name]
+        lines.append(f"| {label} | {row['median_seconds']:.1f} | {row['peak_anonymous_mib']:,.0f} MiB |")
+    return "\n".join([*lines, "", f"[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
 
 
 def moe_speed() -> str:

@@ -106,9 +106,9 @@ def test_the_corpus_is_what_its_page_says():
         assert len(present(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row["id"]
 
 
-def test_the_readmes_numbers_are_right():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
+def test_the_numbers_of_the_scoring_example_are_right():
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     scoring = next(block for block in blocks if "keyphrase_f1(" in block)
     statement, expected = scoring.strip().rsplit("# ", 1)
     namespace = {}
@@ -134,10 +134,10 @@ def test_the_readmes_tables_are_those_of_the_results():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readmes_training_ends_in_models_that_open(backbone, tiny_tokenizer, tmp_path, monkeypatch):
-    """The README's own lines, on a tiny backbone and the small corpus: the final folder and a checkpoint on the way."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "Trainer(" in block)
+def test_the_training_page_ends_in_models_that_open(backbone, tiny_tokenizer, tmp_path, monkeypatch):
+    """The page's own lines, on a tiny backbone and the small corpus: the final folder and a checkpoint on the way."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in block)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.jsonl").write_text("".join((CORPUS / "test.jsonl").read_text().splitlines(keepends=True)[:8]))
     arguments = 'TrainingArguments("runs/mine"'
