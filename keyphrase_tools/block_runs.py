@@ -74,7 +74,7 @@ def run_blocks(
         ValueError: if the output has the suffix of another format, or if an unfinished run had other settings; the message
             names what differs.
         RuntimeError: if a worker fails repeatedly.
-        OSError: if there is no space on the disk, among others.
+        OSError: if the disk is full, among others.
     """
     output, parts, engine = Path(output), Path(f"{output}.parts"), engine or LocalEngine()
     check_output(output)
@@ -199,7 +199,7 @@ def write_file(path: Path, content: bytes) -> None:
     """Writes a file that is complete or does not exist, also if the machine stops.
 
     Raises:
-        OSError: if there is no space on the disk.
+        OSError: if the disk is full.
     """
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -216,7 +216,7 @@ def write_file(path: Path, content: bytes) -> None:
 def _describe_space(error: OSError, path: Path) -> OSError:
     if error.errno != errno.ENOSPC:
         return error
-    return OSError(f"There is no space left on the disk for {path}. Free some, and repeat the command to resume.")
+    return OSError(f"The disk has too little space for {path}. Free some, and repeat the command to resume.")
 
 
 def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> RunSummary:
@@ -224,7 +224,7 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
 
     Raises:
         RuntimeError: if the blocks do not contain each document exactly once.
-        OSError: if there is no space on the disk.
+        OSError: if the disk is full.
     """
     finished, end = find_finished(parts), 0
     for start, next_end in finished.items():

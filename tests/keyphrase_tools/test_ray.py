@@ -29,14 +29,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "R
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """120 documents, three of which have no text."""
     texts = [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 9)) for i in range(120)]

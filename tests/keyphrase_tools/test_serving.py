@@ -50,11 +50,6 @@ class Gate:
         return self.extract(documents, **options)
 
 
-@pytest.fixture(scope="module")
-def extract(sharp_seke, tiny_tokenizer):
-    return pipeline("keyphrase-extraction", model=sharp_seke(), tokenizer=tiny_tokenizer)
-
-
 @pytest.fixture
 def gate(extract):
     return Gate(extract)
@@ -70,10 +65,9 @@ def client(gate):
 
 
 @pytest.fixture(scope="module")
-def folder(sharp_seke, tiny_tokenizer, tmp_path_factory):
+def folder(extract, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    sharp_seke().save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
+    extract.save_pretrained(folder)
     return str(folder)
 
 
