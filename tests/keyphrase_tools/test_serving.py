@@ -236,7 +236,7 @@ def test_what_waits_is_read_before_the_worker_closes():
     wait_until(lambda: len(worker) == 3)
     with pytest.raises(QueueFullError) as error:
         worker.submit([6, 7, 8], {}, "")
-    assert error.value.retry_after == 1
+    assert error.value.retry_after in (1, 2)
     futures[3].cancel()
     futures += worker.submit([6, 7, 8], {}, "")  # in place of the cancelled one
     closing = threading.Thread(target=worker.close)
