@@ -71,7 +71,9 @@ def killed_runs() -> str:
 def corpus_growth() -> str:
     """Memory and documents a second by the number of documents and workers."""
     record = load("corpus_growth")
-    lines = ["| documents | workers | documents a second | MB of a worker, early | at the end | MB of the command | lost | twice | bad rows |"]
+    lines = [
+        "| documents | workers | documents a second | MB of a worker, early | at the end | MB of the command | lost | twice | bad rows |"
+    ]
     lines.append("| --- |" + " --- |" * 8)
     for row in sorted(record["results"], key=lambda row: (row["workers"], row["documents"])):
         workers = row["workers"] or "none (local)"
