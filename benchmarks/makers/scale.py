@@ -8,11 +8,12 @@ def serving() -> str:
     record = load("serving")
     settings = record["settings"]
     lines = [
-        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after |",
+        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after, median / 99% |",
         "| --- |" + " --- |" * 6,
     ]
     for row in record["results"]:
-        after = "" if row["refused_p99_ms"] is None else f"{row['refused_p99_ms']:,.0f} ms"
+        values = [row.get(f"refused_p{q}_ms") for q in (50, 99)]
+        after = " / ".join(f"{value:,.0f} ms" for value in values if value is not None)
         lines.append(
             f"| {row['clients']} | {row['documents_per_second']:.1f} | {row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | "
             f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} |"
