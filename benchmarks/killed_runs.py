@@ -9,7 +9,7 @@ text. Each run is killed by SIGKILL at ten moments, from its start to the joinin
     ray, driver            the process of the command
     ray, machine           the process of the command, Ray and the workers, together
     ray, worker            one of two workers; this run goes on, and nothing is repeated
-    ray, one of two nodes  all processes of a Ray node with one of two workers; likewise
+    ray, one of two nodes  all processes of a Ray node with one of two workers; this run goes on too
 
 Finished blocks are compared with the unbroken run's byte for byte when the run is killed, and the output at the end. The model is
 tiny, with random weights.
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
     parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
-    parser.add_argument("--moments", type=int, default=10, help="only the first so many")
+    parser.add_argument("--moments", type=int, default=10, help="number of moments, from the first")
     parser.add_argument("--name", default="killed_runs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
