@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from common import write
+from common import Record, add_record_arguments
 from many_documents import BAD, make_source
 from tiny_model import read_documents, save_tiny_model
 
@@ -39,6 +39,7 @@ BLOCK = 50  # documents
 FRACTIONS = (0, 0.01, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the blocks that are finished
 MOMENTS = ("starting", *FRACTIONS, "joining")
 LOST = ("starting", *FRACTIONS, 0.97)  # the workers have gone when blocks are joined
+GOES_ON = ("ray, worker", "ray, one of two nodes")  # runs that are not repeated
 LIMIT = 900  # seconds of a run
 MISSED = 5  # a run that ended before it could be killed is repeated
 
@@ -155,7 +156,7 @@ class Trial:
 
     def kill_once(self, name: str, moment: str | float, output: Path) -> dict | None:
         """One attempt; `None` if the run ended too early."""
-        is_repeated, options = name not in ("ray, worker", "ray, one of two nodes"), []
+        is_repeated, options = name not in GOES_ON, []
         with Nodes(name) as nodes:
             if name.startswith("ray"):
                 options = ["--engine", "ray", "--workers", "2", *nodes.options]
@@ -255,18 +256,19 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--moments", type=int, default=10, help="number of moments, from the first")
-    parser.add_argument("--name", default="killed_runs")
+    add_record_arguments(parser, "killed_runs")
     args = parser.parse_args()
+    bad = -(-args.documents // BAD)
+    record = Record(args.name, overwrite=args.overwrite, documents=args.documents, block_size=BLOCK, bad_rows=bad)
     with tempfile.TemporaryDirectory() as folder:
-        trial, results = Trial(Path(folder), args.data, args.documents), {}
+        trial = Trial(Path(folder), args.data, args.documents)
         for name in args.kinds:
-            moments = LOST if name in ("ray, worker", "ray, one of two nodes") else MOMENTS
-            results[name] = []
+            moments = LOST if name in GOES_ON else MOMENTS
             for moment in moments[: args.moments]:
-                row = trial.run(name, moment)
-                results[name].append(row)
-                print(f"{name:22}", "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    write(args.name, results, documents=args.documents, block_size=BLOCK, bad_rows=-(-args.documents // BAD))
+                if record.find(kind=name, moment=moment):
+                    continue
+                row = record.add({"kind": name, **trial.run(name, moment)})
+                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":

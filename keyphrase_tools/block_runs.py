@@ -31,9 +31,9 @@ from .fingerprints import describe_differences
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
 FULL = {
-    errno.ENOSPC: "There is no space left on the disk",
-    errno.EDQUOT: "There is no space left in the user's quota",
-    errno.EFBIG: "The file size limit does not suffice",
+    errno.ENOSPC: ("There is no space left on the disk", "Free some"),
+    errno.EDQUOT: ("There is no space left in the user's quota", "Free some"),
+    errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
 }
 
 
@@ -244,8 +244,8 @@ def flush(path: Path) -> None:
 def _describe_space(error: OSError, path: Path) -> OSError:
     if error.errno not in FULL:
         return error
-    problem = FULL[error.errno]
-    return OSError(f"{problem} for {path}. Free some, and repeat the command to resume.")
+    problem, fix = FULL[error.errno]
+    return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")
 
 
 def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> RunSummary:

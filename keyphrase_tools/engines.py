@@ -121,7 +121,7 @@ class RayEngine(Engine):
             self._add_worker()
         while not (ready := self._ray.wait(list(self._starting), num_returns=1, timeout=PATIENCE)[0]):
             print(
-                f"waiting for workers: each needs {needed:g} {unit}, and the cluster has {available:g}, some of them maybe in use",
+                f"no worker has loaded the model yet: each needs {needed:g} {unit}, and the cluster has {available:g}, perhaps in use",
                 file=sys.stderr,
             )
         self._description = self._loaded(ready[0])

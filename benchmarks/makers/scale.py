@@ -51,7 +51,8 @@ def killed_runs() -> str:
     settings = record["settings"]
     lines = ["| engine, killed | moments | blocks finished by then | rows lost | rows twice | same rows | same bytes |"]
     lines.append("| --- |" + " --- |" * 6)
-    for name, rows in record["results"].items():
+    for name in dict.fromkeys(row["kind"] for row in record["results"]):
+        rows = [row for row in record["results"] if row["kind"] == name]
         finished = [row["blocks_finished"] for row in rows]
         lost, twice = (sum(row[key] for row in rows) for key in ("lost", "twice"))
         rows_same, same = (
