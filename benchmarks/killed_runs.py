@@ -124,7 +124,17 @@ def kill(processes: list[psutil.Process]) -> None:
 
 def still_there(processes: list[psutil.Process], seconds: float = 30) -> int:
     """The number of processes that live on some time after their parent was killed."""
-    return len(psutil.wait_procs(processes, timeout=seconds)[1])
+
+    def lives(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    end = time.monotonic() + seconds
+    while (count := sum(map(lives, processes))) and time.monotonic() < end:
+        time.sleep(0.2)
+    return count
 
 
 class Trial:
