@@ -5,6 +5,7 @@ import json
 
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 from transformers import pipeline
 from typer.testing import CliRunner
@@ -26,7 +27,11 @@ OPTIONS = ["--num-keyphrases", "3", "--batch-size", "2", "--block-size", "3", "-
 @pytest.fixture(scope="module")
 def folder(tiny_exhird, tokenizer_for, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    tiny_exhird("bigru", initializer_range=0.7, exclusion_window=-1).save_pretrained(folder)
+    model = tiny_exhird("bigru", initializer_range=0.7, exclusion_window=-1)
+    with torch.no_grad():  # copies more, so that some phrases are present
+        model.mixture.copy.bias.fill_(0.0)
+        model.mixture.vocabulary.bias[4] += 8.0
+    model.save_pretrained(folder)
     tokenizer_for("bigru").save_pretrained(folder)
     return str(folder)
 
