@@ -75,7 +75,8 @@ class RayEngine(Engine):
         except ImportError as error:
             raise ImportError("The engine ray needs Ray. Install it with: pip install lexperts[ray]") from error
         self._ray, self._is_own = ray, False
-        self._actors, self._starting = [], {}  # _starting: the result of `describe` -> worker, losses before it
+        self._actors, self._idle, self._description = [], deque(), None
+        self._starting: dict = {}  # the result of `describe` -> worker, and how many were lost before it
 
     def __enter__(self):
         ray = self._ray
@@ -119,12 +120,15 @@ class RayEngine(Engine):
         self._process = process
         for _ in range(workers):
             self._add_worker()
-        while not (ready := self._ray.wait(list(self._starting), num_returns=1, timeout=PATIENCE)[0]):
-            print(
-                f"no worker has loaded the model yet: each needs {needed:g} {unit}, and the cluster has {available:g}, perhaps in use",
-                file=sys.stderr,
-            )
-        self._description = self._loaded(ready[0])
+        while self._description is None:
+            ready, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=PATIENCE)
+            if ready:
+                self._welcome(ready[0])
+            else:
+                print(
+                    f"no worker has loaded the model yet: each needs {needed:g} {unit}, and the cluster has {available:g}, perhaps in use",
+                    file=sys.stderr,
+                )
         return self._description
 
     def _add_worker(self, losses: int = 0) -> None:
@@ -141,37 +145,31 @@ class RayEngine(Engine):
     def _remove(self, actor) -> None:
         """Gives up a worker that was lost, or that cannot be reached."""
         self._actors.remove(actor)
+        self._idle = deque(other for other in self._idle if other != actor)
         self._ray.kill(actor)
 
-    def _loaded(self, ref) -> dict:
-        """The description of a worker that has loaded the model."""
-        ray = self._ray
-        try:
-            return ray.get(ref)
-        except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            raise ValueError(f"The model does not load in a worker: {cause}") from error
-
-    def _welcome(self, ref) -> list:
-        """The worker that has loaded the model, twice, since a second block waits at each worker.
+    def _welcome(self, ref) -> None:
+        """Makes a worker that has loaded the model idle, or replaces it if it was lost meanwhile.
 
         Raises:
-            ValueError: if its model differs from that of the first worker.
+            ValueError: if the model does not load, or differs from that of the first worker.
         """
-        actor, losses = self._starting.pop(ref)
+        ray, (actor, losses) = self._ray, self._starting.pop(ref)
         try:
-            description = self._loaded(ref)
-        except ValueError as error:
-            if isinstance(error.__cause__, self._ray.exceptions.RayTaskError) or losses >= RETRIES:
-                raise
+            description = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.RayTaskError) or losses == RETRIES:
+                cause = getattr(error, "cause", None) or error
+                raise ValueError(f"The model does not load in a worker: {cause}") from error
             self._remove(actor)
             self._add_worker(losses + 1)
-            return []
+            return
+        self._description = self._description or description
         if names := different_settings(self._description, description):
             raise ValueError(
                 f"The model is not the same in all workers: they differ in {', '.join(names)}. Copy it to all machines again."
             )
-        return [actor, actor]
+        self._idle += [actor, actor]  # a second block waits at each worker
 
     def run(self, blocks, progress):
         """As in `Engine`.
@@ -180,16 +178,16 @@ class RayEngine(Engine):
             RuntimeError: if a block fails, or its worker is lost too often.
         """
         ray, again, blocks = self._ray, deque(), ((block, 0) for block in blocks)
-        idle, pending = deque(), {}  # pending: ref -> block, losses of its workers, worker
+        pending: dict = {}  # the result of `process` -> block, how many of its workers were lost, worker
         while True:
-            while idle and (job := again.popleft() if again else next(blocks, None)) is not None:
-                actor = idle.popleft()
+            while self._idle and (job := again.popleft() if again else next(blocks, None)) is not None:
+                actor = self._idle.popleft()
                 pending[actor.process.remote(readable_rows(job[0]))] = *job, actor
-            if not pending and not again and idle:
+            if not pending and not again and self._idle:
                 return
             (done,), _ = ray.wait([*pending, *self._starting], num_returns=1)
             if done in self._starting:
-                idle.extend(self._welcome(done))
+                self._welcome(done)
                 continue
             block, losses, actor = pending.pop(done)
             try:
@@ -200,14 +198,14 @@ class RayEngine(Engine):
                 is_first = actor in self._actors  # the other block only waited
                 if is_first:
                     self._remove(actor)
-                    idle = deque(other for other in idle if other != actor)
                     if losses == RETRIES:
                         cause = f"its worker was lost {RETRIES + 1} times ({error})"
                         raise RuntimeError(describe_failure(block, cause)) from error
                     self._add_worker()
                 again.append((block, losses + is_first))
                 continue
-            idle.append(actor)
+            if actor in self._actors:
+                self._idle.append(actor)
             progress(len(block.rows))
             yield block, results
 
