@@ -48,6 +48,8 @@ MAKERS = {
     "table:pipeline_profile": domains.pipeline_profile,
     "table:serving": scale.serving,
     "table:many_documents": scale.many_documents,
+    "table:killed_runs": scale.killed_runs,
+    "table:corpus_growth": scale.corpus_growth,
     "table:long_documents": domains.long_documents,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,

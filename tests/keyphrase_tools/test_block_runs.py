@@ -189,6 +189,40 @@ def test_a_device_without_space_is_named(tmp_path):
         block_runs.write_file(tmp_path / "a", b"x")
 
 
+@pytest.mark.parametrize(
+    "number, message",
+    [(errno.EDQUOT, "in the user's quota"), (errno.EFBIG, "limit of file sizes")],
+    ids=["quota", "limit"],
+)
+def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(number, "no")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{message} .*repeat the command to resume"):
+        patch.setattr(os, "fsync", full)
+        extract_file(extract, source, tmp_path / "out.jsonl")
+
+
+def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source, tmp_path, monkeypatch):
+    order, flush, remove = [], block_runs.flush, shutil.rmtree
+    monkeypatch.setattr(block_runs, "flush", lambda path: order.append(path.name) or flush(path))
+    monkeypatch.setattr(shutil, "rmtree", lambda path: order.append(path.name) or remove(path))
+    for suffix in ("jsonl", "parquet"):
+        order.clear()
+        extract_file(extract, source, tmp_path / f"out.{suffix}")
+        assert order == [f"out.{suffix}.new", tmp_path.name, f"out.{suffix}.parts"]
+
+
+def test_two_processes_do_not_write_the_same_output(extract, source, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 1, extract, source, tmp_path / "out.jsonl", block_size=1)
+    with (
+        block_runs.lock_parts(tmp_path / "out.jsonl.parts"),
+        pytest.raises(BlockingIOError, match="Another process writes .*out.jsonl.parts"),
+    ):
+        extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
+    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
+
+
 def test_a_file_that_cannot_be_read_ends_the_command_with_an_error(folder, tmp_path):
     (tmp_path / "in").mkdir()
     for i, text in enumerate(TEXTS):

@@ -122,7 +122,7 @@ def test_a_missing_model_is_named(command, gold, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["extract", "score", "explain", "card"])
+@pytest.mark.parametrize("command", ["extract", "generate", "score", "explain", "card"])
 def test_the_help_of_each_command_has_an_example(command):
     assert f"  lexperts keyphrases {command} " in call(command, "--help").output
 
