@@ -14,7 +14,10 @@ from .conftest import SIZES, read_tensors, recipe_of, tiny_tokenizer
 from .test_cli import run
 from .test_families import save
 
-WORDS = {"birds": ["owl", "wing", "nest", "egg", "sky", "feather"], "ships": ["mast", "sail", "deck", "oar", "sea", "anchor"]}
+WORDS = {
+    "birds": ["owl", "wing", "nest", "egg", "sky", "feather"],
+    "ships": ["mast", "sail", "deck", "oar", "sea", "anchor"],
+}
 QUICK = {"steps": 30, "learning_rate": 0.05, "max_length": 32}
 
 
