@@ -211,11 +211,12 @@ def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
 
 def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
     """Warns about an expert that is the base itself if differences from the base are merged."""
+    if recipe.average not in TASK_METHODS or sources.base is None:
+        return
     for source in sources.experts:
-        if recipe.average in TASK_METHODS and source.adapter is None and sources.base is not None:
-            if source.checkpoint is sources.base.checkpoint:
-                message = f"is the base model: its task vector is zero, which weakens the others with {recipe.average}."
-                report.add("warning", "experts", source.name, message)
+        if source.checkpoint is sources.base.checkpoint and source.adapter is None:
+            message = f"is the base model: its task vector is zero, which weakens the others with {recipe.average}."
+            report.add("warning", "experts", source.name, message)
 
 
 def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
