@@ -2,7 +2,7 @@
 
     python benchmarks/merge_means.py --data PATH --work runs/merge_means   # PATH/definitions/{wordnet,oxford,urban}/*.jsonl
 
-A Llama with 1.8 M parameters besides its embeddings is trained from scratch on three dictionaries, and fine-tuned on each of
+A new Llama with 1.8 M parameters besides its embeddings is trained on three dictionaries, and then fine-tuned on each of
 them. The experts are merged by `average: base`, `mean`, `ties`, `dare` and with `attention: routed`, before and after the
 gates are tuned with frozen experts. The control is a dense model that is trained from the same base on all rows, for as many
 steps as all experts and the tuning together. Seeds change the order of the rows in every training but that of the base, and
@@ -177,7 +177,7 @@ class Experiment:
             save_file({"losses": definition_losses(loaded, columns, rows.collator)}, cached)
         return load_file(cached)["losses"]
 
-    def choose(self, seed: int, average: str) -> tuple[float, dict[str, float]]:
+    def select_density(self, seed: int, average: str) -> tuple[float, dict[str, float]]:
         """The density with the lowest perplexity of validation rows, and the perplexity for each."""
         scores = {}
         for density in self.options.densities:
@@ -207,7 +207,7 @@ def measure_seed(experiment: Experiment, seed: int) -> dict:
     chosen, validation = {}, {}
     for name, keys in MEANS.items():
         if name in ("ties", "dare"):
-            chosen[name], validation[name] = experiment.choose(seed, name)
+            chosen[name], validation[name] = experiment.select_density(seed, name)
             mixture = experiment.mixture(seed, f"{name}_{chosen[name]}", density=chosen[name], **keys)
         else:
             mixture = experiment.mixture(seed, name, **keys)

@@ -67,7 +67,7 @@ def freeze(model, parts: tuple[str, ...]) -> None:
             parameter.requires_grad_(any(pattern in name for pattern in patterns))
     elif model_type in MIXTURES:
         raise ValueError(
-            f"model_type={model_type!r} is not supported here. Train its gates with: lexperts merge tune, or export it with: "
+            f"model_type={model_type!r} is not supported by lexicon-router. Train its gates with: lexperts merge tune, or export it with: "
             "lexperts merge export --format lexicon"
         )
     else:
