@@ -33,7 +33,7 @@ from merge_tools.tuning import freeze_all_but_gates
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows
 
 MAX_LENGTH = 64
-BATCH = 16
+BATCH = 8
 PROMPTS = 64  # of an expert, for its row of the gates
 DOMAINS = ("wordnet", "oxford", "urban")
 MEANS = {
@@ -237,8 +237,8 @@ def main():
     parser.add_argument("--expert_lr", type=float, default=1e-3)
     parser.add_argument("--tune_steps", type=int, default=80)
     parser.add_argument("--gate_lr", type=float, default=3e-3)
-    parser.add_argument("--validation_rows", type=int, default=150)
-    parser.add_argument("--test_rows", type=int, default=400)
+    parser.add_argument("--validation_rows", type=int, default=100)
+    parser.add_argument("--test_rows", type=int, default=300)
     parser.add_argument("--until", choices=["experts", "merge"], default="merge", help="the last step")
     add_record_arguments(parser, "merge_means")
     args = parser.parse_args()
