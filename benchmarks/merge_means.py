@@ -29,7 +29,7 @@ from lexperts.recipes.common.help import read_config
 from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.train_expert import new_model, train_tokenizer
 from lexperts.recipes.lexicon.training import tokenize_rows
-from merge_tools.tuning import freeze_all_but_gates
+from merge_tools.gate_training import freeze_all_but_gates
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows
 
 MAX_LENGTH = 64
