@@ -169,7 +169,9 @@ def perplexities(model, splits: Mapping[str, tuple], test: list) -> dict[str, di
     sums["all"] = tuple(sum(column) for column in zip(*sums.values(), strict=True))
     counts = {name: len(held_out) for name, (_, held_out) in splits.items()}
     counts["all"] = sum(counts.values())
-    return {name: {"texts": counts[name], "perplexity": math.exp(min(nats / n, 700))} for name, (nats, n) in sums.items()}
+    return {
+        name: {"texts": counts[name], "perplexity": math.exp(min(nats / n, 700))} for name, (nats, n) in sums.items()
+    }
 
 
 def tuned_tensors(source: Source, gates: dict[str, np.ndarray]) -> list[OutputTensor]:

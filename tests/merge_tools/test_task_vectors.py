@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from merge_tools import MergeError, add, check, compose, inspect, plan, read_recipe, remove, verify
 from merge_tools.averaging import from_float, to_float32, to_float64
@@ -220,9 +221,17 @@ def test_a_mean_of_identical_experts_is_the_expert(experts, tmp_path):
     np.testing.assert_allclose(ours[name].numpy(), dense[name].numpy(), atol=1e-6)
 
 
-def test_an_overflow_is_an_error(experts, tmp_path):
-    with pytest.raises(MergeError, match="float16's maximum"):
-        compose(recipe(experts(3), average="dare", density=1e-6, dtype="float16"), tmp_path / "out")
+@pytest.mark.parametrize(
+    "dtype, scale, message", [("float16", 1e5, "float16's maximum"), ("float32", 1e38, "overflows float32")]
+)
+def test_an_overflow_is_an_error(dtype, scale, message, experts, tmp_path):
+    own = save_expert(tmp_path / "own", 3)
+    tensors = read_tensors(own)
+    save_file({name: t * scale if "q_proj" in name else t for name, t in tensors.items()}, own / "model.safetensors")
+    with pytest.raises(MergeError, match=message):
+        compose(
+            recipe([experts(3)[0], experts(3)[1], own], average="dare", density=0.05, dtype=dtype), tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
