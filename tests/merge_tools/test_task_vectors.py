@@ -1,6 +1,7 @@
 """TIES and DARE: equal to plain references, for any blocks, threads and interruptions, and what a recipe needs for them."""
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from safetensors.torch import save_file
 
 from merge_tools import MergeError, add, check, compose, inspect, plan, read_recipe, remove, verify
 from merge_tools.averaging import from_float, to_float32, to_float64
-from merge_tools.checkpoints import open_source
-from merge_tools.plan import plan_tensors
-from merge_tools.task_vectors import largest, random_words
+from merge_tools.checkpoints import Checkpoint, Source, open_source
+from merge_tools.plan import OutputTensor, Slice, plan_tensors
+from merge_tools.task_vectors import TaskMerge, largest, random_words
+from merge_tools.tensor_files import pack_header, read_header
 
 from .conftest import read_tensors, recipe_of, save_expert
 from .test_shard_writer import SHARD, interrupted
@@ -233,6 +235,24 @@ def test_an_overflow_is_an_error(dtype, scale, message, experts, tmp_path):
             recipe([experts(3)[0], experts(3)[1], own], average="dare", density=0.05, dtype=dtype), tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["ties", "dare_ties"])
+def test_memory_does_not_grow_with_the_size_and_the_number_of_experts(method, tmp_path):
+    count, raws = 1 << 19, np.random.default_rng(0).integers(0, 1 << 14, 1 << 19, dtype=np.uint16)
+    header, _ = pack_header([("w", "BF16", (count,))])
+    (tmp_path / "w.safetensors").write_bytes(header + raws.tobytes())
+    entry = read_header(tmp_path / "w.safetensors")[0]
+    checkpoint = Checkpoint(tmp_path, {}, {"w": entry})
+    sources = [Source(f"expert {i}", str(tmp_path), checkpoint) for i in range(40)]
+    slices = (Slice(tuple(sources[1:]), (1 / 39,) * 39, 0, count, TaskMerge(sources[0], method, 0.5, 1)),)
+    tensor = OutputTensor("w", "BF16", (count,), "w", slices)
+    tracemalloc.start()
+    try:
+        assert all(np.array_equal(block, block) for block in tensor.blocks())
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20  # the experts have 40 MiB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", ["random", "few values", "zeros"])
