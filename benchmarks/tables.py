@@ -31,6 +31,7 @@ MAKERS = {
     "table:merge_speed": merging.merge_speed,
     "table:moe_speed": merging.moe_speed,
     "table:lexicon_merge": merging.lexicon_merge,
+    "table:merge_means": merging.merge_means,
     "table:lexicon_quality": definitions.lexicon_quality,
     "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
     "table:lexicon_speed": definitions.lexicon_speed,
