@@ -262,21 +262,35 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     return result | {"differing": differing, "largest": largest}
 
 
-def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progress | None = None) -> dict[str, Any]:
+def export(
+    mixture: str | Path,
+    out: str | Path,
+    format: str,
+    *,
+    converter: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Writes the same weights in another format. Returns what was written.
 
     Args:
-        format: "lexicon" (supports all policies), or the model_type of the family's mixture such as "mixtral" (opens
-            without this package).
-        mixture, out, progress: as in `add`.
+        format: "lexicon" (supports all policies), the model_type of the family's mixture such as "mixtral" (opens
+            without this package), or "gguf" (one file for llama.cpp, see `export_gguf`).
+        converter: for "gguf", llama.cpp's convert_hf_to_gguf.py, to be run instead of the package `gguf`.
+        mixture, out, progress: as in `add`; for "gguf" `out` is a file.
 
     Raises:
         MergeError: if the format cannot represent the mixture.
     """
+    if format == "gguf":
+        from .gguf_export import export_gguf
+
+        return export_gguf(mixture, out, converter=converter, progress=progress)
+    if converter is not None:
+        raise MergeError("A converter is for the format gguf alone. Use --format gguf, or leave --converter out.")
     old = Mixture.open(mixture)
     stock = old.shape.mixture.model_type
     if format not in (stock, "lexicon"):
-        raise MergeError(f"Invalid format: {format!r:.60}. Use {stock} or lexicon.")
+        raise MergeError(f"Invalid format: {format!r:.60}. Use {stock}, lexicon or gguf.")
     recipe = read_recipe({**old.recipe.to_dict(), "format": format})
     biases = old.shape.attention_bias and not old.shape.mixture.attention_biases
     if format == stock and (biases or "domain_centroids" in old.source):

@@ -30,6 +30,9 @@ class MixtureClass:
         attention_biases: whether attention may have biases.
         shared_expert: the intermediate size of a shared expert, which the class requires. Its weights are zero, and so it
             adds nothing, whatever its gate is. 0 if the class has none.
+        gguf: the architecture of llama.cpp that computes the same, by its name in the package gguf; empty if there is none.
+            Its Qwen2-MoE does not: it leaves the weights of the selected experts as they are, and divides the zero gate of the
+            shared expert by itself. Its Llama, with experts and biases, does.
     """
 
     model_type: str
@@ -41,6 +44,7 @@ class MixtureClass:
     settings: dict[str, Any] = field(default_factory=dict)
     attention_biases: bool = True
     shared_expert: int = 0
+    gguf: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +83,15 @@ MIXTURES = {
         MixtureClass(
             "mixtral", "MixtralForCausalLM", block="block_sparse_moe", count="num_local_experts",
             names={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, sizes=("intermediate_size",),
-            settings={"router_aux_loss_coef": 0.001, "sliding_window": None}, attention_biases=False,
+            settings={"router_aux_loss_coef": 0.001, "sliding_window": None}, attention_biases=False, gguf="LLAMA",
         ),
         MixtureClass(
-            "qwen2_moe", "Qwen2MoeForCausalLM", shared_expert=32,
+            "qwen2_moe", "Qwen2MoeForCausalLM", shared_expert=32, gguf="LLAMA",
             settings={**NORMALISED, **FULL_ATTENTION, "qkv_bias": True, "shared_expert_intermediate_size": 32},
         ),
-        MixtureClass("qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}),
+        MixtureClass(
+            "qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}, gguf="QWEN3MOE",
+        ),
         MixtureClass(
             "flex_olmo", "FlexOlmoForCausalLM", sizes=("intermediate_size",),
             settings={"norm_topk_prob": True, "router_aux_loss_coef": 0.001},
