@@ -38,13 +38,14 @@ MODELS = {
 }
 
 
-def save(folder, name, seed, dtype=torch.float32):
+def save(folder, name, seed, dtype=torch.float32, tokenizer=None, **changes):
     """Saves a tiny model of the family, with norms and biases drawn too, and its tokenizer."""
     model_type, options = MODELS[name]
-    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": 45, **options})
+    tokenizer = tokenizer or tiny_tokenizer()
+    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": len(tokenizer), **options, **changes})
     model = randomize(AutoModelForCausalLM.from_config(config), seed)
     model.to(dtype).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
