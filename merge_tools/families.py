@@ -60,7 +60,7 @@ class Family:
         defaults: the values of fields that config.json does not have.
         carried: fields that the mixture has too, besides those of every family.
         refused: field -> the values with which the mixture can represent it; any other is an error.
-        lexicon: whether `format: lexicon` can represent it.
+        lexicon: the fields of `LexiconConfig` by which `format: lexicon` represents its attention; None if it cannot.
     """
 
     model_type: str
@@ -72,7 +72,7 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
     refused: dict[str, tuple] = field(default_factory=dict)
-    lexicon: bool = False
+    lexicon: dict[str, bool] | None = None
 
 
 NORMALISED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001}
@@ -105,23 +105,23 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family(
-            "llama", "LlamaForCausalLM", "mixtral", biases=ALL_BIASES, lexicon=True,
+            "llama", "LlamaForCausalLM", "mixtral", biases=ALL_BIASES, lexicon={},
             defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
         ),
         Family(
-            "mistral", "MistralForCausalLM", "mixtral", lexicon=True, carried=("sliding_window",),
+            "mistral", "MistralForCausalLM", "mixtral", lexicon={}, carried=("sliding_window",),
             defaults={
                 "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096,
             },
         ),
         Family(
             "qwen2", "Qwen2ForCausalLM", "qwen2_moe", biases=dict.fromkeys(ATTENTION[:3], True), refused=NO_WINDOW,
-            defaults=QWEN,
+            defaults=QWEN, lexicon={"qkv_bias": True},
         ),
         Family(
             "qwen3", "Qwen3ForCausalLM", "qwen3_moe", biases=dict.fromkeys(ATTENTION, "attention_bias"),
             layer=(*LAYER[:4], "q_norm", "k_norm", *LAYER[4:]), head_norms="head", refused=NO_WINDOW,
-            carried=("attention_bias",), defaults={**QWEN, "head_dim": 128, "attention_bias": False},
+            carried=("attention_bias",), defaults={**QWEN, "head_dim": 128, "attention_bias": False}, lexicon={"qk_norm": True},
         ),
         Family(
             "olmo2", "Olmo2ForCausalLM", "flex_olmo", biases=dict.fromkeys(ATTENTION, "attention_bias"),
@@ -145,7 +145,8 @@ def family_of(config: dict[str, Any]) -> Family:
     """
     name = config.get("model_type")
     if name == "lexicon":
-        return FAMILIES["llama"]
+        fields = {key: True for key in ("qkv_bias", "qk_norm") if config.get(key)}
+        return next((family for family in FAMILIES.values() if family.lexicon == fields), FAMILIES["llama"])
     if isinstance(name, str):
         for family in FAMILIES.values():
             if name in (family.model_type, family.mixture):
