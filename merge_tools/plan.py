@@ -11,7 +11,7 @@ import numpy as np
 from .averaging import from_float, mean_equal, mean_float64, to_float32, view
 from .checkpoints import Source, read_all
 from .errors import MergeError
-from .layout import Shape, all_parts, gated_parts, mixture_layout
+from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
 from .task_vectors import TASK_METHODS, TaskMerge
 from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
@@ -142,10 +142,14 @@ def plan_tensors(
         for index, expert in enumerate(experts):
             for dense, suffix in item.expert_tensors(shape):
                 tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
-        for name, size in item.zero_tensors(shape).items():
-            zeros = np.zeros(size, f"<u{DTYPE_BYTES[dtype]}")
-            tensors.append(OutputTensor(name, dtype, size, values=zeros))
+        tensors += zero_tensors(item, shape, dtype)
     return tensors
+
+
+def zero_tensors(part: RoutedPart, shape: Shape, dtype: str) -> list[OutputTensor]:
+    """The tensors of the shared expert of a routed part, all zero, if its class has one."""
+    zeros = f"<u{DTYPE_BYTES[dtype]}"
+    return [OutputTensor(n, dtype, size, values=np.zeros(size, zeros)) for n, size in part.zero_tensors(shape).items()]
 
 
 def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:

@@ -15,7 +15,7 @@ from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
-from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
+from .recipe import MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
 from .staging import find_staging_problem, partial_folder
 from .task_vectors import TASK_METHODS
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
@@ -260,7 +260,7 @@ def check_left_out(report: Report, recipe: Recipe, expert: Source):
 
 def check_gates(report: Report, recipe: Recipe, base: Source):
     """Checks that prompts and samples for gates can be read and tokenized for the base."""
-    if recipe.gate_mode not in ("hidden", "cheap_embed", "centroid"):
+    if recipe.gate_mode not in (*WITH_PROMPTS, "centroid"):
         return
     texts = []
     for expert in recipe.experts:

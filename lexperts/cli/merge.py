@@ -333,7 +333,16 @@ def export(
     folder: Folder,
     out: Out,
     format: Annotated[
-        str | None, typer.Option("--format", help="lexicon, or the family's class of transformers, such as mixtral.")
+        str | None,
+        typer.Option("--format", help="lexicon, gguf, or the family's class of transformers, such as mixtral."),
+    ] = None,
+    converter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="For gguf: llama.cpp's convert_hf_to_gguf.py, to be run instead of the package gguf. Default: the "
+            "environment variable LLAMA_CPP_CONVERTER.",
+        ),
     ] = None,
     from_mergekit: Annotated[
         bool, typer.Option("--from-mergekit", help="DIR is a mixture of mergekit 0.1.5: split its fused experts.")
@@ -341,9 +350,9 @@ def export(
     as_json: AsJson = False,
     debug: Debug = False,
 ):
-    """Write a mixture in the other format, or one of mergekit with the tensor names that engines read.
+    """Write a mixture in another format, or one of mergekit with the tensor names that engines read.
 
-    Example: lexperts merge export mixture as-lexicon --format lexicon
+    Example: lexperts merge export mixture mixture.gguf --format gguf
     """
     with screen(as_json, debug, out) as view:
         if (format is None) != from_mergekit:
@@ -351,7 +360,7 @@ def export(
         if from_mergekit:
             edit(view, out, merge_tools.repair, folder, out)
         else:
-            edit(view, out, merge_tools.export, folder, out, format)
+            edit(view, out, merge_tools.export, folder, out, format, converter=converter)
 
 
 @app.command()
