@@ -176,7 +176,7 @@ def speed() -> str:
         "KeyBERT": "KeyBERT",
     }
     speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
-    return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/keyphrases.md#onnx-and-openvino)."
+    return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/export.md)."
 
 
 def exported() -> str:
