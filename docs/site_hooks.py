@@ -16,6 +16,7 @@ from lexperts.recipes.common.help import config_names  # noqa: E402
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
 LINK = re.compile(r"\]\((?P<path>(?:\.\./)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 COMMANDS = "<!-- commands -->"
+ALONE = ("index.md", "getting_started.md", "how_tos.md", "concepts.md", "results.md")  # tabs of one page
 FIGURE = re.compile(r"!\[[^\]]*\]\((images/(?:seke|exhird|hypernetwork|moesumm|lexicon)\.svg)\)")
 
 
@@ -91,6 +92,8 @@ def describe_command(command, path: str) -> list[str]:
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
     """Rewrites the links of a page, and fills in the commands."""
+    if page.file.src_uri in ALONE:
+        page.meta["hide"] = ["navigation"]
     if COMMANDS in markdown:
         commands = describe_command(typer.main.get_command(build_app()), "lexperts")
         markdown = markdown.replace(COMMANDS, "\n".join(commands))

@@ -25,7 +25,6 @@ import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
 from tests.merge_tools.conftest import save_expert
 from tests.modeling_lexicon.conftest import tiny_lexicon
-from tests.modeling_moesumm.conftest import tiny_moesumm
 from tests.test_docs import PACKAGES, PAGES, ROOT, blocks_of, checkpoints, exists, tiny_tokenizer  # noqa: F401
 from tests.tiny_models import encoder_config, make_model, summariser_config
 
@@ -108,7 +107,7 @@ def wrong_arguments(code: str) -> list[str]:
 
 
 def test_the_checks_find_what_they_are_for(tmp_path):
-    assert wrong_arguments("import merge_tools\nmerge_tools.check(recipe, allows=[])") == ["allows"]
+    assert wrong_arguments("import merge_tools\nmerge_tools.route(folder, texts, domains=1)") == ["domains"]
     assert len(undefined_names(tmp_path, {"a": "print(x)", "b": "y = 1\nprint(y)"})) == 1
 
 

@@ -1,6 +1,7 @@
-// Tables and code that scroll sideways can be reached and scrolled by keyboard.
+// What the theme leaves out: regions that scroll sideways can be reached by keyboard, and the search has a name.
 document.addEventListener("DOMContentLoaded", () => {
-  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .figure, .highlight > pre > code, pre > code")) {
+  for (const box of document.querySelectorAll(".md-typeset__scrollwrap, .figure, pre > code")) {
     box.tabIndex = 0;
   }
+  document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
 });
