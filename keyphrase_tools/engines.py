@@ -88,13 +88,19 @@ class RayEngine(Engine):
                     {"address": self.address} if self.address else {"address": "local", "include_dashboard": False}
                 )
                 ray.init(**options, log_to_driver=False, logging_level="error")
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConnectionError(
-                    f"Ray at {self.address or 'this machine'} refused the connection: {error}. Check that the cluster runs Ray "
-                    f"{ray.__version__} and, if it requires a token, that this process has it."
-                ) from error
+            except Exception as error:  # a Ray that does not start in time raises an Exception of no other type
+                raise ConnectionError(self._describe_refusal(error)) from error
             self._is_own = True
         return self
+
+    def _describe_refusal(self, error: Exception) -> str:
+        """The message for a Ray that cannot be started or connected to."""
+        if self.address is None:
+            return f"Ray does not start on this machine: {error} Try again when the machine is less busy, or use --engine local."
+        return (
+            f"Ray at {self.address} refused the connection: {error}. Check that the cluster runs Ray {self._ray.__version__} and, if "
+            "it requires a token, that this process has it."
+        )
 
     def __exit__(self, *_):
         for actor in self._actors:
