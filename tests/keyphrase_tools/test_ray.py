@@ -202,6 +202,16 @@ def test_an_address_that_does_not_answer_is_named_quickly(folder, source, tmp_pa
             assert time.monotonic() - started < 20
 
 
+def test_an_address_of_another_server_is_named(cluster, monkeypatch):
+    engines.check_address(ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr(engines, "TIMEOUT", 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for name in (address, f"ray://{address}"):
+            with pytest.raises(ConnectionError, match="no Ray cluster answers there"):
+                engines.check_address(name)
+
+
 def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     paths = [str(source), str(tmp_path / "out.jsonl")]
