@@ -152,7 +152,7 @@ def train(
 
 def common_options() -> dict:
     """The settings of the recipe without those of a new model, for training from a checkpoint."""
-    settings = yaml.safe_load(read_config("lexicon", CONFIG))
+    settings = yaml.safe_load(read_config("lexicon", "train_expert", CONFIG))
     return {k: v for k, v in settings.items() if k not in ("from_scratch", "num_train_epochs", "output_dir")}
 
 

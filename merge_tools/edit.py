@@ -62,13 +62,21 @@ def add(
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
     if reaverage:
-        return compose(recipe, out, low_memory=low_memory, progress=progress)
+        return composed_again(old, recipe, out, low_memory, progress)
     new = recipe.experts[-1]
     source = open_source(new.name, new.source_model, recipe.base_model)
     warnings = check_new_expert(old, source, recipe)
     rows = new_gate_rows(recipe, old, low_memory)
     written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
     return {**written, "warnings": warnings}
+
+
+def composed_again(old: Mixture, recipe: Recipe, out: str | Path, low_memory: bool, progress: Progress | None):
+    """Composes from all sources; warns if that replaces tuned gates."""
+    written = compose(recipe, out, low_memory=low_memory, progress=progress)
+    if "tuned" in old.record:
+        written["warnings"].append(f"The tuned gates are replaced by gate_mode {recipe.gate_mode}. Tune {out} again.")
+    return written
 
 
 def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
@@ -133,7 +141,7 @@ def remove(
         )
     recipe = read_recipe({**options, "experts": [options["experts"][i] for i in kept]})
     if reaverage:
-        return compose(recipe, out, low_memory=low_memory, progress=progress)
+        return composed_again(old, recipe, out, low_memory, progress)
     return write_with_experts(old, recipe, kept, {}, Path(out), progress)
 
 

@@ -17,6 +17,7 @@ from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
 from .recipe import MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
 from .staging import find_staging_problem, partial_folder
+from .task_vectors import TASK_METHODS
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
@@ -82,6 +83,7 @@ def run_preflight(
     check_agreement(report, recipe, base, usable)
     check_values(report, sources.distinct, deep)
     check_distinct(report, recipe, sources.experts)
+    check_task_vectors(report, recipe, sources)
     check_adapters(report, recipe, sources)
     if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
         check_format(report, recipe, base)
@@ -204,6 +206,16 @@ def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
         other = names.setdefault(key, source.name)
         if other != source.name:
             message = f"has the same routed weights as {other} (in all samples): routing between them has no effect."
+            report.add("warning", "experts", source.name, message)
+
+
+def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Warns about an expert that is the base itself if differences from the base are merged."""
+    if recipe.average not in TASK_METHODS or sources.base is None:
+        return
+    for source in sources.experts:
+        if source.checkpoint is sources.base.checkpoint and source.adapter is None:
+            message = f"is the base model: its task vector is zero, which weakens the others with {recipe.average}."
             report.add("warning", "experts", source.name, message)
 
 

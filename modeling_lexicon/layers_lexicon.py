@@ -158,7 +158,7 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         of_mlp = {name: number for name, number in numbers.items() if name in MLP_LINEARS}
         if of_attention or config.qkv_bias or config.qk_norm:
             self.self_attn = LexiconAttention(config, layer_idx, numbers=of_attention)
-        if "mlp" in numbers:
+        if "mlp" in self.routed_names:
             self.mlp = RoutedModule(config, numbers["mlp"], config.hidden_size, LexiconExperts(config))
         elif of_mlp:
             self.mlp = LexiconMlp(config, numbers=of_mlp)

@@ -1,5 +1,7 @@
 """Tables of merging and of merged mixtures."""
 
+import statistics
+
 from . import DOCS, load, provenance
 
 
@@ -36,13 +38,18 @@ def comparison() -> str:
         "base": "the same, shared weights from the base",
         "mergekit": "mergekit-moe 0.1.5, the same",
     }
+    opened = {
+        "mergekit": "transformers 5"
+    }  # its experts are fused; ours have the names of transformers 4, which 5 reads too
     lines = [
-        f"| {result['experts']} experts of Llama-3.2-1B's shape, {result['output_bytes'] / 1e9:.1f} GB written | seconds | peak memory |",
-        "| --- | --- | --- |",
+        f"| {result['experts']} experts of Llama-3.2-1B's shape, {result['output_bytes'] / 1e9:.1f} GB written | seconds | peak memory | opens in |",
+        "| --- | --- | --- | --- |",
     ]
     for name, label in rows.items():
         row = result["candidates"][name]
-        lines.append(f"| {label} | {row['median_seconds']:.1f} | {row['peak_anonymous_mib']:,.0f} MiB |")
+        memory = f"{row['peak_anonymous_mib']:,.0f} MiB"
+        opens = opened.get(name, "transformers 4 and 5")
+        lines.append(f"| {label} | {row['median_seconds']:.1f} | {memory} | {opens} |")
     return "\n".join([*lines, "", f"[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
 
 
@@ -80,3 +87,22 @@ def lexicon_merge() -> str:
         name = label.replace(" a token", " per token").replace(" a row", " per row")
         lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+
+
+def merge_means() -> str:
+    """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
+    record = load("merge_means")
+    runs = record["results"]
+    columns = list(next(iter(runs[0]["perplexity"].values())))
+    lines = [f"| perplexity, mean of {len(runs)} seeds | {' | '.join(columns)} | standard deviation of all |"]
+    lines.append("| --- |" + " --- |" * (len(columns) + 1))
+    for label in runs[0]["perplexity"]:
+        values = {name: [run["perplexity"][label][name] for run in runs] for name in columns}
+        cells = [f"{statistics.mean(values[name]):.1f}" for name in columns]
+        deviation = statistics.stdev(values["all"]) if len(runs) > 1 else 0.0
+        lines.append(f"| {label} | {' | '.join(cells)} | {deviation:.2f} |")
+    chosen = {name: ", ".join(str(run["densities"][name]) for run in runs) for name in runs[0]["densities"]}
+    note = (
+        "Densities, chosen on validation rows for each seed: " + "; ".join(f"{n} {v}" for n, v in chosen.items()) + ". "
+    )
+    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_means.py --data PATH`"])
