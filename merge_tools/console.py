@@ -9,6 +9,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from .card import short_hash
 from .errors import format_size
 from .findings import LEVELS, Report, grouped
 from .routing import Routing, printable
@@ -118,11 +119,11 @@ def render_mixture(facts: dict[str, Any]) -> Group:
         "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
         "on disk": format_size(facts["bytes"]),
     }
-    experts = new_table("expert", "source", "licence", "file", "sha256", overflow="fold")
+    experts = new_table("expert", "source", "licence", "file", "hash", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
-            experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
+            experts.add_row(*map(Text, (*first, file["name"], short_hash(file).replace("`", ""))))
     parts = [key_value_table(content), Text(), experts]
     if facts["gates"]:
         gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ from .checkpoints import Source, read_all
 from .errors import MergeError
 from .layout import Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
-from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
+from .tensor_files import DTYPE_BYTES, FLOATS, PIECE, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
-CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
+CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,19 @@ class OutputTensor:
         same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
         return entry if same and source.is_verbatim(self.tensor) else None
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the raw elements in blocks."""
+    def entries(self) -> list[TensorEntry]:
+        """The stored tensors that it is computed from."""
+        return [source.entry(self.tensor) for part in self.slices for source in part.sources]
+
+    def blocks(self, start: int = 0) -> Iterator[np.ndarray]:
+        """Yields the raw elements from `start` on in blocks."""
         if self.values is not None:
-            yield self.values.reshape(-1)
+            yield self.values.reshape(-1)[start:]
             return
         for part in self.slices:
+            if start >= part.stop:
+                continue
+            part = replace(part, start=max(part.start, start))
             dtypes = [source.entry(self.tensor).dtype for source in part.sources]
             equal = len(set(part.weights)) == 1
             for raws in zip(*(self._read(source, part) for source in part.sources), strict=True):
@@ -78,12 +85,28 @@ class OutputTensor:
     def _read(self, source: Source, part: Slice) -> Iterator[np.ndarray]:
         if source.is_verbatim(self.tensor):
             return read_blocks(source.entry(self.tensor), CHUNK, part.start, part.stop)
-        if part.start or part.stop != self.elements:
+        if part.stop != self.elements or len(self.slices) > 1:
             raise MergeError(
                 f"The adapter {source.name!r} changes {self.tensor!r} and has a different vocabulary. Merge it "
                 "with peft's merge_and_unload() first."
             )
-        return source.blocks(self.tensor, CHUNK)
+        return skip(source.blocks(self.tensor, CHUNK), part.start)
+
+
+def skip(blocks: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """Blocks without the first `count` elements."""
+    for block in blocks:
+        if count < len(block):
+            yield block[count:]
+        count = max(count - len(block), 0)
+
+
+def overflow_message(name: str, dtype: str) -> str:
+    """The message for a tensor whose values exceed the range of the output's dtype."""
+    largest = {"F16": "float16's maximum of 65,504", "BF16": "bfloat16's maximum of 3.39e38"}
+    return f"{name!r} has values above {largest.get(dtype, f'the maximum of {TORCH_NAMES[dtype]}')}. " + (
+        "Use dtype: bfloat16 or float32." if dtype == "F16" else "Its expert is broken. Use an earlier checkpoint."
+    )
 
 
 def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:

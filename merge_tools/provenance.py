@@ -8,7 +8,7 @@ from typing import Any
 
 from .checkpoints import Source
 from .errors import MergeError
-from .tensor_files import ScanResult
+from .source_scan import ScanResult
 
 RECORD = "merge_record.json"
 RECORD_KEYS = ("made_by", "family", "format", "recipe", "base", "experts", "gates")
@@ -23,14 +23,14 @@ def package_version() -> str:
 
 
 def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, Any]:
-    """The path or Hub id of a source, its licence, and the SHA-256 of every file that was read."""
+    """The path or Hub id of a source, its licence, and the size and hashes of every file that was read."""
     record = {"name": source.name, "source": source.origin}
     if source.adapter:
         record["adapter_over"] = str(source.checkpoint.folder)
     license = read_license(source.folder) or read_license(source.checkpoint.folder)
     if license:
         record["license"] = license
-    record["files"] = [{"name": f.name, "bytes": scans[f].nbytes, "sha256": scans[f].sha256} for f in source.files]
+    record["files"] = [scans[file].record for file in source.files]
     return record
 
 
