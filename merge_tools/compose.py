@@ -15,7 +15,7 @@ from .checkpoints import Source
 from .errors import MergeError, expand_user
 from .families import family_of
 from .findings import Report
-from .gates import Gates, make_gates
+from .gates import Gates, find_equal_rows, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
 from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
@@ -78,6 +78,8 @@ def check_and_plan(
     preflight = run_preflight(recipe, out, **changes)
     preflight.report.raise_for_errors()
     gates = make_gates(preflight.recipe, preflight.sources.base, low_memory=low_memory)
+    if warning := find_equal_rows(gates, preflight.recipe.names):
+        preflight.report.add("warning", "gates", "gates", warning)
     return make_plan(preflight, gates)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
 from .families import MIXTURES
 
+MAX_ERRORS = 20  # unknown keys that are reported at once
 LARGEST_RECIPE = 300_000  # bytes
 LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -205,6 +206,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         if not is_text(source):
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
         folder, source = Path(source).parent, read_yaml(Path(source))
+    raise_for_unknown_keys(source)
     options, changes = validate_keys(source, Recipe, "the recipe"), validate_keys(changes, Recipe, "the recipe")
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
     options |= {**changes, "allow": list(dict.fromkeys(allowed))}
@@ -292,13 +294,10 @@ def count_nodes(node, known: dict[int, int]) -> int:
 
 def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
     """The keys that have a value, each known and valid; paths as strings, single strings as lists."""
-    known = {f.name for f in fields(cls)}
     valid = {}
+    if errors := find_unknown_keys(options, cls, where):
+        raise MergeError("\n".join(errors))
     for name, value in options.items():
-        if name in MERGEKIT_ONLY and value is not None:
-            raise MergeError(f"{name} in {where} is a key of mergekit-moe that is not supported. {MERGEKIT_ONLY[name]}")
-        if name not in known and name not in MERGEKIT_ONLY:
-            raise MergeError(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
         if value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
@@ -315,6 +314,30 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
                 raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return valid
+
+
+def raise_for_unknown_keys(source: dict):
+    """Raises one `MergeError` that names every key of a recipe and its experts that is not supported, one per line."""
+    errors, experts = find_unknown_keys(source, Recipe, "the recipe"), source.get("experts")
+    for expert in experts if isinstance(experts, list) else ():
+        if isinstance(expert, dict):
+            name = short_repr(expert.get("name") or expert.get("source_model"))
+            errors += find_unknown_keys(expert, ExpertRecipe, f"the expert {name}")
+    if errors:
+        raise MergeError("\n".join(errors[:MAX_ERRORS]))
+
+
+def find_unknown_keys(options: dict, cls: type, where: str) -> list[str]:
+    """One line per key that is unknown, or that only mergekit-moe has; at most MAX_ERRORS."""
+    errors, known = [], {f.name for f in fields(cls)}
+    for name, value in options.items():
+        if name in MERGEKIT_ONLY and value is not None:
+            errors.append(f"{name} in {where} is a key of mergekit-moe that is not supported. {MERGEKIT_ONLY[name]}")
+        elif name not in known and name not in MERGEKIT_ONLY:
+            errors.append(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
+        if len(errors) == MAX_ERRORS:
+            break
+    return errors
 
 
 def short_repr(value) -> str:

@@ -27,6 +27,7 @@ TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bf
 LARGEST_HEADER = 100_000_000  # bytes, as in the reference implementation
 FLOATS = {name: code for code, name in TORCH_NAMES.items()}
 EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}
+RANGES = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}  # dtypes by their largest values
 SAMPLES = 4  # per tensor, of SAMPLE_BYTES each
 SAMPLE_BYTES = 1 << 14
 
@@ -242,16 +243,18 @@ def pwrite_all(target: int, data, offset: int) -> int:
     return done
 
 
+def sample_blocks(entry: TensorEntry) -> Iterator[np.ndarray]:
+    """A few blocks of a tensor, spread evenly from the first to the last element."""
+    size = min(SAMPLE_BYTES // DTYPE_BYTES[entry.dtype], entry.elements)
+    for start in sorted({(entry.elements - size) * i // (SAMPLES - 1) for i in range(SAMPLES)}):
+        yield from read_blocks(entry, size, start, start + size)
+
+
 def sample_nonfinite(entries: list[TensorEntry]) -> list[str]:
     """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last element."""
 
-    def samples(entry):
-        size = min(SAMPLE_BYTES // DTYPE_BYTES[entry.dtype], entry.elements)
-        for start in sorted({(entry.elements - size) * i // (SAMPLES - 1) for i in range(SAMPLES)}):
-            yield from read_blocks(entry, size, start, start + size)
-
     floats = (entry for entry in entries if entry.dtype in EXPONENTS)
-    return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in samples(entry))]
+    return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in sample_blocks(entry))]
 
 
 def equal_blocks(blocks: Iterable[np.ndarray], elements: int) -> Iterator[np.ndarray]:
