@@ -7,12 +7,13 @@ MODEL := models/seke-minilm
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 QUANTIZE := $(VENV)/.quantize
+DOCS := $(VENV)/.docs
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test cuda lint format fix-copies bench tables clean
+.PHONY: help demo quickstart test cuda lint format fix-copies bench tables docs clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -47,8 +48,11 @@ fix-copies:  ## copy modeling_seke's shared files into the other modeling packag
 bench: $(READY)  ## time the head against its plain versions
 	$(RUN) benchmarks/seke_head.py
 
-tables: $(READY)  ## write the README's tables from benchmarks/results
+tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 	$(RUN) benchmarks/tables.py
+
+docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
 clean:  ## remove the virtual environment and what training left
 	rm -rf $(VENV) runs build *.egg-info
@@ -65,6 +69,10 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 $(READY): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,test]'
 	touch $(READY)
+
+$(DOCS): $(DEMO)
+	$(PIP) -c constraints.txt -e '.[docs]'
+	touch $(DOCS)
 
 $(QUANTIZE): $(READY)
 	$(PIP) -c constraints.txt -e '.[quantize]'

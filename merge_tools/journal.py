@@ -53,8 +53,7 @@ def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> st
         digest.update(shard.header)
         for tensor in shard.tensors:
             for part in tensor.slices:
-                locations = [(s.origin, tensor.tensor, str(s.entry(tensor.tensor).file)) for s in part.sources]
-                digest.update(repr((locations, part.weights, part.start, part.stop)).encode())
+                digest.update(repr(part.key(tensor.tensor)).encode())
             if tensor.values is not None:
                 digest.update(tensor.values.tobytes())
     return digest.hexdigest()

@@ -359,7 +359,7 @@ def overflow_error(tensor: OutputTensor) -> MergeError:
     for entry in tensor.entries():
         if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, PIECE)):
             return NotFiniteError(entry.file, (entry.name,))
-    return MergeError(overflow_message(tensor.name, tensor.dtype))
+    return MergeError(overflow_message(tensor.name, tensor.dtype, any(part.merge for part in tensor.slices)))
 
 
 def preallocate(handle: int, count: int):

@@ -14,6 +14,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 ENCODING_SETTINGS = (
     "add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "additional_special_tokens", "extra_special_tokens",
@@ -22,7 +23,6 @@ ENCODING_SETTINGS = (
 GENERATION_CONFIG = "generation_config.json"
 VERSION_FIELDS = ("transformers_version", "_from_model_config")  # of generation_config.json, without effect
 ADDED_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
-PORTABLE_CLASS = "PreTrainedTokenizerFast"  # opens in transformers 4 and 5
 
 
 class DifferenceKind(Enum):
@@ -64,8 +64,23 @@ def source_tokenizer(source: Source) -> Path | None:
 
 
 def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> dict[str, bytes]:
-    """The content of some files of a folder by name, of those that exist."""
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    """The content of some files of a folder by name, of those that exist; the tokenizer's class as both transformers know it."""
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    if CONFIG in files:
+        files[CONFIG] = with_class_of_both(files[CONFIG])
+    return files
+
+
+def with_class_of_both(content: bytes) -> bytes:
+    """A tokenizer_config.json with the class name that transformers 4 and 5 know, if transformers 5 has written its own."""
+    try:
+        settings = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(settings, dict) or settings.get("tokenizer_class") != "TokenizersBackend":
+        return content
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
@@ -76,17 +91,7 @@ def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
         if file is not None and (best is None or extends(best, file)):
             best = file
     files = carried_files(base.checkpoint.folder, [GENERATION_CONFIG]) | carried_files(base.folder, [GENERATION_CONFIG])
-    return portable(files | (carried_files(best.parent, TOKENIZER_FILES) if best else {}))
-
-
-def portable(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files with a tokenizer class that transformers 4 has too instead of that of transformers 5."""
-    name = "tokenizer_config.json"
-    if b'"TokenizersBackend"' in files.get(name, b""):
-        content = json.loads(files[name])
-        if content.get("tokenizer_class") == "TokenizersBackend":
-            files[name] = (json.dumps(content | {"tokenizer_class": PORTABLE_CLASS}, indent=2) + "\n").encode()
-    return files
+    return files | (carried_files(best.parent, TOKENIZER_FILES) if best else {})
 
 
 def tokenizer_settings(source: Source) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Tables of merging and of merged mixtures."""
 
-from statistics import median
+import statistics
 
 from . import DOCS, load, provenance
-
 
 LABELS = {
     "floor": "floor: `copy_file_range` and fsync of the same bytes",
@@ -14,7 +13,11 @@ LABELS = {
     "mergekit": "mergekit-moe {version} (same as `average: base`)",
     "check": "`lexperts merge check`",
 }
-SHAPES = {"1b": "Llama-3.2-1B's shape", "8b-thin": "Llama-3-8B's width, 4 layers", "8b-wide": "Llama-3-8B's width, 2 layers"}
+SHAPES = {
+    "1b": "Llama-3.2-1B's shape",
+    "8b-thin": "Llama-3-8B's width, 4 layers",
+    "8b-wide": "Llama-3-8B's width, 2 layers",
+}
 
 
 def speed_rows(record: dict) -> list[dict]:
@@ -34,7 +37,7 @@ def speed_rows(record: dict) -> list[dict]:
         groups.setdefault((row["shape"], row["condition"], row["candidate"]), []).append(row)
     medians = []
     for rows in groups.values():
-        fields = {name: median(row[name] for row in rows) for name in ("seconds", "cpu_seconds")}
+        fields = {name: statistics.median(row[name] for row in rows) for name in ("seconds", "cpu_seconds")}
         medians.append({**rows[0], **fields, "anonymous_mib": max(row["anonymous_mib"] for row in rows)})
     return medians
 
@@ -57,7 +60,9 @@ def merge_speed() -> str:
         cpu = "" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.1f}"
         label = LABELS[row["candidate"]].format(version=version)
         memory = f"{row['anonymous_mib']:,.0f} MiB"
-        lines.append(f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |")
+        lines.append(
+            f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
+        )
         known.add(group)
     note = "Complete processes. Cached sources are in the page cache, cold ones are not. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT`"
@@ -73,15 +78,18 @@ def comparison() -> str:
         "base": "the same, shared weights from the base",
         "mergekit": "mergekit-moe 0.1.5, the same",
     }
-    first = by_name["mean"]
-    size = by_name["base"]["output_bytes"] / 1e9
+    opened = {
+        "mergekit": "transformers 5"
+    }  # its experts are fused; ours have the names of transformers 4, which 5 reads too
+    first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
     lines = [
-        f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory |",
-        "| --- | --- | --- |",
+        f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
+        "| --- | --- | --- | --- |",
     ]
     for name, label in names.items():
         row = by_name[name]
-        lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB |")
+        opens = opened.get(name, "transformers 4 and 5")
+        lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
     return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
 
@@ -120,3 +128,22 @@ def lexicon_merge() -> str:
         name = label.replace(" a token", " per token").replace(" a row", " per row")
         lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+
+
+def merge_means() -> str:
+    """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
+    record = load("merge_means")
+    runs = record["results"]
+    columns = list(next(iter(runs[0]["perplexity"].values())))
+    lines = [f"| perplexity, mean of {len(runs)} seeds | {' | '.join(columns)} | standard deviation of all |"]
+    lines.append("| --- |" + " --- |" * (len(columns) + 1))
+    for label in runs[0]["perplexity"]:
+        values = {name: [run["perplexity"][label][name] for run in runs] for name in columns}
+        cells = [f"{statistics.mean(values[name]):.1f}" for name in columns]
+        deviation = statistics.stdev(values["all"]) if len(runs) > 1 else 0.0
+        lines.append(f"| {label} | {' | '.join(cells)} | {deviation:.2f} |")
+    chosen = {name: ", ".join(str(run["densities"][name]) for run in runs) for name in runs[0]["densities"]}
+    note = (
+        "Densities, chosen on validation rows for each seed: " + "; ".join(f"{n} {v}" for n, v in chosen.items()) + ". "
+    )
+    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_means.py --data PATH`"])

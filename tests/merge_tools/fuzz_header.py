@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the reader of safetensors headers, run by hand: it takes as long as it is given.
 
-    pip install atheris safetensors numpy
+    pip install atheris  # into the environment of the tests
     python tests/merge_tools/fuzz_header.py -max_total_time=300
 
 A file is either refused with a MergeError, or the safetensors library accepts it too, with the same tensors. Options are those
@@ -28,7 +28,10 @@ SEEDS = (
     {},
     {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}},
     {"__metadata__": {"format": "pt"}, "a": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}},
-    {"a": {"dtype": "U8", "shape": [], "data_offsets": [0, 1]}, "b": {"dtype": "F16", "shape": [0], "data_offsets": [1, 1]}},
+    {
+        "a": {"dtype": "U8", "shape": [], "data_offsets": [0, 1]},
+        "b": {"dtype": "F16", "shape": [0], "data_offsets": [1, 1]},
+    },
 )
 
 
