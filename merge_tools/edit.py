@@ -215,7 +215,7 @@ def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: 
     """The files of an edited mixture except its weights."""
     centroid_size = old.config.get("centroid_size")
     config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
-    return carried_files(old.folder) | metadata_files(config, record, measure(recipe, tensors))
+    return metadata_files(config, record, measure(recipe, tensors), carried_files(old.folder))
 
 
 def write_edited(
