@@ -342,7 +342,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             "windows": windows,
             "max_length": limit,
             "style_id": style_id,
-            "word_probabilities": WordProbabilities([len(of_document) for of_document in words]),
+            "word_probabilities": WordProbabilities([*map(len, words)]),
         }
 
     def read_words(self, documents: Sequence, *, batch_size: int = 8, **options) -> list[tuple[list, np.ndarray]]:
@@ -417,7 +417,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         self, block: dict, numbers: Sequence[int], *, language="english", style=None, threshold=None, **options
     ) -> list[list[dict]]:
         """The keyphrases of some documents of a block."""
-        found, ranked = [block["word_probabilities"].document(number) for number in numbers], [None] * len(numbers)
+        found, ranked = [*map(block["word_probabilities"].document, numbers)], [None] * len(numbers)
         if options.get("candidates") is None and self._uses_ranker(threshold):
             documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
             ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)

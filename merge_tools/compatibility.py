@@ -88,11 +88,9 @@ def check_shapes(report: Report, source: Source) -> bool:
 
 def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
     """Why `format: lexicon` cannot represent a model, if so."""
-    if not family.lexicon:
-        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon)
-        return (
-            f"its attention is that of a {family.model_type}; experts of these types can be routed like this: {able}."
-        )
+    if family.lexicon is None:
+        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon is not None)
+        return f"it cannot represent the layers of {family.model_type}; experts of these types can be routed like this: {able}."
     if "sliding_window" in family.carried and (
         window := config.get("sliding_window", family.defaults["sliding_window"])
     ):

@@ -134,6 +134,18 @@ def render_mixture(facts: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
+def render_tuning(result: dict[str, Any]) -> Group:
+    """The result of `tune`: perplexity of each domain's held-out texts before and after."""
+    table = new_table("held-out texts", no_wrap=True)
+    for column in ("number", "perplexity before", "after", "change"):
+        table.add_column(Text(column), justify="right")
+    for name, row in result["perplexity"].items():
+        change = f"{row['after'] / row['before'] - 1:+.1%}"
+        table.add_row(Text(name), f"{row['texts']:,}", f"{row['before']:.2f}", f"{row['after']:.2f}", change)
+    trained = f"{result['trained']:,} parameters of the gates trained for {result['steps']} steps in {result['seconds']:.0f} s"
+    return Group(table, Text(trained))
+
+
 def render_routings(routings: Sequence[Routing]) -> Group:
     """For each text one row per router: tokens with the index and colour of their expert, and each expert's share."""
     parts: list[Any] = []

@@ -124,9 +124,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "experts_per_token": recipe.experts_per_token,
         "router_layers": recipe.router_layers,
         "router_layers_index": recipe.router_layers_index,
-        "shared": f"copied from the base ({mixture.record['base']['source']})"
-        if recipe.average == "base"
-        else f"mean of {', '.join(mixture.shared_from)}",
+        "shared": describe_shared(recipe, mixture.record["base"]["source"], mixture.shared_from),
         "rope": rope_parameters(mixture.config),
         "tied": mixture.shape.tie_word_embeddings,
         "parameters": total,
@@ -138,6 +136,15 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "gate_mode": recipe.gate_mode,
         "gates": [gate_statistics(mixture, part) for part in mixture.gated],
     }
+
+
+def describe_shared(recipe: Recipe, base: str, names: list[str]) -> str:
+    """Where the weights that are not routed come from."""
+    if recipe.average == "base":
+        return f"copied from the base ({base})"
+    if recipe.average == "mean":
+        return f"mean of {', '.join(names)}"
+    return f"{recipe.average} (density {recipe.density:g}) of {', '.join(names)} over {base}"
 
 
 def gate_statistics(mixture: Mixture, part: RoutedPart) -> dict[str, Any]:

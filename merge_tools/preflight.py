@@ -15,8 +15,9 @@ from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plan import plan_tensors, read_centroids
-from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
+from .recipe import MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
 from .staging import find_staging_problem, partial_folder
+from .task_vectors import TASK_METHODS
 from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
@@ -82,6 +83,7 @@ def run_preflight(
     check_agreement(report, recipe, base, usable)
     check_values(report, sources.distinct, deep)
     check_distinct(report, recipe, sources.experts)
+    check_task_vectors(report, recipe, sources)
     check_adapters(report, recipe, sources)
     if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
         check_format(report, recipe, base)
@@ -207,6 +209,16 @@ def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
             report.add("warning", "experts", source.name, message)
 
 
+def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Warns about an expert that is the base itself if differences from the base are merged."""
+    if recipe.average not in TASK_METHODS or sources.base is None:
+        return
+    for source in sources.experts:
+        if source.checkpoint is sources.base.checkpoint and source.adapter is None:
+            message = f"is the base model: its task vector is zero, which weakens the others with {recipe.average}."
+            report.add("warning", "experts", source.name, message)
+
+
 def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
     """Checks that all adapters belong to the same base: the recipe's, if it names one."""
     adapters = [expert for expert in sources.experts if expert.adapter]
@@ -248,7 +260,7 @@ def check_left_out(report: Report, recipe: Recipe, expert: Source):
 
 def check_gates(report: Report, recipe: Recipe, base: Source):
     """Checks that prompts and samples for gates can be read and tokenized for the base."""
-    if recipe.gate_mode not in ("hidden", "cheap_embed", "centroid"):
+    if recipe.gate_mode not in (*WITH_PROMPTS, "centroid"):
         return
     texts = []
     for expert in recipe.experts:

@@ -20,6 +20,7 @@ from .errors import MergeError, expand_user, format_size
 from .plan import OutputTensor
 from .staging import find_staging_problem, partial_folder
 from .tensor_files import (
+    TORCH_NAMES,
     ScanResult,
     TensorEntry,
     copy_range,
@@ -104,8 +105,7 @@ def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> st
         digest.update(shard.header)
         for tensor in shard.tensors:
             for part in tensor.slices:
-                locations = [(s.origin, tensor.tensor, str(s.entry(tensor.tensor).file)) for s in part.sources]
-                digest.update(repr((locations, part.weights, part.start, part.stop)).encode())
+                digest.update(repr(part.key(tensor.tensor)).encode())
             if tensor.values is not None:
                 digest.update(tensor.values.tobytes())
     return digest.hexdigest()
@@ -324,7 +324,7 @@ class Writer:
                     raise MergeError(message) from None
             return
         for block in tensor.blocks():
-            if tensor.dtype == "F16" and has_nonfinite(block, "F16"):
+            if tensor.can_overflow and has_nonfinite(block, tensor.dtype):
                 raise overflow_error(tensor)
             start += pwrite_all(target, block, start)
             tick(block.nbytes)
@@ -349,12 +349,14 @@ class NotFiniteError(MergeError):
 
 
 def overflow_error(tensor: OutputTensor) -> MergeError:
-    """The error for a float16 tensor that is not finite: a source is not, or values exceed the range of float16."""
+    """The error for a tensor that is not finite: a source is not, or values exceed the range of the dtype."""
     for part in tensor.slices:
-        for source in part.sources:
+        for source in (*part.sources, *([part.merge.base] if part.merge else [])):
             entry = source.entry(tensor.tensor)
             if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
                 return NotFiniteError(entry.file, (entry.name,))
+    if tensor.dtype != "F16":
+        return MergeError(f"{tensor.name!r} overflows {TORCH_NAMES[tensor.dtype]}. Use a larger density.")
     return MergeError(f"{tensor.name!r} has values above 65,504, float16's maximum. Use dtype: bfloat16 or float32.")
 
 

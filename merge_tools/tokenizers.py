@@ -14,6 +14,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 GENERATION_CONFIG = "generation_config.json"
 
@@ -57,8 +58,23 @@ def source_tokenizer(source: Source) -> Path | None:
 
 
 def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> dict[str, bytes]:
-    """The content of some files of a folder by name, of those that exist."""
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    """The content of some files of a folder by name, of those that exist; the tokenizer's class as both transformers know it."""
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    if CONFIG in files:
+        files[CONFIG] = with_class_of_both(files[CONFIG])
+    return files
+
+
+def with_class_of_both(content: bytes) -> bytes:
+    """A tokenizer_config.json with the class name that transformers 4 and 5 know, if transformers 5 has written its own."""
+    try:
+        settings = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(settings, dict) or settings.get("tokenizer_class") != "TokenizersBackend":
+        return content
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:

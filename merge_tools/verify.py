@@ -55,9 +55,12 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     """The tensors that can be computed again from the sources; adds a note for those that cannot."""
     recipe, skipped = mixture.recipe, set()
     if not set(mixture.shared_from) <= set(mixture.names):
-        notes.append(f"Shared weights were not compared: they are the mean of {', '.join(mixture.shared_from)}.")
+        notes.append(f"Shared weights were not compared: they are merged from {', '.join(mixture.shared_from)}.")
         skipped.add("shared")
-    if mixture.gated and recipe.gate_mode not in ("random", "zeros"):
+    if mixture.gated and "tuned" in mixture.record:
+        notes.append("Gates were not compared: they were tuned after the merge.")
+        skipped.add("gates")
+    elif mixture.gated and recipe.gate_mode not in ("random", "zeros"):
         notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
         skipped.add("gates")
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]

@@ -235,15 +235,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             "decoder_inputs_embeds": decoder_inputs_embeds,
         }  # fmt: skip
         margin = labels is not None and bool(config.margin_loss_coef) and routing.active
-        main = None
-        if margin and config.margin_main == "model":
-            check_has_source(encoder_outputs, past_key_values)
-            outputs, main = self._full_and_main(model_inputs, routing, kwargs)
-        else:
-            if margin:
-                routing.main_only_layer = self.num_layers - 1
-            cached = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values, "use_cache": use_cache}
-            outputs = self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs)
+        cached = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values, "use_cache": use_cache}
+        outputs, main = self._run_backbone(model_inputs, cached, routing, margin, kwargs)
         states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
         full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
         logits = self._lm_logits(full)
@@ -252,6 +245,15 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return self._output(outputs, full, logits=logits, **losses, **router_outputs)
+
+    def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
+        """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
+        if margin and self.config.margin_main == "model":
+            check_has_source(cached["encoder_outputs"], cached["past_key_values"])
+            return self._full_and_main(model_inputs, routing, kwargs)
+        if margin:
+            routing.main_only_layer = self.num_layers - 1
+        return self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs), None
 
     def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
         """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""

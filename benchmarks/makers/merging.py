@@ -1,5 +1,7 @@
 """Tables of merging and of merged mixtures."""
 
+import statistics
+
 from . import DOCS, load, provenance
 
 
@@ -85,3 +87,22 @@ def lexicon_merge() -> str:
         name = label.replace(" a token", " per token").replace(" a row", " per row")
         lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+
+
+def merge_means() -> str:
+    """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
+    record = load("merge_means")
+    runs = record["results"]
+    columns = list(next(iter(runs[0]["perplexity"].values())))
+    lines = [f"| perplexity, mean of {len(runs)} seeds | {' | '.join(columns)} | standard deviation of all |"]
+    lines.append("| --- |" + " --- |" * (len(columns) + 1))
+    for label in runs[0]["perplexity"]:
+        values = {name: [run["perplexity"][label][name] for run in runs] for name in columns}
+        cells = [f"{statistics.mean(values[name]):.1f}" for name in columns]
+        deviation = statistics.stdev(values["all"]) if len(runs) > 1 else 0.0
+        lines.append(f"| {label} | {' | '.join(cells)} | {deviation:.2f} |")
+    chosen = {name: ", ".join(str(run["densities"][name]) for run in runs) for name in runs[0]["densities"]}
+    note = (
+        "Densities, chosen on validation rows for each seed: " + "; ".join(f"{n} {v}" for n, v in chosen.items()) + ". "
+    )
+    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_means.py --data PATH`"])

@@ -333,7 +333,16 @@ def export(
     folder: Folder,
     out: Out,
     format: Annotated[
-        str | None, typer.Option("--format", help="lexicon, or the family's class of transformers, such as mixtral.")
+        str | None,
+        typer.Option("--format", help="lexicon, gguf, or the family's class of transformers, such as mixtral."),
+    ] = None,
+    converter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="For gguf: llama.cpp's convert_hf_to_gguf.py, to be run instead of the package gguf. Default: the "
+            "environment variable LLAMA_CPP_CONVERTER.",
+        ),
     ] = None,
     from_mergekit: Annotated[
         bool, typer.Option("--from-mergekit", help="DIR is a mixture of mergekit 0.1.5: split its fused experts.")
@@ -341,9 +350,9 @@ def export(
     as_json: AsJson = False,
     debug: Debug = False,
 ):
-    """Write a mixture in the other format, or one of mergekit with the tensor names that engines read.
+    """Write a mixture in another format, or one of mergekit with the tensor names that engines read.
 
-    Example: lexperts merge export mixture as-lexicon --format lexicon
+    Example: lexperts merge export mixture mixture.gguf --format gguf
     """
     with screen(as_json, debug, out) as view:
         if (format is None) != from_mergekit:
@@ -351,7 +360,55 @@ def export(
         if from_mergekit:
             edit(view, out, merge_tools.repair, folder, out)
         else:
-            edit(view, out, merge_tools.export, folder, out, format)
+            edit(view, out, merge_tools.export, folder, out, format, converter=converter)
+
+
+@app.command()
+def tune(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A mixture that routes per token, also of other tools.")
+    ],
+    out: Out,
+    domain: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=FILE", help="Texts of a domain: .jsonl with text, or .txt. Repeat for each domain."),
+    ],
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 200,
+    learning_rate: Annotated[float, typer.Option(help="Largest learning rate of AdamW.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(help="Windows of text per step.")] = 8,
+    max_length: Annotated[int, typer.Option(help="Tokens of a window; longer texts are cut.")] = 256,
+    holdout: Annotated[float, typer.Option(help="Share of each domain's texts that perplexity is measured on.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 42,
+    device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Train the gates of a mixture with frozen experts, and show perplexity per domain before and after.
+
+    Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
+    """
+    with screen(as_json, debug, out) as view:
+        domains = dict(read_domain(text) for text in domain)
+        if len(domains) < len(domain):
+            raise MergeError("Two domains have the same name. Give each --domain another name.")
+        options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+        options |= {"holdout": holdout, "seed": seed, "device": device}
+
+        def on_step(step: int, loss: float):
+            if step % max(steps // 10, 1) == 0:
+                view.log("step", "cyan", f"{step} of {steps}, loss {loss:.3f}")
+
+        result = merge_tools.tune(folder, out, domains, **options, on_step=on_step)
+        view.result(result, lambda: console.render_tuning(result))
+        view.print(f"wrote {out}")
+
+
+def read_domain(text: str) -> tuple[str, str]:
+    """NAME=FILE as a pair."""
+    name, equals, file = text.partition("=")
+    if not (name.strip() and equals and file.strip()):
+        raise MergeError(f"--domain {text!r:.200} is not NAME=FILE. Example: --domain law=law.jsonl")
+    return name.strip(), file.strip()
 
 
 @app.command()

@@ -29,14 +29,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "R
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """120 documents, three of which have no text."""
     texts = [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 9)) for i in range(120)]
@@ -99,6 +91,44 @@ def test_a_lost_workers_block_is_processed_again_and_not_forever(cluster, is_onc
             RuntimeError, match="Documents 40 to 49 could not be processed: its worker was lost 4 times"
         ):
             run()
+
+
+class LoadedWhenDescribed:
+    """A process that can work only after `describe`, as those of summaries and definitions, and whose worker is lost once."""
+
+    def __init__(self, mark, lost_in="", differs=False):
+        self.mark, self.lost_in, self.differs = mark, lost_in, differs
+
+    def lose(self, place):
+        if self.lost_in == place and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def describe(self):
+        self.lose("describe")
+        self.is_loaded = True
+        return {"weights": os.getpid() if self.differs else 0}
+
+    def process_rows(self, rows, progress=lambda documents: None):
+        self.lose("process_rows")
+        return [{"loaded": self.is_loaded} for _ in rows]
+
+    def types(self):
+        return {"loaded": pyarrow.bool_(), "error": pyarrow.string()}
+
+
+@pytest.mark.parametrize("workers, lost_in", [(1, "describe"), (1, "process_rows"), (2, "process_rows")])
+def test_a_worker_in_place_of_a_lost_one_loads_the_model(cluster, workers, lost_in, source, tmp_path):
+    corpus, engine = Corpus(source, title_column=None), RayEngine(workers=workers)
+    process = LoadedWhenDescribed(tmp_path / "lost", lost_in)
+    assert run_blocks(process, corpus, tmp_path / "out.jsonl", block_size=10, engine=engine)[:2] == (120, 0)
+    assert (tmp_path / "lost").exists() and all(row["loaded"] for row in lines(tmp_path / "out.jsonl"))
+
+
+def test_workers_with_different_models_are_refused(cluster, source, tmp_path):
+    process, engine = LoadedWhenDescribed(tmp_path / "lost", differs=True), RayEngine(workers=2)
+    with pytest.raises(ValueError, match="not the same in all workers: they differ in weights"):
+        run_blocks(process, Corpus(source, title_column=None), tmp_path / "out.jsonl", block_size=1, engine=engine)
 
 
 def command(source, output, folder, *options):
