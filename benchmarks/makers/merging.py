@@ -48,7 +48,7 @@ def comparison() -> str:
     for name, label in rows.items():
         row = result["candidates"][name]
         memory = f"{row['peak_anonymous_mib']:,.0f} MiB"
-        opens = opened.get(name, "transformers 4 and 5")
+        opens = opened.get(name, "transformers 4.57 and 5, llama.cpp")
         lines.append(f"| {label} | {row['median_seconds']:.1f} | {memory} | {opens} |")
     return "\n".join([*lines, "", f"[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
 
