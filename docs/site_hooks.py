@@ -21,7 +21,7 @@ FIGURE = re.compile(r"!\[[^\]]*\]\((images/(?:seke|exhird|hypernetwork|moesumm|l
 
 
 def to_repository(link: re.Match, page: Path) -> str:
-    """The link itself within docs/, else that of the file on GitHub; raises an error if there is no such file."""
+    """The link itself within docs/, else that of the file on GitHub; raises an error if the file does not exist."""
     path = (page.parent / link["path"]).resolve()
     if path.is_relative_to(ROOT / "docs"):
         return link[0]
