@@ -4,6 +4,8 @@
     python .ci/release_check.py --only dist           # build and check the files in dist/
     python .ci/release_check.py --only newest         # the wheel with the versions of constraints.txt
     python .ci/release_check.py --only oldest --torch 2.13.0     # the lower bounds of setup.cfg, but this torch
+    python .ci/release_check.py --only bounds         # print those lower bounds as constraints
+    python .ci/release_check.py --tag v0.1.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
 
 The environments are folders of build/release, made anew each time. `make release-check` runs this.
 """
@@ -23,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
 MODEL = ROOT / "models" / "seke-minilm"
 EXTRAS = ("train", "serve")
+BOUNDED = (*EXTRAS, "merge", "offline")  # extras whose lower bounds are tested
 PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
@@ -48,10 +51,10 @@ def wheel_of(name: str) -> Path:
     return path
 
 
-def fail_if(wrong, message: str) -> None:
-    """Ends with an error that lists what is wrong."""
+def fail_if(wrong: bool | set[str], message: str) -> None:
+    """Ends with an error, which lists what is wrong."""
     if wrong:
-        raise SystemExit(f"{message}: {', '.join(sorted(wrong)) if not isinstance(wrong, bool) else ''}")
+        raise SystemExit(f"{message}." if isinstance(wrong, bool) else f"{message}: {', '.join(sorted(wrong))}")
 
 
 def check_contents() -> None:
@@ -79,17 +82,33 @@ def check_contents() -> None:
         inside = set(file.namelist())
     fail_if({f"lexperts_seke_minilm/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")} - inside,
             f"{model.name} lacks")  # fmt: skip
-    print(f"{path.name}: {len(names)} files, {path.stat().st_size / 1e3:,.0f} kB; {source.name}; {model.name}: as they should be")
+    print(f"{path.name}: {len(names)} files, {path.stat().st_size / 1e3:,.0f} kB; the contents are right")
 
 
-def lower_bounds(extras: tuple[str, ...]) -> list[str]:
-    """The requirements of setup.cfg with `>=` turned into `==`."""
+def read_setup() -> ConfigParser:
+    """setup.cfg."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return setup
+
+
+def lower_bounds(torch: str | None) -> list[str]:
+    """The requirements of setup.cfg with `>=` turned into `==`, with another torch if one is given."""
+    setup = read_setup()
     lines = setup["options"]["install_requires"].splitlines()
-    for extra in extras:
+    for extra in BOUNDED:
         lines += setup["options.extras_require"][extra].splitlines()
-    return sorted({line.strip().replace(">=", "==") for line in lines if line.strip() and not line.startswith("#")})
+    bounds = {line.strip().replace(">=", "==") for line in lines if line.strip() and not line.startswith("#")}
+    return sorted(f"torch=={torch}" if torch and bound.startswith("torch==") else bound for bound in bounds)
+
+
+def check_tag(tag: str) -> None:
+    """The version of setup.cfg is the tag's, and CHANGELOG.md has a dated section for it."""
+    version = read_setup()["metadata"]["version"]
+    fail_if(tag != f"v{version}", f"The tag {tag} is not v{version}, the version in setup.cfg. Change one of them")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    dated = re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.M)
+    fail_if(not dated, f"CHANGELOG.md has no line '## [{version}] - YYYY-MM-DD'. Write the date of the release there")
 
 
 def try_wheel(name: str, torch: str, constraints: Path) -> None:
@@ -106,7 +125,15 @@ def try_wheel(name: str, torch: str, constraints: Path) -> None:
     run(*pip, "-c", constraints, f"{wheel_of('lexperts')}[{','.join(EXTRAS)}]", wheel_of("lexperts_seke_minilm"))
     run(*pip[:3], "check")
     run(*smoke, "full", cwd=folder)
-    run(python, "-m", "pip", "freeze", "--exclude", "lexperts", stdout=(WORK / f"{name}.txt").open("w", encoding="utf-8"))
+    run(
+        python,
+        "-m",
+        "pip",
+        "freeze",
+        "--exclude",
+        "lexperts",
+        stdout=(WORK / f"{name}.txt").open("w", encoding="utf-8"),
+    )
 
 
 def pinned_torch(lines: list[str]) -> str:
@@ -117,24 +144,30 @@ def pinned_torch(lines: list[str]) -> str:
 def main() -> None:
     """Runs the parts that `--only` names, by default all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("dist", "newest", "oldest"), nargs="+", default=("dist", "newest", "oldest"))
-    parser.add_argument("--torch", help="the torch of `oldest`, where the oldest supported one has no small wheel")
+    parser.add_argument(
+        "--only", choices=("dist", "newest", "oldest", "bounds"), help="by default dist, newest, oldest"
+    )
+    parser.add_argument("--torch", help="the torch of `oldest` and `bounds`, instead of the lower bound")
+    parser.add_argument("--tag", help="the tag of the release, such as v0.1.0")
     args = parser.parse_args()
-    if "dist" in args.only:
+    bounds = lower_bounds(args.torch)
+    if args.only == "bounds":
+        print("\n".join(bounds))
+        return
+    if args.tag:
+        check_tag(args.tag)
+    if args.only in (None, "dist"):
         build()
         check_contents()
     WORK.mkdir(parents=True, exist_ok=True)
-    if "newest" in args.only:
+    if args.only in (None, "newest"):
         newest = ROOT / "constraints.txt"
         try_wheel("newest", pinned_torch(newest.read_text(encoding="utf-8").splitlines()), newest)
-    if "oldest" in args.only:
-        lines = lower_bounds(EXTRAS)
-        torch = args.torch or pinned_torch(lines)
+    if args.only in (None, "oldest"):
         oldest = WORK / "lower_bounds.txt"
-        lines = [f"torch=={torch}" if line.startswith("torch==") else line for line in lines]
-        oldest.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        try_wheel("oldest", torch, oldest)
-    print("the release can be made")
+        oldest.write_text("\n".join(bounds) + "\n", encoding="utf-8")
+        try_wheel("oldest", pinned_torch(bounds), oldest)
+    print("The release check passed.")
 
 
 if __name__ == "__main__":

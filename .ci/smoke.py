@@ -76,7 +76,13 @@ def save_models() -> None:
     encoder = BertConfig(vocab_size=len(fast), max_position_embeddings=128, **SIZES)
     halves = {f"{half}_{name}": 24 if name == "ffn_dim" else 2 for half in ("encoder", "decoder") for name in
               ("layers", "attention_heads", "ffn_dim")}  # fmt: skip
-    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3, "forced_eos_token_id": 3}
+    ids = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 3,
+        "forced_eos_token_id": 3,
+    }
     bart = BartConfig(vocab_size=len(fast), d_model=16, max_position_embeddings=128, **halves, **ids)
     meta = {"meta_embedding_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "cls_token_id": 2, "sep_token_id": 3}
     llama = LlamaConfig(vocab_size=len(fast), max_position_embeddings=64, pad_token_id=0, **SIZES)
@@ -110,8 +116,9 @@ def check_start() -> None:
 
 def check_pipelines() -> None:
     """`pipeline()` knows our tasks after `import lexperts`, and they run."""
-    import lexperts  # noqa: F401
     from transformers import pipeline
+
+    import lexperts  # noqa: F401
 
     found = pipeline("keyphrase-extraction", model="keyphrases")(TEXT, top_k=3, threshold=0.0)
     assert found and all(TEXT[one["start"] : one["end"]] == one["keyphrase"] for one in found), found
@@ -146,8 +153,9 @@ def check_extras() -> None:
 
 def check_train() -> None:
     """SEKE trains for a few steps, and the pipeline opens the result."""
-    import lexperts  # noqa: F401
     from transformers import pipeline
+
+    import lexperts  # noqa: F401
 
     run("lexperts train seke minilm_cpu --backbone encoder --train_files rows.jsonl --test_files rows.jsonl --max_length 64 "
         "--output_dir trained --max_steps 3 --eval_strategy no --save_strategy no --show 0 --lora false")  # fmt: skip
@@ -156,8 +164,9 @@ def check_train() -> None:
 
 def check_default_model() -> None:
     """The default model needs no name and no network, and finds what the README shows."""
-    import lexperts  # noqa: F401
     from transformers import pipeline
+
+    import lexperts  # noqa: F401
 
     found = [one["keyphrase"] for one in pipeline("keyphrase-extraction")(TEXT, top_k=3)]
     assert "tidal barrage" in found, found
@@ -168,7 +177,9 @@ def check_server() -> None:
     command = [str(SCRIPTS / "lexperts"), "keyphrases", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            url = server.stdout.readline().split()[2].rstrip(",")  # serving on http://127.0.0.1:41234, documentation ...
+            url = (
+                server.stdout.readline().split()[2].rstrip(",")
+            )  # serving on http://127.0.0.1:41234, documentation ...
             body, head = json.dumps({"inputs": TEXT}).encode(), {"Content-Type": "application/json"}
             give_up = time.monotonic() + SERVER_SECONDS
             while True:
