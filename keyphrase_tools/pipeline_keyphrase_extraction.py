@@ -9,6 +9,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -255,7 +256,8 @@ class KeyphraseExtractionPipeline(Pipeline):
 
         blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
         for block in prepare_ahead(blocks, prepare, self._ahead):
-            finished, due = {}, 0
+            finished: dict[int, list[dict]] = {}
+            due = 0
             for read in self._read_prepared(block, batch_size, postprocess_params):
                 finished |= read.finished
                 while due in finished:
@@ -385,7 +387,8 @@ class KeyphraseExtractionPipeline(Pipeline):
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
         """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
         `with_states` the backbone's last hidden states `(n, S, d)`."""
-        labels, outputs = None, None
+        labels: Any = None
+        outputs: Any = None
         batch = batch | ({"output_hidden_states": True} if with_states else {})
         if decode:
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
@@ -417,7 +420,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         self, block: dict, numbers: Sequence[int], *, language="english", style=None, threshold=None, **options
     ) -> list[list[dict]]:
         """The keyphrases of some documents of a block."""
-        found, ranked = [block["word_probabilities"].document(number) for number in numbers], [None] * len(numbers)
+        found = [block["word_probabilities"].document(number) for number in numbers]
+        ranked: Sequence[Any] = [None] * len(numbers)
         if options.get("candidates") is None and self._uses_ranker(threshold):
             documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
             ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)

@@ -139,7 +139,7 @@ def remove(
 def write_with_experts(
     old: Mixture,
     recipe: Recipe,
-    experts: list[ExpertSource],
+    experts: Sequence[ExpertSource],
     rows: dict[str, np.ndarray],
     out: Path,
     progress: Progress | None,
@@ -169,7 +169,7 @@ def write_with_experts(
     return write_edited(tensors, [old.source, *new], out, progress, make_files)
 
 
-def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str, np.ndarray]) -> list[OutputTensor]:
+def plan_with_experts(old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray]) -> list[OutputTensor]:
     """The tensors of a mixture with other experts; all but the gates are copied."""
     tensors, gated = [], old.gated
     for item in old.layout():
@@ -187,8 +187,10 @@ def plan_with_experts(old: Mixture, experts: list[ExpertSource], rows: dict[str,
         for index, expert in enumerate(experts):
             for dense, suffix in item.expert_tensors(old.shape):
                 dtype = old.source.entry(item.expert(0, suffix)).dtype
-                is_old = isinstance(expert, int)
-                source, tensor = (old.source, item.expert(expert, suffix)) if is_old else (expert, dense)
+                if isinstance(expert, int):
+                    source, tensor = old.source, item.expert(expert, suffix)
+                else:
+                    source, tensor = expert, dense
                 tensors.append(copy_tensor(item.expert(index, suffix), tensor, dtype, source))
     return tensors
 

@@ -80,7 +80,8 @@ class Shard:
 
 def assign_shards(tensors: list[OutputTensor], limit: int) -> list[Shard]:
     """Assigns tensors in order to files of at most `limit` bytes; a larger tensor gets a file of its own."""
-    groups, filled = [[]], 0
+    groups: list[list[OutputTensor]] = [[]]
+    filled = 0
     for tensor in tensors:
         filled += tensor.nbytes
         if groups[-1] and filled > limit:

@@ -33,7 +33,8 @@ def verify(folder: str | Path, *, progress: Progress | None = None) -> dict[str,
     base, experts = mixture.open_base(), mixture.open_experts()
     sources = [base, *experts]
     faults = changed_files(sources, [mixture.record["base"], *mixture.record["experts"]], progress)
-    counts, notes = {"experts": 0, "shared": 0, "gates": 0}, []
+    counts = {"experts": 0, "shared": 0, "gates": 0}
+    notes: list[str] = []
     missing = [fault for source in sources for fault in missing_tensors(source, base)]
     if missing:  # the tensors cannot be computed again
         return {"ok": False, "compared": counts, "faults": faults + missing, "notes": notes}

@@ -175,6 +175,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
+        self.reader: nn.Module
         if config.encoder_type == "pretrained":
             self.reader = PretrainedWordEncoder(config, build_encoder(config.text_config))
         else:
@@ -214,7 +215,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
                     "with_subword_tokenizer(AutoTokenizer.from_pretrained(...)), and pass subword_ids, subword_mask, "
                     "subword_word_ids."
                 )
-            inputs = (mask, subword_ids, subword_mask, subword_word_ids)
+            inputs: tuple = (mask, subword_ids, subword_mask, subword_word_ids)
         else:
             inputs = (self.embeddings(input_ids), mask)
         encoded = self.reader(*inputs, **self.output_flags(output_attentions, output_hidden_states))

@@ -112,7 +112,7 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
     @property
     def input_size(self) -> int:
         """Hidden size N_x of the backbone."""
-        return self.text_config.hidden_size
+        return self.text_config.hidden_size  # type: ignore[union-attr]  # no longer a dictionary
 
     @property
     def output_size(self) -> int:

@@ -121,7 +121,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     @property
     def hidden_size(self) -> int:
         """Hidden size d of the backbone and of the head."""
-        return self.text_config.hidden_size
+        return self.text_config.hidden_size  # type: ignore[union-attr]  # no longer a dictionary
 
     def check(self):
         """Raises a `ValueError` for a value out of range."""

@@ -213,7 +213,7 @@ class SekeModel(SekePreTrainedModel):
     ```
     """
 
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: list[str] | None = [r"^classifier\."]
 
     def __init__(self, config: SekeConfig):
         super().__init__(config)
