@@ -1,7 +1,7 @@
 # The keyphrase server on a CPU, with the default model:
-#   docker build -t lexperts . && docker run --rm -p 8000:8000 lexperts
+#   docker build -t lexperts . && docker run --rm -p 127.0.0.1:8000:8000 lexperts
 # Another model, and options of `lexperts keyphrases serve`:
-#   docker run --rm -p 8000:8000 -v "$PWD/my-model:/model:ro" lexperts /model --batch-size 32
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/my-model:/model:ro" lexperts /model --batch-size 32
 FROM python:3.11-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src

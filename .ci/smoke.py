@@ -31,7 +31,7 @@ NEEDS = {
     "summaries": "lexperts evaluate moesumm in_domain --output_dir needs",
     "definitions": "lexperts evaluate definitions scores --predictions rows.jsonl",
     "serve": "lexperts keyphrases serve keyphrases",
-    "parquet": "lexperts keyphrases extract rows.parquet out.jsonl --model keyphrases",
+    "parquet": "lexperts keyphrases extract rows.jsonl out.parquet --model keyphrases",
     "ray": "lexperts keyphrases extract rows.jsonl out.jsonl --model keyphrases --engine ray",
     "onnx": "lexperts keyphrases export keyphrases exported --format onnx",
     "openvino": "lexperts keyphrases export keyphrases exported --format openvino",
