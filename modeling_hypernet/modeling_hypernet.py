@@ -6,7 +6,6 @@ size of the main text's states (N_h, or 2 N_h if bidirectional).
 """
 
 from dataclasses import dataclass
-
 from typing import Any
 
 import torch
