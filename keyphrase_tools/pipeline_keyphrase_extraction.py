@@ -128,7 +128,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         self._limit = length_limit(self.tokenizer, self.model)
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
-        self._model_decode, self._pack_tokens = getattr(model, "decode", None), getattr(model, "pack_tokens", None)
+        self._model_decode: Any = getattr(model, "decode", None)
+        self._pack_tokens: Any = getattr(model, "pack_tokens", None)
         weights = {None: getattr(self.model.config, "keyphrase_ranker", None)}
         weights |= getattr(self.model.config, "style_rankers", None) or {}
         self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
@@ -380,9 +381,13 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
         """The outputs of each window, without padding; with hidden states `(S, d)` if there are any."""
-        arrays = [outputs["probabilities"], outputs.get("tags"), *([outputs["states"]] if "states" in outputs else [])]
+        p, others = outputs["probabilities"], [outputs.get("tags")]
+        others += [outputs["states"]] if "states" in outputs else []
         lengths = [len(window.word_starts) for window in windows]
-        return [tuple(None if of is None else of[n, :length] for of in arrays) for n, length in enumerate(lengths)]
+        return [
+            (p[n, :length], *(None if of is None else of[n, :length] for of in others))
+            for n, length in enumerate(lengths)
+        ]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
         """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
