@@ -12,7 +12,7 @@ from .windows import Window
 MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
 
 # for a window: probabilities (S, 3) of O, B and I; tags (S,); with hidden states also those, (S, d)
-Values = tuple[np.ndarray, *tuple[np.ndarray | None, ...]]
+Values = tuple[np.ndarray, np.ndarray | None, *tuple[np.ndarray, ...]]
 
 
 class BatchRead(NamedTuple):

@@ -381,12 +381,11 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
         """The outputs of each window, without padding; with hidden states `(S, d)` if there are any."""
-        p, others = outputs["probabilities"], [outputs.get("tags")]
-        others += [outputs["states"]] if "states" in outputs else []
-        lengths = [len(window.word_starts) for window in windows]
+        p, tags = outputs["probabilities"], outputs.get("tags")
+        states = [outputs["states"]] if "states" in outputs else []
         return [
-            (p[n, :length], *(None if of is None else of[n, :length] for of in others))
-            for n, length in enumerate(lengths)
+            (p[n, :length], None if tags is None else tags[n, :length], *(of[n, :length] for of in states))
+            for n, length in enumerate(len(window.word_starts) for window in windows)
         ]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
