@@ -37,7 +37,7 @@ from .tensor_files import (
 try:
     import fcntl
 except ImportError:  # no file locks on this system; two runs into one folder are not detected
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 SHARD_BYTES = 5_000_000_000
 PART_BYTES = 32 << 20  # after which the journal notes the progress within a tensor
