@@ -17,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs release-check clean
+.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs accessibility release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,11 @@ tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 
 docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
+
+accessibility: docs  ## check the site with axe-core in Chromium; needs npm and chromium
+	$(PIP) -c constraints.txt playwright
+	npm install --silent --prefix $(VENV)/axe axe-core@4.14.1
+	$(RUN) docs/check_accessibility.py --axe $(VENV)/axe/node_modules/axe-core/axe.min.js
 
 release-check: $(RELEASE)  ## build the distributions and try them in fresh environments
 	$(RUN) .ci/release_check.py $(ARGS)

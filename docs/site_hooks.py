@@ -73,7 +73,8 @@ def describe_command(command, path: str) -> list[str]:
     usage = " ".join([path, *(argument.name.upper() for argument in arguments), *(["[OPTIONS]"] if options else [])])
     summary, *examples = re.split(r"\n\s*\n", (command.help or "").strip())
     recipe = recipe_of(path)
-    usage += " CONFIGURATION [OPTIONS]" if recipe else ""
+    usage += " CONFIGURATION" if recipe else ""
+    usage += "" if options else " [OPTIONS]"  # those of recipes are not typer's
     lines += [f"### {path}", "", in_cell(summary), "", "```text", usage, "```", ""]
     lines += [f"Configurations: {', '.join(f'`{name}`' for name in recipe)}.", ""] if recipe else []
     shown = [
