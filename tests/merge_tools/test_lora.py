@@ -83,6 +83,21 @@ def test_composed_adapters_equal_composed_merged_experts(pair, tmp_path, name, a
     assert_close(logits_of(result, IDS), logits_of(expected, IDS), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{"average": "dare"}, {"average": "ties", "density": 1}])
+def test_task_vectors_of_adapters_are_those_of_merged_experts(pair, tmp_path, options):
+    base, adapters, merged = pair(target_modules=["q_proj", "up_proj"])
+    for name, folders in (("adapters_out", adapters), ("merged_out", merged)):
+        compose(recipe_of(named(folders), base_model=str(base), **options), tmp_path / name)
+    ours, theirs, plain = (
+        read_tensors(folder) for folder in (tmp_path / "adapters_out", tmp_path / "merged_out", base)
+    )
+    for tensor in ours:
+        assert_close(ours[tensor], theirs[tensor], atol=1e-5, rtol=1e-5)
+    changed = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.allclose(ours[changed], plain[changed], atol=1e-3)  # negative control
+    assert verify(tmp_path / "adapters_out")["ok"]
+
+
 def test_average_base_warns_about_dropped_adapter_changes(pair):
     base, adapters, _ = pair(target_modules=["q_proj", "up_proj"])
 
