@@ -218,7 +218,7 @@ def test_inspect(mixture):
     result = run_json("inspect", mixture)
     assert result == json.loads(json.dumps(inspect(mixture)))
     for expert in result["experts"]:
-        assert expert["name"] in out and expert["files"][0]["sha256"][:16] in out
+        assert expert["name"] in out and expert["files"][0]["xxh3"][:16] in out
 
 
 def test_verify(mixture, folder):
