@@ -191,7 +191,7 @@ def test_errors_of_the_system_are_readable(folder, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "copy_file_range", full)
+        patch.setattr(os, "pwrite", full)
         _, err = run("compose", "recipe.yml", "out", code=2)
     assert err == "error: No space left on device. Free some disk space. Then use --resume.\n"
     assert (folder / ".out.partial").is_dir()
