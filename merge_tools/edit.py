@@ -148,7 +148,7 @@ def remove(
 def write_with_experts(
     old: Mixture,
     recipe: Recipe,
-    experts: list[ExpertSource],
+    experts: Sequence[ExpertSource],
     rows: dict[str, np.ndarray],
     out: Path,
     progress: Progress | None,
@@ -179,7 +179,7 @@ def write_with_experts(
 
 
 def plan_with_experts(
-    old: Mixture, experts: list[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
+    old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
 ) -> list[OutputTensor]:
     """The tensors of a mixture with other experts; all but the gates are copied. `recipe`: with the names of its format."""
     tensors, gated = [], old.gated
@@ -203,8 +203,10 @@ def plan_with_experts(
             names = zip(item.expert_tensors(old.shape), new.expert_tensors(old.shape), strict=True)
             for (dense, suffix), (_, stored) in names:
                 dtype = old.source.entry(item.expert(0, suffix)).dtype
-                is_old = isinstance(expert, int)
-                source, tensor = (old.source, item.expert(expert, suffix)) if is_old else (expert, dense)
+                if isinstance(expert, int):
+                    source, tensor = old.source, item.expert(expert, suffix)
+                else:
+                    source, tensor = expert, dense
                 tensors.append(copy_tensor(new.expert(index, stored), tensor, dtype, source))
         if not item.zero_tensors(old.shape):
             tensors += zero_tensors(new, old.shape, tensors[-1].dtype)

@@ -24,7 +24,7 @@ class MixtureClass:
         model_type, architecture: as in config.json.
         block: the module of a layer that holds gate and experts.
         names: linear layer of a dense MLP -> its name in an expert.
-        count: the field with the number of experts.
+        counts: the fields with the number of experts; releases of transformers spell it differently.
         sizes: the fields with the intermediate size of an expert.
         settings: fields with a fixed value, among them those with which identical experts equal the dense model.
         attention_biases: whether attention may have biases.
@@ -39,12 +39,16 @@ class MixtureClass:
     architecture: str
     block: str = "mlp"
     names: dict[str, str] = field(default_factory=lambda: {name: name for name in MLP})
-    count: str = "num_experts"
+    counts: tuple[str, ...] = ("num_experts",)
     sizes: tuple[str, ...] = ("intermediate_size", "moe_intermediate_size")
     settings: dict[str, Any] = field(default_factory=dict)
     attention_biases: bool = True
     shared_expert: int = 0
     gguf: str = ""
+
+    def count(self, config: dict[str, Any]) -> Any:
+        """The number of experts in a config.json, None if it has none."""
+        return next((config[name] for name in self.counts if config.get(name) is not None), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +85,7 @@ MIXTURES = {
     mixture.model_type: mixture
     for mixture in (
         MixtureClass(
-            "mixtral", "MixtralForCausalLM", block="block_sparse_moe", count="num_local_experts",
+            "mixtral", "MixtralForCausalLM", block="block_sparse_moe", counts=("num_local_experts",),
             names={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, sizes=("intermediate_size",),
             settings={"router_aux_loss_coef": 0.001, "sliding_window": None}, attention_biases=False, gguf="LLAMA",
         ),
@@ -91,6 +95,7 @@ MIXTURES = {
         ),
         MixtureClass(
             "qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}, gguf="QWEN3MOE",
+            counts=("num_experts", "num_local_experts"),
         ),
         MixtureClass(
             "flex_olmo", "FlexOlmoForCausalLM", sizes=("intermediate_size",),

@@ -191,7 +191,7 @@ def plan_tensors(source: Source, shape: Shape, kind: MixtureClass) -> list[GgufT
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.gguf], shape.num_hidden_layers)
     entries, tensors = dict(source.checkpoint.entries), []
-    expected, experts = shape.tensors(), source.config[kind.count]
+    expected, experts = shape.tensors(), kind.count(source.config)
 
     def take(name: str, dims: tuple[int, ...]) -> TensorEntry:
         entry = entries.pop(name, None)
@@ -321,7 +321,7 @@ def write_header(path: Path, source: Source, shape: Shape, kind: MixtureClass, t
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", shape.family.defaults["rms_norm_eps"]))
-    writer.add_expert_count(config[kind.count])
+    writer.add_expert_count(kind.count(config))
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -5,6 +5,7 @@ a `tokenizer.model` only. What llama.cpp cannot reproduce is refused: it has no 
 """
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def add_tokenizer(writer, folder: Path, rows: int):
     if fields["model"] == "llama":
         writer.add_token_scores([fields["scores"].get(token, 0.0) for token in tokens])
         writer.add_add_space_prefix(fields["prefix"])
+    logging.getLogger("gguf.vocab").setLevel(logging.ERROR)  # it warns about templates for pairs of texts
     special = gguf.SpecialVocab(folder, n_vocab=rows)
     special.merges = [" ".join(pair) for pair in pairs_of(content)] if fields["model"] == "gpt2" else []
     ids = tokenizer("a")["input_ids"]  # the defaults of llama.cpp depend on the kind of tokenizer

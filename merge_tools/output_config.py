@@ -58,7 +58,10 @@ def mixture_config(
     if format != "lexicon":
         mixture = MIXTURES[format]
         kind = {"architectures": [mixture.architecture], "model_type": format}
-        sizes = {mixture.count: len(recipe.experts), **dict.fromkeys(mixture.sizes, shape.intermediate_size)}
+        sizes = {
+            **dict.fromkeys(mixture.counts, len(recipe.experts)),
+            **dict.fromkeys(mixture.sizes, shape.intermediate_size),
+        }
         return {**kind, **mixture.settings, **config, **sizes}
     return {
         "architectures": ["LexiconForCausalLM"],

@@ -25,7 +25,7 @@ def package_version() -> str:
 
 def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, Any]:
     """The path or Hub id of a source, its licence, and the size and hashes of every file that was read."""
-    record = {"name": source.name, "source": source.origin}
+    record: dict[str, Any] = {"name": source.name, "source": source.origin}
     if source.adapter:
         record["adapter_over"] = str(source.checkpoint.folder)
     license = read_license(source.folder) or read_license(source.checkpoint.folder)

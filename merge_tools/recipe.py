@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
+from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason, short_repr
 from .families import MIXTURES
+from .recipe_keys import MERGEKIT_AVERAGES, MERGEKIT_ONLY, find_key_errors
 from .task_vectors import DEFAULT_DENSITY, TASK_METHODS
 
-MAX_ERRORS = 20  # unknown keys that are reported at once
 LARGEST_RECIPE = 300_000  # bytes
 LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -27,19 +27,6 @@ AVERAGES = ("mean", "base", *TASK_METHODS)
 ATTENTION = ("shared", "routed")
 FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
-# Keys and values of mergekit-moe without a counterpart -> what to do instead.
-MERGEKIT_ONLY = {
-    "noise_scale": "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
-    "residual_scale": "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
-    "shared_experts": "Remove it: every expert is routed.",
-    "architecture": f"Use format: {', '.join(MIXTURES)}, or leave it out.",
-}
-MERGEKIT_AVERAGES = {"dare_linear": "dare", "linear": "mean"}  # name in mergekit -> the same here
-MERGEKIT_GATES = {
-    "uniform_random": "Use random, N(0, 0.02), or zeros.",
-    "hidden_avg": "Use router_input: the mean of mergekit-moe includes the padding of shorter prompts.",
-    "hidden_last": "Use hidden, which is the same.",
-}
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
     "tokenizer": "experts with different tokenizers; the base model's is written",
@@ -218,7 +205,8 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         if not is_text(source):
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
         folder, source = Path(source).parent, read_yaml(Path(source))
-    if problems := [*find_key_errors(source), *find_key_errors(changes)]:
+    known = [{f.name for f in fields(cls)} for cls in (Recipe, ExpertRecipe)]
+    if problems := [*find_key_errors(source, *known), *find_key_errors(changes, *known)]:
         raise MergeError("\n".join(problems))
     options, changes = validate_keys(source, "the recipe"), validate_keys(changes, "the recipe")
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
@@ -314,30 +302,6 @@ def count_nodes(node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def find_key_errors(recipe: dict) -> list[str]:
-    """All keys of a recipe and its experts that are unknown, or that only mergekit-moe has, one message each."""
-    errors, experts = [], recipe.get("experts")
-    mappings = [(Recipe, "the recipe", recipe)]
-    for expert in experts if isinstance(experts, list | tuple) else []:
-        if isinstance(expert, dict):
-            name = short_repr(expert.get("name") or expert.get("source_model"))
-            mappings.append((ExpertRecipe, f"the expert {name}", expert))
-    for cls, where, options in mappings:
-        known = {f.name for f in fields(cls)}
-        for name, value in options.items():
-            if len(errors) == MAX_ERRORS:
-                return errors
-            if name in MERGEKIT_ONLY:
-                if value is not None:
-                    advice = MERGEKIT_ONLY[name]
-                    errors.append(f"{name} in {where} is a key of mergekit-moe that is not supported. {advice}")
-            elif name not in known:
-                errors.append(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
-            elif name == "gate_mode" and isinstance(value, str) and value in MERGEKIT_GATES:
-                errors.append(f"gate_mode: {value} of mergekit-moe is not supported. {MERGEKIT_GATES[value]}")
-    return errors
-
-
 def validate_keys(options: dict, where: str) -> dict[str, Any]:
     """The keys that have a value, each of them valid; paths as strings, single strings as lists."""
     valid = {}
@@ -358,15 +322,6 @@ def validate_keys(options: dict, where: str) -> dict[str, Any]:
                 raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return valid
-
-
-def short_repr(value) -> str:
-    """`repr` of at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
-        return f"a {type(value).__name__} with too many digits"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_expert(options) -> ExpertRecipe:
@@ -466,6 +421,6 @@ def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
     recipe.base_model = resolve(recipe.base_model)
     recipe.centroids = resolve(recipe.centroids and str(expand_user(recipe.centroids)))
     for expert in recipe.experts:
-        expert.source_model = resolve(expert.source_model)
+        expert.source_model = resolve(expert.source_model) or expert.source_model
         expert.samples = resolve(expert.samples and str(expand_user(expert.samples)))
     return recipe

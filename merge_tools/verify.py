@@ -49,7 +49,8 @@ def verify(
     mixture, progress = Mixture.open(folder, sources), progress or Progress()
     base, experts = mixture.open_base(), mixture.open_experts()
     opened, records = [base, *experts], [mixture.record["base"], *mixture.record["experts"]]
-    counts, notes = {"experts": 0, "shared": 0, "gates": 0}, []
+    counts = {"experts": 0, "shared": 0, "gates": 0}
+    notes: list[str] = []
     faults = changed_sources(opened, records, notes, progress) + changed_files(mixture, notes)
     result: dict[str, Any] = {"ok": False, "compared": counts, "faults": faults, "notes": notes}
     if sha256:

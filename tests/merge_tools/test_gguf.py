@@ -66,7 +66,8 @@ def test_the_file_holds_every_value_of_the_mixture(case, tmp_path):
     fields = {key: field.contents() for key, field in reader.fields.items()}
     arch = fields["general.architecture"]
     assert fields[f"{arch}.expert_count"] == 4 and fields[f"{arch}.expert_used_count"] == 2
-    assert fields[f"{arch}.attention.key_length"] == fields[f"{arch}.rope.dimension_count"] == config.head_dim or 8
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert fields[f"{arch}.attention.key_length"] == fields[f"{arch}.rope.dimension_count"] == head_dim
     if config.rope_parameters["rope_type"] == "llama3":
         frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
         plain = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, 8, 2) / 8)

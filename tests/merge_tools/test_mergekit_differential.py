@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from merge_tools import MergeError, compose, export, repair
 
-from .conftest import logits_of, open_model, read_tensors
+from .conftest import read_tensors
 from .gguf_models import sentencepiece
 from .test_families import save
 
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(
     reason="LEXPERTS_MERGEKIT names no Python with mergekit. Make one: python -m venv mergekit && mergekit/bin/pip install "
     "mergekit==0.1.5; then LEXPERTS_MERGEKIT=mergekit/bin/python",
 )
-IDS = torch.arange(3, 43).reshape(2, 20)
 PROMPTS = {
     "hermes": ["<|im_start|>user\nHello, who are you?<|im_end|>", "<|im_start|>user\nI need help with"],
     "medicine": ["As a doctor of medicine,"],
@@ -84,9 +83,6 @@ def test_a_recipe_means_the_same(name, family, tmp_path):
         one, two = ours[key].float(), theirs[key].float()
         print(f"{family}, {name}: {key} differs by at most {(one - two).abs().max():.2g}")
         assert_close(one, two, atol=0.01, rtol=0.01)  # states in bfloat16, rows of length 1
-    if name != "upcycling":  # random gates differ
-        one, two = (logits_of(open_model(tmp_path / folder, dtype=torch.float32), IDS) for folder in ("ours", "theirs"))
-        assert (one - two).abs().mean() < 0.02 * two.abs().mean()
 
 
 @pytest.mark.skipif(not CONVERTER, reason="LLAMA_CPP_CONVERTER does not name llama.cpp's convert_hf_to_gguf.py")
