@@ -269,7 +269,7 @@ def test_errors_of_the_other_commands(mixture, folder, experts):
         (["add", mixture, "out", "--expert", experts(4)[3], "--allow", "x"], "allow: 'x'"),
         (["remove", mixture, "out", "--expert", "horses"], "has no expert 'horses'"),
         (["extract", mixture, "out", "--expert", "horses"], "Its experts: birds, ships, tools"),
-        (["export", mixture, "out", "--format", "gguf"], "'gguf'. Use mixtral or lexicon"),
+        (["export", mixture, "out", "--format", "onnx"], "'onnx'. Use "),
         (["route", mixture, "--text", " "], "--text"),
         (["route", "experts", "--text", "a"], ""),
     ):
