@@ -191,7 +191,7 @@ def test_errors_of_the_system_are_readable(folder, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "copy_file_range", full)
+        patch.setattr(os, "pwrite", full)
         _, err = run("compose", "recipe.yml", "out", code=2)
     assert err == "error: No space left on device. Free some disk space. Then use --resume.\n"
     assert (folder / ".out.partial").is_dir()
@@ -218,7 +218,7 @@ def test_inspect(mixture):
     result = run_json("inspect", mixture)
     assert result == json.loads(json.dumps(inspect(mixture)))
     for expert in result["experts"]:
-        assert expert["name"] in out and expert["files"][0]["sha256"][:16] in out
+        assert expert["name"] in out and expert["files"][0]["xxh3"][:16] in out
 
 
 def test_verify(mixture, folder):
@@ -269,7 +269,7 @@ def test_errors_of_the_other_commands(mixture, folder, experts):
         (["add", mixture, "out", "--expert", experts(4)[3], "--allow", "x"], "allow: 'x'"),
         (["remove", mixture, "out", "--expert", "horses"], "has no expert 'horses'"),
         (["extract", mixture, "out", "--expert", "horses"], "Its experts: birds, ships, tools"),
-        (["export", mixture, "out", "--format", "gguf"], "'gguf'. Use mixtral or lexicon"),
+        (["export", mixture, "out", "--format", "onnx"], "'onnx'. Use "),
         (["route", mixture, "--text", " "], "--text"),
         (["route", "experts", "--text", "a"], ""),
     ):

@@ -196,23 +196,25 @@ INTERRUPT = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
 sys.path.insert(0, sys.argv.pop(1))
+sent = sys.argv.pop(1)
 import lexperts.cli.merge as cli
 
 class Interrupt(cli.Progress):
     def advance(self, phase, count):
         if phase == "write":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), getattr(signal, sent))
 
 cli.Progress = Interrupt
 cli.main()
 """
 
 
-def test_interrupting_the_command_line(merge, tmp_path):
+@pytest.mark.parametrize("sent, code", [("SIGINT", 130), ("SIGTERM", 143)])
+def test_interrupting_the_command_line(sent, code, merge, tmp_path):
     recipe, _ = merge
     (tmp_path / "recipe.yml").write_text(json.dumps(recipe))
     arguments = ["compose", "recipe.yml", "out"]
-    done = run_python("-c", INTERRUPT, ROOT, *arguments, cwd=tmp_path, code=130)
+    done = run_python("-c", INTERRUPT, ROOT, sent, *arguments, cwd=tmp_path, code=code)
     assert done.stdout == ""
     partial = tmp_path / ".out.partial"
     assert done.stderr == (

@@ -295,3 +295,56 @@ def test_exported_and_composed_mixtures_have_the_same_facts(experts, tmp_path):
     one, other = inspect(folder), inspect(tmp_path / "lexicon")
     assert {key for key in one if one[key] != other[key]} == {"folder", "format"}
     assert json.loads((tmp_path / "lexicon" / "config.json").read_text())["expert_names"] == ["birds", "ships"]
+
+
+@pytest.mark.parametrize("key, value", [("num_experts_per_tok", 1), ("rope_theta", 5e5), ("rms_norm_eps", 1e-3)])
+def test_verify_finds_a_changed_configuration(experts, tmp_path, key, value):
+    folder = composed(tmp_path / "out", experts(2))
+    edit_json(folder / "config.json", **{key: value})
+    faults = verify(folder)["faults"]
+    assert len(faults) == 1 and faults[0].startswith(f"config.json: {key} is {value}")
+
+
+def test_verify_finds_a_deleted_and_a_changed_tokenizer_file(experts, tmp_path):
+    folder = composed(tmp_path / "out", experts(2))
+    edit_json(folder / "config.json", transformers_version="5.0", problem_type="x")
+    result = verify(folder)
+    assert result["ok"] and result["notes"] == ["config.json has fields that the merge did not write: problem_type."]
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder / "tokenizer_config.json", padding_side="right")
+    assert verify(folder)["faults"] == [
+        "tokenizer.json is missing. It was written with the mixture.",
+        "tokenizer_config.json has changed since the merge.",
+    ]
+
+
+def test_verify_finds_sources_from_any_working_folder_and_where_they_were_moved(own, tmp_path, monkeypatch):
+    folders = own(2)
+    monkeypatch.chdir(tmp_path)
+    names = [str(folder.relative_to(tmp_path)) for folder in folders]
+    composed(tmp_path / "mixtures" / "out", names)
+    monkeypatch.chdir(tmp_path / "mixtures")
+    assert verify("out")["ok"]
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(folders[0], tmp_path / "elsewhere" / "renamed")
+    with pytest.raises(MergeError, match="use --source birds=FOLDER|use --source base=FOLDER"):
+        verify("out")
+    assert verify("out", sources={"birds": moved})["ok"]
+    with pytest.raises(MergeError, match="no source 'bird'. Did you mean 'birds'"):
+        verify("out", sources={"bird": moved})
+    flip(tmp_path / "elsewhere" / "renamed", SHARED)
+    assert "base:" in verify("out", sources={"birds": moved})["faults"][0]
+
+
+def test_sources_that_were_not_verified_are_noted(own, tmp_path):
+    folders = own(2)
+    compose(recipe(folders), tmp_path / "out", verify=False)
+    assert composed(tmp_path / "verified", folders).is_dir()
+    assert read_header(tmp_path / "out" / "model.safetensors")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "verified" / "model.safetensors"
+    ).read_bytes()
+    result = verify(tmp_path / "out", sha256=True)
+    assert result["ok"] and len(result["notes"]) == 3 and "was not hashed" in result["notes"][0]
+    content = (folders[1] / "model.safetensors").read_bytes()
+    assert result["files"]["ships"] == {"model.safetensors": hashlib.sha256(content).hexdigest()}
