@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs accessibility release-check clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 demo: $(DEMO)  ## keyphrases of a paragraph, a long document and a folder, and a page that shows them
 	$(RUN) examples/demo.py $(ARGS)

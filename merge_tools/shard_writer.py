@@ -160,7 +160,7 @@ class ShardFile:
 
     def start_writeback(self, offset: int, count: int):
         """Lets the kernel start to write a range to disk, so that little is left for the final sync."""
-        if hasattr(os, "posix_fadvise"):
+        if hasattr(os, "posix_fadvise") and self.handle is not None:
             os.posix_fadvise(self.handle, offset, count, os.POSIX_FADV_DONTNEED)
 
     def close(self):
@@ -185,7 +185,8 @@ class Writer:
         self.folder, self.shards, self.files, self.progress, self.look = folder, shards, files, progress, look
         self.stat_keys = {file: stat_key(file) for file in files}
         self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume, shards)
-        self.stop, self._lock, self.shard_files = threading.Event(), threading.RLock(), []
+        self.stop, self._lock = threading.Event(), threading.RLock()
+        self.shard_files: list[ShardFile] = []
         self.scan = SourceScan(files if look.scan else {}, self._tick("read"), self._note_group)
 
     def run(self) -> dict[Path, ScanResult]:
@@ -312,6 +313,7 @@ class Writer:
     def _sync(self, file: ShardFile):
         with self._lock:
             self.progress.start("sync", file.shard.nbytes)
+        assert file.handle is not None  # until `close`
         os.fsync(file.handle)
         file.close()
         self.journal.add(synced=file.shard.name)
@@ -321,7 +323,8 @@ class Writer:
 def finish(jobs: list[Future]):
     """Waits for jobs; raises the first error that is not a consequence of another."""
     wait(jobs, return_when=FIRST_EXCEPTION)
-    errors = [job.exception() for job in jobs if job.done() and not job.cancelled() and job.exception()]
+    ended = [job.exception() for job in jobs if job.done() and not job.cancelled()]
+    errors = [error for error in ended if error is not None]
     errors.sort(key=lambda error: isinstance(error, WorkerStoppedError))
     if errors:
         raise errors[0]

@@ -94,6 +94,33 @@ def comparison() -> str:
     return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
 
 
+def merge_engines() -> str:
+    """What engines compute for the mixtures of every family."""
+    record = load("merge_engines")
+
+    def cell(row: dict | None) -> str:
+        if row is None:
+            return ""
+        if "difference" not in row:
+            return "refused" if "refused" in row else "does not open"
+        return f"{row['difference']:.1g}" + (f", {row['equal_tokens']} of 30 tokens" if "equal_tokens" in row else "")
+
+    rows = record["results"]["families"]
+    versions = {
+        engine: next((row[engine]["version"] for row in rows.values() if "version" in row.get(engine, {})), "")
+        for engine in ("transformers_4", "llama_cpp")
+    }
+    lines = [
+        "| experts | composed as | equal experts and dense model | "
+        f"transformers {versions['transformers_4']} | llama.cpp (llama-cpp-python {versions['llama_cpp']}) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        engines = " | ".join(cell(row.get(engine)) for engine in ("transformers_4", "llama_cpp"))
+        lines.append(f"| {name} | `{row['class']}` | {row['equal_experts']:.1g} | {engines} |")
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/merge_engines.py --help`"])
+
+
 def moe_speed() -> str:
     """Time of mixtures relative to stock models."""
     record = load("moe_speed")
