@@ -6,7 +6,6 @@ from html import escape
 
 from .reading import Reading
 
-SHOWN = 60  # keyphrases in a list; the text marks all of them
 KINDS = 8  # experts with a colour and an underline of their own
 
 
@@ -40,20 +39,24 @@ def text_html(text: str, phrases: Sequence[Mapping], strengths: Sequence[float])
     return f'<p class="lx-text">{"".join([*parts, escape(text[position:])])}</p>'
 
 
-def list_html(phrases: Sequence[Mapping], score_name: str, strengths: Sequence[float]) -> str:
-    """A table of keyphrases, best first, each with its score and a bar."""
+def list_html(phrases: Sequence[Mapping], digits: int = 2, bars: bool = True) -> str:
+    """A table of keyphrases, best first, each with its score, which is also drawn as a bar."""
     rows = [
         f'<tr><td class="lx-rank">{rank}</td><th scope="row">{escape(phrase["keyphrase"])}</th>'
-        f'<td class="lx-score">{phrase["score"]:.2f}<span class="lx-bar" style="--strength:{strength:.2f}"></span></td>'
+        f'<td class="lx-score">{phrase["score"]:.{digits}f}{bar(phrase["score"]) if bars else ""}</td>'
         f'<td class="lx-count">{len(phrase["mentions"])}</td></tr>'
-        for rank, (phrase, strength) in enumerate(zip(phrases[:SHOWN], strengths, strict=False), start=1)
+        for rank, phrase in enumerate(phrases, start=1)
     ]
-    more = f'<p class="lx-note">{len(phrases) - SHOWN} more are marked in the text.</p>' if len(phrases) > SHOWN else ""
     return (
         '<table class="lx-list"><thead><tr><th scope="col" class="lx-rank">#</th><th scope="col">keyphrase</th>'
-        f'<th scope="col" class="lx-score">{score_name}</th><th scope="col" class="lx-count">mentions</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>{more}"
+        '<th scope="col" class="lx-score">score</th><th scope="col" class="lx-count">mentions</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def bar(share: float) -> str:
+    """A bar from 0 to 1."""
+    return f'<span class="lx-bar" style="--strength:{share:.2f}"></span>'
 
 
 def section(title: str, content: str, note: str = "") -> str:
@@ -62,26 +65,33 @@ def section(title: str, content: str, note: str = "") -> str:
     return f'<section class="lx-card"><h2>{title}</h2>{note}{content}</section>'
 
 
-def keyphrases_html(reading: Reading | None, threshold: float | None = None) -> str:
+def keyphrases_html(reading: Reading | None, threshold: float | None = None, top_k: int = 10) -> str:
     """The text with its keyphrases marked, and their list."""
     if reading is None:
         return section("Keyphrases", '<p class="lx-note">Type or paste a text above.</p>')
-    phrases = reading.keyphrases(threshold)
+    found = reading.keyphrases(threshold)
+    phrases = found[:top_k]
     if not phrases:
         lower = "Lower the threshold" if threshold is not None else "Set a threshold, or paste a longer text"
         return section("Keyphrases", f'<p class="lx-note">None found. {lower}.</p>{text_html(reading.text, [], [])}')
-    strengths = [phrase["score"] for phrase in phrases]
-    content = text_html(reading.text, phrases, strengths) + list_html(phrases, "score", strengths)
-    chosen = "as many as the model expects" if threshold is None else f"threshold {threshold:.2f}"
-    count = f"{len(phrases)} keyphrase{'s' if len(phrases) > 1 else ''}"
-    return section("Keyphrases", content, f"{count}, {chosen}. A score is a probability: higher is better.")
+    content = text_html(reading.text, phrases, [phrase["score"] for phrase in phrases]) + list_html(phrases)
+    chosen = "that the model expects" if threshold is None else f"at a threshold of {threshold:.2f}"
+    count = (
+        f"The best {len(phrases)} of {len(found)}"
+        if len(found) > len(phrases)
+        else f"The {len(phrases)}"
+        if len(phrases) > 1
+        else "The only one"
+    )
+    return section("Keyphrases", content, f"{count} {chosen}. A score is a probability: higher is better.")
 
 
 def yake_html(text: str, phrases: Sequence[Mapping]) -> str:
     """The text as YAKE reads it."""
-    strengths = [1 - 0.8 * i / max(len(phrases), 1) for i in range(len(phrases))]
-    content = text_html(text, phrases, strengths) + list_html(phrases, "score", strengths)
-    return section("YAKE, for comparison", content, f"Its best {len(phrases)}. In YAKE a lower score is better.")
+    content = text_html(text, phrases, [0.5] * len(phrases)) + list_html(phrases, digits=3, bars=False)
+    return section(
+        "YAKE, for comparison", content, f"Its best {len(phrases)}. Its scores are weights: lower is better."
+    )
 
 
 def experts_html(reading: Reading | None) -> str:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from functools import partial
+from html import escape
 from pathlib import Path
 
 from . import AppSettings
@@ -24,6 +25,7 @@ except ImportError as error:
 TITLE = "Lexperts: keyphrases"
 ANY_STYLE = "any"
 NO_TITLE = "(none)"
+MOST = 50  # keyphrases that the page shows
 KEPT = 3600  # seconds that results and uploads are kept
 HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}
 CSS = Path(__file__).parent / "style.css"
@@ -55,66 +57,77 @@ def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mix
         with gr.Tab("Many documents"):
             batch_tab(settings, reader)
         if mixture is not None:
-            with gr.Tab("Routing of a mixture"):
+            with gr.Tab("Mixture"):
                 routing_tab(page, mixture)
     return page
 
 
 def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
     """A text, its keyphrases, YAKE's, and its experts."""
-    reading, by_yake = gr.State(None, time_to_live=KEPT), is_installed()
-    with gr.Row(elem_classes="lx-input"):
+    found = gr.State(None, time_to_live=KEPT)  # what was read: a Reading and YAKE's keyphrases
+    with gr.Row():
         with gr.Column(scale=3, min_width=300):
             text = gr.Textbox(
-                SAMPLES["Tidal power"], label="Text", lines=9, max_lines=14, elem_id="lx-text-box",
+                SAMPLES["Tidal power"], label="Text", lines=11, max_lines=14, elem_id="lx-text-box",
                 placeholder="Type or paste a text in English. Keyphrases appear while you type.",
             )  # fmt: skip
             with gr.Row():
-                samples = [gr.Button(f"Sample: {name}", size="sm", variant="secondary") for name in SAMPLES]
-                upload = gr.UploadButton("Open a text file", size="sm", file_types=[".txt", ".md"], elem_id="lx-upload")
-        with gr.Column(scale=1, min_width=240):
-            style = gr.Radio(
-                [ANY_STYLE, *reader.styles], value=ANY_STYLE, label="Style", visible=bool(reader.styles),
-                info="Whose habits of annotation to follow. Runs the model again.",
-            )  # fmt: skip
-            automatic = gr.Checkbox(True, label="Let the model choose how many", elem_id="lx-automatic")
-            threshold = gr.Slider(
-                FLOOR, 0.99, 0.2, step=0.01, label="Threshold", elem_id="lx-threshold",
-                info="Show keyphrases with at least this score." if reader.ranks
-                else "Mark words that belong to a keyphrase with at least this probability.",
-            )  # fmt: skip
-    message = gr.HTML(elem_id="lx-message")
+                samples = [gr.Button(f"Sample: {name}", size="sm", min_width=120) for name in SAMPLES]
+                upload = gr.UploadButton(
+                    "Open a text file", size="sm", min_width=120, file_types=[".txt", ".md"], elem_id="lx-upload"
+                )
+        with gr.Column(scale=1, min_width=260):
+            style, controls = text_controls(reader)
+    message = gr.HTML(elem_id="lx-message", padding=False)
     with gr.Row(equal_height=False):
-        ours = gr.HTML(keyphrases_html(None), elem_id="lx-ours")
-        yake = gr.HTML(note_without_yake(), elem_id="lx-yake")
-    experts = gr.HTML(experts_html(None), elem_id="lx-experts")
+        with gr.Column(min_width=320):
+            ours = gr.HTML(keyphrases_html(None), elem_id="lx-ours", padding=False)
+        with gr.Column(min_width=320):
+            yake = gr.HTML(note_without_yake(), elem_id="lx-yake", padding=False)
+    experts = gr.HTML(experts_html(None), elem_id="lx-experts", padding=False)
 
-    def read(content: str, chosen: str, is_automatic: bool, least: float):
+    def select(result, is_automatic: bool, threshold: float, top_k: float):
+        if result is None:
+            return keyphrases_html(None), note_without_yake()
+        reading, peers = result
+        shown = keyphrases_html(reading, None if is_automatic else threshold, int(top_k))
+        return shown, note_without_yake() if peers is None else yake_html(reading.text, peers[: int(top_k)])
+
+    def read(content: str, chosen: str, *options):
         if len(content) > settings.max_characters:
             problem = f"The text has {len(content):,} characters; the limit is {settings.max_characters:,}. Shorten it."
-            return None, message_html(problem), *(gr.skip(),) * 3
+            return gr.skip(), message_html(problem), gr.skip(), gr.skip(), gr.skip()
         if not content.strip():
-            return None, "", keyphrases_html(None), yake_html("", []) if by_yake else gr.skip(), experts_html(None)
-        result = reader.read(content, None if chosen == ANY_STYLE else chosen)
-        shown = keyphrases_html(result, None if is_automatic else least)
-        top_k = max(1, len(result.keyphrases()))
-        peer = yake_html(content, read_by_yake(content, top_k)) if by_yake else gr.skip()
-        return result, "", shown, peer, experts_html(result)
+            return None, "", *select(None, *options), experts_html(None)
+        reading = reader.read(content, None if chosen == ANY_STYLE else chosen)
+        result = reading, read_by_yake(content, MOST) if is_installed() else None
+        return result, "", *select(result, *options), experts_html(reading)
 
-    def select(result, is_automatic: bool, least: float) -> str:
-        return keyphrases_html(result, None if is_automatic else least)
-
-    inputs, outputs = [text, style, automatic, threshold], [reading, message, ours, yake, experts]
-    run = partial(read)
-    for event in (text.change, style.input):
-        event(run, inputs, outputs, trigger_mode="always_last", concurrency_id="model", **HIDDEN)
-    page.load(run, inputs, outputs, concurrency_id="model", **HIDDEN)
+    inputs, outputs = [text, style, *controls], [found, message, ours, yake, experts]
+    for event in (text.change, style.input, page.load):
+        event(read, inputs, outputs, trigger_mode="always_last", concurrency_id="model", **HIDDEN)
+    automatic, threshold, _ = controls
     threshold.input(lambda: False, None, automatic, queue=False, **HIDDEN)
-    for event in (threshold.change, automatic.change):
-        event(select, [reading, automatic, threshold], ours, trigger_mode="always_last", **HIDDEN)
+    for control in controls:
+        control.change(select, [found, *controls], [ours, yake], trigger_mode="always_last", **HIDDEN)
     for button, content in zip(samples, SAMPLES.values(), strict=True):
         button.click(partial(str, content), None, text, queue=False, **HIDDEN)
     upload.upload(partial(open_text, settings), upload, [text, message], **HIDDEN)
+
+
+def text_controls(reader: Reader) -> tuple:
+    """The style; and what selects among the phrases that were found: whether the model chooses, the threshold, and the maximum."""
+    style = gr.Radio(
+        [ANY_STYLE, *reader.styles], value=ANY_STYLE, label="Style", visible=bool(reader.styles), elem_id="lx-style",
+        info="The habits of annotation to follow.",
+    )  # fmt: skip
+    automatic = gr.Checkbox(True, label="Let the model choose how many", elem_id="lx-automatic")
+    threshold = gr.Slider(
+        FLOOR, 0.99, 0.2, step=0.01, label="Threshold", elem_id="lx-threshold",
+        info="The lowest score that is shown." if reader.ranks else "The lowest probability of a word in a keyphrase.",
+    )  # fmt: skip
+    top_k = gr.Slider(1, MOST, 10, step=1, label="At most", elem_id="lx-top-k")
+    return style, [automatic, threshold, top_k]
 
 
 def note_without_yake() -> str:
@@ -148,7 +161,8 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
     )
     with gr.Row():
         with gr.Column(min_width=280):
-            file = gr.File(label="File of documents", file_types=list(SUFFIXES), elem_id="lx-file", height=160)
+            file = gr.UploadButton("Upload a file of documents", file_types=list(SUFFIXES), elem_id="lx-file")
+            message = gr.HTML(elem_id="lx-batch-message", padding=False)
         with gr.Column(min_width=280):
             text_column = gr.Dropdown([], label="Column of texts", elem_id="lx-text-column", interactive=True)
             title_column = gr.Dropdown([NO_TITLE], value=NO_TITLE, label="Column of titles", interactive=True)
@@ -159,21 +173,26 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
             top_k = gr.Number(10, label="Keyphrases per document, at most", minimum=1, maximum=100, precision=0)
             format = gr.Radio(list(FORMATS), value="CSV", label="Format of the result", elem_id="lx-format")
             start = gr.Button("Extract keyphrases", variant="primary", interactive=False, elem_id="lx-start")
-    message = gr.HTML(elem_id="lx-batch-message")
     output = gr.File(label="Result", interactive=False, visible=False, elem_id="lx-result")
-    preview = gr.HTML(elem_id="lx-preview")
+    preview = gr.HTML(elem_id="lx-preview", padding=False)
 
-    def look(path: str | None):
-        off = [gr.update(interactive=False), gr.update(choices=[], value=None), gr.skip(), gr.update(visible=False), ""]
-        if path is None:
-            return *off, ""
+    def look(path: str):
         try:
             columns = read_columns(path, settings)
         except (ValueError, ImportError) as error:
-            return *off, message_html(str(error))
+            nothing = gr.update(choices=[], value=None)
+            return (
+                gr.update(interactive=False),
+                nothing,
+                gr.skip(),
+                gr.update(visible=False),
+                message_html(str(error)),
+                "",
+            )
         titles = gr.update(choices=[NO_TITLE, *columns], value="title" if "title" in columns[1:] else NO_TITLE)
         choices = gr.update(choices=columns, value=columns[0])
-        return gr.update(interactive=True), choices, titles, gr.update(visible=False), "", ""
+        said = message_html(f"{Path(path).name} is ready. Check the columns, then extract.", "status")
+        return gr.update(interactive=True), choices, titles, gr.update(visible=False), said, ""
 
     def run(path, text, title, chosen, number, kind, progress=gr.Progress()):  # noqa: B008  Gradio finds it by this default
         remove_old(results)
@@ -191,7 +210,7 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
         said = message_html(f"{done.documents:,} documents are done.{failed}", "status")
         return gr.update(value=str(done.path), visible=True), said, preview_html(done.preview, text)
 
-    file.change(look, file, [start, text_column, title_column, output, preview, message], **HIDDEN)
+    file.upload(look, file, [start, text_column, title_column, output, preview, message], **HIDDEN)
     start.click(
         run, [file, text_column, title_column, style, top_k, format], [output, message, preview],
         concurrency_id="model", api_visibility="private", show_progress_on=[message],
@@ -207,8 +226,6 @@ def remove_old(folder: Path) -> None:
 
 def preview_html(rows: list[dict], text_column: str) -> str:
     """The first rows as a table."""
-    from html import escape
-
     body = ""
     for row in rows:
         phrases = ", ".join(phrase["keyphrase"] for phrase in row.get("keyphrases") or []) or row.get("error", "")
@@ -222,7 +239,7 @@ def preview_html(rows: list[dict], text_column: str) -> str:
 def routing_tab(page: gr.Blocks, mixture: Mixture) -> None:
     """A text, and the experts that the mixture selects for it."""
     text = gr.Textbox(ROUTED, label="Text", lines=3, max_length=MAX_CHARACTERS, elem_id="lx-routed-text")
-    message, drawing = gr.HTML(), gr.HTML(elem_id="lx-routing")
+    message, drawing = gr.HTML(elem_id="lx-routed-message", padding=False), gr.HTML(elem_id="lx-routing", padding=False)
 
     def draw(content: str):
         try:
