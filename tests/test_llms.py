@@ -53,7 +53,10 @@ def test_the_options_of_a_call_are_all_there_are():
 def test_the_recipe_is_read_and_links_lead_to_files(tmp_path):
     names = {}
     exec(BLOCKS["python"][1].split("merge_tools.compose")[0], names)
-    assert [expert.source_model for expert in merge_tools.read_recipe(names["recipe"]).experts] == ["llama-law", "llama-medicine"]
+    assert [expert.source_model for expert in merge_tools.read_recipe(names["recipe"]).experts] == [
+        "llama-law",
+        "llama-medicine",
+    ]
     links = re.findall(r"github\.com/lexperts/lexperts/(?:blob|tree)/main/([^)]+)\)", PAGE)
     assert len(links) > 10 and [link for link in links if not (ROOT / link).exists()] == []
     assert issubclass(merge_tools.MergeError, ValueError)

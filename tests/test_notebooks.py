@@ -15,7 +15,11 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 TINY = {
     "keyphrases_of_a_csv": ("TOP_K = 2", ["papers.csv", "papers.keyphrases.csv"], "tidal"),
     "fine_tune_on_your_labels": ("STEPS = 1", ["my-keyphrase-model/model.safetensors"], "after"),
-    "merge_three_experts": ("STEPS = 2", ["merged-experts/mixture/config.json", "merged-experts/routing.png"], "MixtralForCausalLM"),
+    "merge_three_experts": (
+        "STEPS = 2",
+        ["merged-experts/mixture/config.json", "merged-experts/routing.png"],
+        "MixtralForCausalLM",
+    ),
 }
 
 

@@ -66,7 +66,7 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
     """A text, its keyphrases, YAKE's, and its experts."""
     found = gr.State(None, time_to_live=KEPT)  # what was read: a Reading and YAKE's keyphrases
     with gr.Row():
-        with gr.Column(scale=3, min_width=300):
+        with gr.Column(scale=3, min_width=280):
             text = gr.Textbox(
                 SAMPLES["Tidal power"], label="Text", lines=11, max_lines=14, elem_id="lx-text-box",
                 placeholder="Type or paste a text in English. Keyphrases appear while you type.",
@@ -80,9 +80,9 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
             style, controls = text_controls(reader)
     message = gr.HTML(elem_id="lx-message", padding=False)
     with gr.Row(equal_height=False):
-        with gr.Column(min_width=320):
+        with gr.Column(min_width=280):
             ours = gr.HTML(keyphrases_html(None), elem_id="lx-ours", padding=False)
-        with gr.Column(min_width=320):
+        with gr.Column(min_width=280):
             yake = gr.HTML(note_without_yake(), elem_id="lx-yake", padding=False)
     experts = gr.HTML(experts_html(None), elem_id="lx-experts", padding=False)
 
@@ -112,7 +112,7 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
         control.change(select, [found, *controls], [ours, yake], trigger_mode="always_last", **HIDDEN)
     for button, content in zip(samples, SAMPLES.values(), strict=True):
         button.click(partial(str, content), None, text, queue=False, **HIDDEN)
-    upload.upload(partial(open_text, settings), upload, [text, message], **HIDDEN)
+    upload.upload(partial(open_text, settings), upload, [text, message], trigger_mode="always_last", **HIDDEN)
 
 
 def text_controls(reader: Reader) -> tuple:
@@ -210,7 +210,8 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
         said = message_html(f"{done.documents:,} documents are done.{failed}", "status")
         return gr.update(value=str(done.path), visible=True), said, preview_html(done.preview, text)
 
-    file.upload(look, file, [start, text_column, title_column, output, preview, message], **HIDDEN)
+    outputs = [start, text_column, title_column, output, message, preview]
+    file.upload(look, file, outputs, trigger_mode="always_last", **HIDDEN)
     start.click(
         run, [file, text_column, title_column, style, top_k, format], [output, message, preview],
         concurrency_id="model", api_visibility="private", show_progress_on=[message],

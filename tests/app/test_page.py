@@ -133,16 +133,12 @@ def test_a_text_file_is_opened_and_a_bad_or_long_one_is_refused(page, tmp_path):
     files |= {"long.txt": b"graph " * LIMIT}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    upload, message = (
-        page.locator("#lx-upload input[type=file], input#lx-upload"),
-        page.locator("#lx-message [role=alert]"),
-    )
-    upload = upload if upload.count() else page.locator("input[type=file]")
-    upload.first.set_input_files(tmp_path / "good.txt")
+    upload, message = page.get_by_test_id("Open a text file-upload-button"), page.locator("#lx-message [role=alert]")
+    upload.set_input_files(tmp_path / "good.txt")
     expect(page.locator("#lx-ours .lx-text")).to_contain_text("sparse graph networks")
-    upload.first.set_input_files(tmp_path / "latin.txt")
+    upload.set_input_files(tmp_path / "latin.txt")
     expect(message).to_contain_text("UTF-8")
-    upload.first.set_input_files(tmp_path / "long.txt")
+    upload.set_input_files(tmp_path / "long.txt")
     expect(message).to_contain_text("2,000")
     page.get_by_label("Text", exact=True).first.fill("word " * 500)
     expect(message).to_contain_text("2,500 characters; the limit is 2,000")
@@ -150,7 +146,7 @@ def test_a_text_file_is_opened_and_a_bad_or_long_one_is_refused(page, tmp_path):
 
 def test_a_csv_goes_in_and_its_keyphrases_come_out(page, tmp_path):
     page.get_by_role("tab", name="Many documents").click()
-    upload, message = page.locator("input[type=file]").last, page.locator("#lx-batch-message")
+    upload, message = page.get_by_test_id("Upload a file of documents-upload-button"), page.locator("#lx-batch-message")
     expect(page.locator("#lx-start")).to_be_disabled()
     (tmp_path / "wrong.csv").write_bytes("té".encode("latin-1"))
     upload.set_input_files(tmp_path / "wrong.csv")
