@@ -131,7 +131,7 @@ def text_controls(reader: Reader) -> tuple:
 
 
 def note_without_yake() -> str:
-    """What stands in YAKE's place without it."""
+    """What is shown in YAKE's place without it."""
     if is_installed():
         return section("YAKE, for comparison", "")
     return section("YAKE, for comparison", f'<p class="lx-note">Not installed. To compare: <code>{INSTALL}</code></p>')
@@ -191,8 +191,8 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
             )
         titles = gr.update(choices=[NO_TITLE, *columns], value="title" if "title" in columns[1:] else NO_TITLE)
         choices = gr.update(choices=columns, value=columns[0])
-        said = message_html(f"{Path(path).name} is ready. Check the columns, then extract.", "status")
-        return gr.update(interactive=True), choices, titles, gr.update(visible=False), said, ""
+        status = message_html(f"{Path(path).name} is ready. Check the columns, then extract.", "status")
+        return gr.update(interactive=True), choices, titles, gr.update(visible=False), status, ""
 
     def run(path, text, title, chosen, number, kind, progress=gr.Progress()):  # noqa: B008  Gradio finds it by this default
         remove_old(results)
@@ -207,8 +207,8 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
         except (ValueError, ImportError, OSError) as error:
             return gr.update(visible=False), message_html(str(error)), ""
         failed = f" {done.errors:,} could not be read: see the column error." if done.errors else ""
-        said = message_html(f"{done.documents:,} documents are done.{failed}", "status")
-        return gr.update(value=str(done.path), visible=True), said, preview_html(done.preview, text)
+        status = message_html(f"{done.documents:,} documents are done.{failed}", "status")
+        return gr.update(value=str(done.path), visible=True), status, preview_html(done.preview, text)
 
     outputs = [start, text_column, title_column, output, message, preview]
     file.upload(look, file, outputs, trigger_mode="always_last", **HIDDEN)
@@ -242,14 +242,14 @@ def routing_tab(page: gr.Blocks, mixture: Mixture) -> None:
     text = gr.Textbox(ROUTED, label="Text", lines=3, max_length=MAX_CHARACTERS, elem_id="lx-routed-text")
     message, drawing = gr.HTML(elem_id="lx-routed-message", padding=False), gr.HTML(elem_id="lx-routing", padding=False)
 
-    def draw(content: str):
+    def route_text(content: str):
         try:
             return "", routing_html(mixture.route(content))
         except ValueError as error:
             return message_html(str(error)), gr.skip()
 
     for event in (text.change, page.load):
-        event(draw, text, [message, drawing], trigger_mode="always_last", concurrency_id="mixture", **HIDDEN)
+        event(route_text, text, [message, drawing], trigger_mode="always_last", concurrency_id="mixture", **HIDDEN)
 
 
 def theme() -> gr.Theme:

@@ -14,7 +14,7 @@ def is_installed() -> bool:
 def read_by_yake(text: str, top_k: int) -> list[dict]:
     """YAKE's keyphrases in the form of the pipeline, best first.
 
-    YAKE's scores are not probabilities: the lower the better. A phrase that does not occur in the text as it is written, such as one
+    YAKE's scores are not probabilities: the lower the better. A phrase that does not occur literally in the text, such as one
     across a line of punctuation, has no mentions.
     """
     import yake
