@@ -88,7 +88,7 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 	touch $(DEMO)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,test]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,app,test]'
 	touch $(READY)
 
 $(DOCS): $(DEMO)

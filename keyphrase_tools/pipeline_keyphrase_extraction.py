@@ -363,7 +363,7 @@ class KeyphraseExtractionPipeline(Pipeline):
         return [(words, block["word_probabilities"].document(number)) for number, words in enumerate(block["words"])]
 
     def _launch(
-        self, windows: list[Window], decode: bool = False, with_states: bool = False, style_id: int = 0
+        self, windows: list[Window], decode: bool = False, style_id: int = 0, **extra
     ) -> Callable[[], dict[str, np.ndarray]]:
         """Runs the model on a batch of windows. A GPU may still be running when this returns a function that gives the outputs."""
         batch = pad_windows(windows, self.tokenizer, self._forward_names)
@@ -372,25 +372,22 @@ class KeyphraseExtractionPipeline(Pipeline):
         if self.device.type != "cpu" and self._pack_tokens is not None:
             batch["packed_tokens"] = self._pack_tokens(batch["attention_mask"])
         with self.device_placement(), torch.no_grad():
-            options = {"decode": decode} | ({"with_states": True} if with_states else {})
-            return to_host(self._forward(to_device(batch, self.device), **options))
+            return to_host(self._forward(to_device(batch, self.device), decode=decode, **extra))
 
     def _read(self, windows: list[Window], **options) -> list[Values]:
         """Runs the model on a batch of windows, and waits for the outputs."""
         return self._values(windows, self._launch(windows, **options)())
 
     def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
-        """The outputs of each window, without padding; with hidden states `(S, d)` if there are any."""
-        p, tags = outputs["probabilities"], outputs.get("tags")
-        states = [outputs["states"]] if "states" in outputs else []
-        return [
-            (p[n, :length], None if tags is None else tags[n, :length], *(of[n, :length] for of in states))
-            for n, length in enumerate(len(window.word_starts) for window in windows)
-        ]
+        """The outputs of each window, without padding; with hidden states `(S, d)` or gates `(S, E)` if there are any."""
+        extra = [outputs[name] for name in ("states", "gates") if name in outputs]
+        arrays = [outputs["probabilities"], outputs.get("tags"), *extra]
+        lengths = [len(window.word_starts) for window in windows]
+        return [tuple(None if of is None else of[n, :length] for of in arrays) for n, length in enumerate(lengths)]
 
-    def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
-        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
-        `with_states` the backbone's last hidden states `(n, S, d)`."""
+    def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
+        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`,
+        `with_states` the backbone's last hidden states `(n, S, d)`, and `with_gates` the weights `(n, S, E)` of experts."""
         labels: Any = None
         outputs: Any = None
         batch = batch | ({"output_hidden_states": True} if with_states else {})
@@ -406,6 +403,8 @@ class KeyphraseExtractionPipeline(Pipeline):
             results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
         if with_states:
             results["states"] = last_states(outputs, type(self.model).__name__)
+        if with_gates and getattr(outputs, "router_logits", None) is not None:
+            results["gates"] = outputs.router_logits.float().softmax(-1)
         return results
 
     def _threshold(self, threshold: float | None) -> float | None:

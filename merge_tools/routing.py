@@ -62,16 +62,27 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     Raises:
         MergeError: if a text is empty or too long, or the folder is not a mixture.
     """
-    import torch
-
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("A text is empty. Give at least one non-empty text (--text).")
     folder = expand_user(folder)
     model, tokenizer = open_mixture(folder)
-    config, options = model.config, {}
-    names = [f"expert {e}" for e in range(count_experts(config))]
+    return route_texts(model, tokenizer, expert_names(folder, model.config), texts, domain=domain)
+
+
+def expert_names(folder: Path, config) -> list[str]:
+    """The names in the record of the merge, or else numbers."""
     if (folder / RECORD).is_file():
-        names = [expert["name"] for expert in read_record(folder)["experts"]]
+        return [expert["name"] for expert in read_record(folder)["experts"]]
+    return [f"expert {e}" for e in range(count_experts(config))]
+
+
+def route_texts(
+    model, tokenizer, names: list[str], texts: Sequence[str], *, domain: str | None = None
+) -> list[Routing]:
+    """`route` with a mixture that is already open; `names` are those of `expert_names`."""
+    import torch
+
+    config, options = model.config, {}
     if domain is not None:
         if policy_of(config) != "domain":
             raise MergeError(

@@ -8,6 +8,7 @@ from .common import new_app
 
 def build_app():
     """The command `lexperts` with all of its groups."""
+    from . import app as demo_app
     from . import define, evaluate, keyphrases, merge, summarize, train
 
     app = new_app("lexperts", "Mixture-of-experts models for keyphrases, summaries and definitions.")
@@ -15,6 +16,7 @@ def build_app():
     app.add_typer(merge.app, name="merge")
     app.add_typer(define.app, name="define")
     app.command("summarize")(summarize.summarize)
+    app.command("app")(demo_app.app)
     app.add_typer(train.app, name="train")
     app.add_typer(evaluate.app, name="evaluate")
     return app

@@ -63,7 +63,7 @@ def test_the_help_of_a_recipe_imports_no_model_and_shows_an_example(group, name)
 
 def test_the_help_of_all_other_commands_shows_an_example():
     runner, app = CliRunner(), build_app()
-    for group in ("keyphrases", "merge", "define", "summarize"):
+    for group in ("keyphrases", "merge", "define", "summarize", "app"):
         commands = {
             "keyphrases": ("extract", "score", "explain", "card", "serve"),
             "merge": (
@@ -80,6 +80,7 @@ def test_the_help_of_all_other_commands_shows_an_example():
             ),
             "define": ("terms",),
             "summarize": (None,),
+            "app": (None,),
         }[group]
         for command in commands:
             words = [group, command] if command else [group]

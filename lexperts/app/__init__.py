@@ -1,0 +1,43 @@
+"""The demo app: keyphrases of a text, of many documents, and the routing of a merged mixture, in a browser.
+
+`lexperts app` starts it; `examples/space` is the same app as a Space of the Hub. It needs the extra `app` (Gradio), and no network.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class AppSettings:
+    """What the person who starts the app decides; visitors cannot change it.
+
+    Args:
+        model: folder or Hub id of a token classifier, by default the default model.
+        mixture: folder of a merged mixture, whose routing a tab draws.
+        device: of the keyphrase model.
+        max_characters: of a text.
+        max_file_mb: of an uploaded file, in MB.
+        max_documents: of a file.
+
+    Raises:
+        ValueError: for a limit below 1.
+    """
+
+    model: str | None = None
+    mixture: str | Path | None = None
+    device: str | None = None
+    max_characters: int = 20_000
+    max_file_mb: int = 20
+    max_documents: int = 2_000
+
+    def __post_init__(self):
+        for name in ("max_characters", "max_file_mb", "max_documents"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+
+
+def launch(settings: AppSettings | None = None, **options):
+    """Builds the app and serves it until it is stopped; see `page.launch`."""
+    from .page import launch as launch_page
+
+    return launch_page(settings or AppSettings(), **options)

@@ -1,0 +1,154 @@
+"""Keyphrases of the documents of an uploaded file, written as CSV, JSON Lines or Parquet."""
+
+import csv
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from keyphrase_tools.corpus import Corpus, import_parquet
+from keyphrase_tools.extractor import KeyphraseExtractor
+
+from . import AppSettings
+
+TEXT_NAMES = ("text", "abstract", "document", "body", "content", "description")  # columns that are most likely the text
+FORMATS = {"CSV": ".csv", "JSON Lines": ".jsonl", "Parquet": ".parquet"}
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+CHUNK = 16  # documents between two steps of the progress bar
+PREVIEW = 10
+
+
+class BatchResult(NamedTuple):
+    """The file that was written, the numbers of documents and of errors, and the first rows."""
+
+    path: Path
+    documents: int
+    errors: int
+    preview: list[dict]
+
+
+def read_columns(path: str | Path, settings: AppSettings) -> list[str]:
+    """The columns of an uploaded file, the one that is most likely the text first.
+
+    Raises:
+        ValueError: if the file is too large, has another format, or cannot be read.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(
+            f"{path.name} has the suffix {path.suffix!r}. Upload a file that ends in {', '.join(SUFFIXES)}."
+        )
+    size = path.stat().st_size
+    if size > settings.max_file_mb * 1e6:
+        raise ValueError(
+            f"{path.name} has {size / 1e6:.1f} MB; the limit is {settings.max_file_mb} MB. Upload a part of it."
+        )
+    try:
+        columns = _first_row(path)
+    except (ValueError, OSError, csv.Error) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
+    if not columns:
+        raise ValueError(
+            f"{path.name} has no columns. A CSV file needs a header, a JSON Lines file one object per line."
+        )
+    likely = [name for name in TEXT_NAMES if name in columns][:1]
+    return likely + [name for name in columns if name not in likely]
+
+
+def _first_row(path: Path) -> list[str]:
+    """The names of the columns."""
+    if path.suffix.lower() == ".parquet":
+        return import_parquet()(path).schema_arrow.names
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix.lower() == ".jsonl":
+            row = json.loads(next((line for line in file if line.strip()), "{}"))
+            if not isinstance(row, dict):
+                raise ValueError(f"its first line is a {type(row).__name__}, not a JSON object")
+            return list(row)
+        return next(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","), [])
+
+
+def extract_file(
+    extract,
+    path: str | Path,
+    folder: Path,
+    settings: AppSettings,
+    *,
+    text_column: str,
+    title_column: str | None = None,
+    format: str = "CSV",
+    progress: Callable[[float, str], None] = lambda share, text: None,
+    **options,
+) -> BatchResult:
+    """Extracts the keyphrases of a file's documents.
+
+    Args:
+        extract: the pipeline.
+        path: of the upload.
+        folder: where the result is written.
+        text_column, title_column: columns of the file.
+        format: one of FORMATS.
+        progress: is called with the share that is done, and a text.
+        options: of the pipeline, such as `top_k` and `style`.
+
+    Raises:
+        ValueError: if the file has too many documents, or a column that is named like a result.
+        ImportError: for Parquet without pyarrow.
+    """
+    corpus = Corpus(path, text_column, title_column, keep=None)
+    rows = list(islice(corpus.read(), settings.max_documents + 1))
+    if len(rows) > settings.max_documents:
+        raise ValueError(
+            f"{Path(path).name} has more than {settings.max_documents:,} documents. For larger files use the command: "
+            "lexperts keyphrases extract documents.jsonl keyphrases.jsonl"
+        )
+    taken = {"keyphrases", "error"} & {name for row in rows if row.values for name in row.values}
+    if taken:
+        raise ValueError(f"{Path(path).name} has a column {min(taken)!r}, which is the name of a result. Rename it.")
+    errors = {row.number: row.error for row in rows if row.values is None}
+    for row in rows:
+        text = (row.values or {}).get(text_column)
+        if isinstance(text, str) and len(text) > settings.max_characters:
+            errors[row.number] = f"it has {len(text):,} characters; the limit is {settings.max_characters:,}"
+    process, results = KeyphraseExtractor(extract, text_column, title_column, **options), []
+    for start in range(0, len(rows), CHUNK):
+        chunk = [row for row in rows[start : start + CHUNK] if row.number not in errors]
+        found = iter(process.process_rows([row.values for row in chunk]))
+        for row in rows[start : start + CHUNK]:
+            results.append(
+                (row.values or {}) | ({"error": errors[row.number]} if row.number in errors else next(found))
+            )
+        progress(len(results) / len(rows), f"{len(results):,} of {len(rows):,} documents")
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / f"keyphrases{FORMATS[format]}"
+    _write(results, output, process)
+    return BatchResult(output, len(results), sum("error" in row for row in results), results[:PREVIEW])
+
+
+def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
+    """Writes the rows in the format of the output's suffix."""
+    if output.suffix == ".csv":
+        _write_csv(rows, output)
+        return
+    lines = output.with_suffix(".jsonl")
+    with lines.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    if output.suffix == ".parquet":
+        from keyphrase_tools.parquet_output import write_parquet
+
+        write_parquet([lines], output, process.types())
+        lines.unlink()
+
+
+def _write_csv(rows: list[dict], output: Path) -> None:
+    """Keyphrases and scores as two columns, separated by semicolons in the same order."""
+    columns = list(dict.fromkeys(name for row in rows for name in row if name not in ("keyphrases", "error")))
+    with output.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*columns, "keyphrases", "scores", "error"])
+        for row in rows:
+            phrases = row.get("keyphrases") or []
+            found = "; ".join(phrase["keyphrase"] for phrase in phrases)
+            scores = "; ".join(f"{phrase['score']:.4f}" for phrase in phrases)
+            writer.writerow([*(row.get(name) for name in columns), found, scores, row.get("error")])

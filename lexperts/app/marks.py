@@ -1,0 +1,129 @@
+"""HTML of texts with marks. All text of users is escaped here; nothing else in the app builds HTML from it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from .reading import Reading
+
+KINDS = 8  # experts with a colour and an underline of their own
+
+
+def free_spans(phrases: Sequence[Mapping]) -> list[tuple[int, int, int]]:
+    """(start, end, rank) of mentions in text order; where mentions overlap, that of the better phrase."""
+    taken: list[tuple[int, int, int]] = []
+    covered: set[int] = set()
+    for rank, phrase in enumerate(phrases, start=1):
+        for mention in phrase["mentions"]:
+            places = range(mention["start"], mention["end"])
+            if covered.isdisjoint(places):
+                covered.update(places)
+                taken.append((mention["start"], mention["end"], rank))
+    return sorted(taken)
+
+
+def text_html(text: str, phrases: Sequence[Mapping], strengths: Sequence[float]) -> str:
+    """The text with each mention marked, and the rank of its keyphrase after it.
+
+    Args:
+        strengths: of the colour of each phrase, from 0 to 1.
+    """
+    parts, position = [], 0
+    for start, end, rank in free_spans(phrases):
+        parts.append(escape(text[position:start]))
+        parts.append(
+            f'<mark style="--strength:{strengths[rank - 1]:.2f}">{escape(text[start:end])}'
+            f'<sup><span class="lx-hidden"> keyphrase </span>{rank}</sup></mark>'
+        )
+        position = end
+    return f'<p class="lx-text">{"".join([*parts, escape(text[position:])])}</p>'
+
+
+def list_html(phrases: Sequence[Mapping], digits: int = 2, bars: bool = True) -> str:
+    """A table of keyphrases, best first, each with its score, which is also drawn as a bar."""
+    rows = [
+        f'<tr><td class="lx-rank">{rank}</td><th scope="row">{escape(phrase["keyphrase"])}</th>'
+        f'<td class="lx-score">{phrase["score"]:.{digits}f}{bar(phrase["score"]) if bars else ""}</td>'
+        f'<td class="lx-count">{len(phrase["mentions"])}</td></tr>'
+        for rank, phrase in enumerate(phrases, start=1)
+    ]
+    return (
+        '<table class="lx-list"><thead><tr><th scope="col" class="lx-rank">#</th><th scope="col">keyphrase</th>'
+        '<th scope="col" class="lx-score">score</th><th scope="col" class="lx-count">mentions</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def bar(share: float) -> str:
+    """A bar from 0 to 1."""
+    return f'<span class="lx-bar" style="--strength:{share:.2f}"></span>'
+
+
+def section(title: str, content: str, note: str = "") -> str:
+    """A titled part of the page."""
+    note = f'<p class="lx-note">{note}</p>' if note else ""
+    return f'<section class="lx-card"><h2>{title}</h2>{note}{content}</section>'
+
+
+def keyphrases_html(reading: Reading | None, threshold: float | None = None, top_k: int = 10) -> str:
+    """The text with its keyphrases marked, and their list."""
+    if reading is None:
+        return section("Keyphrases", '<p class="lx-note">Type or paste a text above.</p>')
+    found = reading.keyphrases(threshold)
+    phrases = found[:top_k]
+    if not phrases:
+        lower = "Lower the threshold" if threshold is not None else "Set a threshold, or paste a longer text"
+        return section("Keyphrases", f'<p class="lx-note">None found. {lower}.</p>{text_html(reading.text, [], [])}')
+    content = text_html(reading.text, phrases, [phrase["score"] for phrase in phrases]) + list_html(phrases)
+    chosen = "that the model expects" if threshold is None else f"at a threshold of {threshold:.2f}"
+    count = (
+        f"The best {len(phrases)} of {len(found)}"
+        if len(found) > len(phrases)
+        else f"The {len(phrases)}"
+        if len(phrases) > 1
+        else "The only one"
+    )
+    return section("Keyphrases", content, f"{count} {chosen}. A score is a probability: higher is better.")
+
+
+def yake_html(text: str, phrases: Sequence[Mapping]) -> str:
+    """The text as YAKE reads it."""
+    content = text_html(text, phrases, [0.5] * len(phrases)) + list_html(phrases, digits=3, bars=False)
+    return section(
+        "YAKE, for comparison", content, f"Its best {len(phrases)}. Its scores are weights: lower is better."
+    )
+
+
+def experts_html(reading: Reading | None) -> str:
+    """Each word in the colour and with the underline of the expert that has the largest weight on it."""
+    if reading is None or not reading.experts:
+        reason = "This model has no experts." if reading is not None and not reading.num_experts else "No text yet."
+        return section("Experts", f'<p class="lx-note">{reason}</p>')
+    text, parts, position = reading.text, [], 0
+    words: dict[int, Counter] = {}
+    for start, end, expert in reading.experts:
+        word = text[start:end]
+        words.setdefault(expert, Counter())[word.lower()] += any(map(str.isalnum, word))
+        parts.append(escape(text[position:start]))
+        parts.append(f'<span class="lx-expert lx-expert-{expert % KINDS}">{escape(word)}</span>')
+        position = end
+    legend = []
+    for expert in range(reading.num_experts):
+        of_expert = words.get(expert, Counter())
+        share = sum(e == expert for _, _, e in reading.experts) / len(reading.experts)
+        examples = ", ".join(escape(word) for word, count in of_expert.most_common(8) if count)
+        legend.append(
+            f'<li><span class="lx-expert lx-expert-{expert % KINDS}">expert {expert + 1}</span> '
+            f"<strong>{share:.0%}</strong> of the words{f': {examples}' if examples else ''}</li>"
+        )
+    content = (
+        f'<ul class="lx-legend">{"".join(legend)}</ul><p class="lx-text">{"".join(parts)}{escape(text[position:])}</p>'
+    )
+    note = "The model's router sends each word to several experts. Its colour and underline show the one with the largest weight."
+    return section("Who reads what", content, note)
+
+
+def message_html(message: str = "", kind: str = "error") -> str:
+    """A message that screen readers announce; nothing without one."""
+    role = "alert" if kind == "error" else "status"
+    return f'<p class="lx-{kind}" role="{role}">{escape(message)}</p>' if message else ""

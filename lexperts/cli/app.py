@@ -1,0 +1,41 @@
+"""`lexperts app`: the demo app in a browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import Debug, Device, user_errors
+
+
+def app(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
+    ] = None,
+    mixture: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A merged mixture, whose routing a third tab draws.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port to listen on; by default the first free one from 7860.")
+    ] = None,
+    max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a text.")] = 20_000,
+    max_file_mb: Annotated[int, typer.Option(min=1, help="Maximum size of an uploaded file in MB.")] = 20,
+    max_documents: Annotated[int, typer.Option(min=1, help="Maximum number of documents in a file.")] = 2_000,
+    device: Device = None,
+    debug: Debug = False,
+):
+    """Open the demo app: keyphrases marked in a text, the experts that read it, and files of documents.
+
+    \b
+    Example:
+      lexperts app
+      lexperts app --mixture mixture --port 8080
+    """
+    with user_errors(debug):
+        from ..app import AppSettings, launch
+
+        limits = {"max_characters": max_characters, "max_file_mb": max_file_mb, "max_documents": max_documents}
+        settings = AppSettings(model, mixture, device, **limits)
+        launch(settings, host=host, port=port)

@@ -1,0 +1,67 @@
+"""The notebooks run from top to bottom with tiny settings, without a network, and are saved without outputs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+manager = pytest.importorskip("jupyter_client.manager")
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+TINY = {
+    "keyphrases_of_a_csv": ("TOP_K = 2", ["papers.csv", "papers.keyphrases.csv"], "tidal"),
+    "fine_tune_on_your_labels": ("STEPS = 1", ["my-keyphrase-model/model.safetensors"], "after"),
+    "merge_three_experts": (
+        "STEPS = 2",
+        ["merged-experts/mixture/config.json", "merged-experts/routing.png"],
+        "MixtralForCausalLM",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """A kernel for all notebooks, so that torch is imported once; each begins with an empty namespace."""
+    kernel = manager.KernelManager(kernel_name="python3")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYDEVD_DISABLE_FILE_VALIDATION": "1", "TQDM_DISABLE": "1"}
+    kernel.start_kernel(env=environment)
+    yield kernel
+    kernel.shutdown_kernel(now=True)
+
+
+def parameters(notebook) -> dict:
+    """The cell with the settings."""
+    (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
+    return cell
+
+
+def test_each_notebook_is_tested():
+    assert [path.stem for path in NOTEBOOKS] == sorted(TINY)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path, kernel, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    setting, files, output = TINY[path.stem]
+    cell = parameters(notebook)
+    assert f"\n{setting.split(' = ')[0]} = " in f"\n{cell.source}"
+    cell.source += f"\n{setting}"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    nbclient.NotebookClient(notebook, km=kernel, timeout=300).execute(reset_kc=True)
+    for name in files:
+        assert (tmp_path / name).is_file(), name
+    assert output in str([cell.get("outputs") for cell in notebook.cells])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_saved_without_outputs_and_explains_its_cells(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+    assert len(prose) >= len(code) - 1 and prose[0].source.startswith("# ") and "pip install" in prose[0].source
