@@ -1,4 +1,4 @@
-# Each target does all of its own set-up: a machine needs Python 3.11 or 3.12 and nothing else.
+# Each target does all of its own set-up: a machine needs Python 3.11 or later and nothing else.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -8,15 +8,19 @@ DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
+RELEASE := $(VENV)/.release
+OLDEST := .venv-oldest
+TRANSFORMERS4 := .venv-transformers4
+CORE_TESTS := $(wildcard tests/modeling_*) tests/merge_tools tests/test_contract.py tests/test_registration.py tests/test_security.py
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test cuda lint format fix-copies bench tables docs clean
+.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs accessibility release-check clean
 
 help:  ## what there is to make
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 demo: $(DEMO)  ## keyphrases of a paragraph, a long document and a folder, and a page that shows them
 	$(RUN) examples/demo.py $(ARGS)
@@ -27,12 +31,21 @@ quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with i
 test: $(QUANTIZE)  ## the test suite
 	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
 
+test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
+	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(CORE_TESTS) $(ARGS)
+
+test-transformers4: $(READY) $(TRANSFORMERS4)/.ready  ## open composed mixtures in transformers 4
+	LEXPERTS_TRANSFORMERS4=$(CURDIR)/$(TRANSFORMERS4)/bin/python $(RUN) -m pytest tests/merge_tools/test_old_transformers.py $(ARGS)
+
 cuda: $(READY)  ## the tests that need a CUDA device
 	TEST_CUDA=1 $(RUN) -m pytest tests/*/test_cuda.py $(ARGS)
 
-lint: $(READY)  ## style and unused code
+lint: types  ## style, unused code and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+types: $(READY)  ## the types of the modules that pyproject.toml lists
+	$(RUN) -m mypy
 
 format: $(READY)  ## put the code into its format
 	$(RUN) -m ruff check --fix .
@@ -54,8 +67,16 @@ tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
+accessibility: docs  ## check the site with axe-core in Chromium; needs npm and chromium
+	$(PIP) -c constraints.txt playwright
+	npm install --silent --prefix $(VENV)/axe axe-core@4.14.1
+	$(RUN) docs/check_accessibility.py --axe $(VENV)/axe/node_modules/axe-core/axe.min.js
+
+release-check: $(RELEASE)  ## build the distributions and try them in fresh environments
+	$(RUN) .ci/release_check.py $(ARGS)
+
 clean:  ## remove the virtual environment and what training left
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(TRANSFORMERS4) runs build dist *.egg-info
 
 # torch first and alone, at the pinned version: anything that asks for it later finds it there
 $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODEL)/lexperts_seke_minilm/*)
@@ -77,3 +98,23 @@ $(DOCS): $(DEMO)
 $(QUANTIZE): $(READY)
 	$(PIP) -c constraints.txt -e '.[quantize]'
 	touch $(QUANTIZE)
+
+$(RELEASE): $(READY)
+	$(PIP) -c constraints.txt -e '.[release]'
+	touch $(RELEASE)
+
+# TORCH_OLDEST=2.13.0 replaces the oldest supported torch, whose wheel has gigabytes of CUDA libraries on some indexes
+$(OLDEST)/.ready: setup.cfg .ci/release_check.py
+	rm -rf $(OLDEST)
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) .ci/release_check.py --only bounds $(if $(TORCH_OLDEST),--torch $(TORCH_OLDEST)) > $(OLDEST)/bounds.txt
+	$(OLDEST)/bin/pip install -q -c $(OLDEST)/bounds.txt torch
+	$(OLDEST)/bin/pip install -q -c $(OLDEST)/bounds.txt -e '.[train,merge,serve,offline,test]'
+	touch $(OLDEST)/.ready
+
+$(TRANSFORMERS4)/.ready: constraints.txt
+	rm -rf $(TRANSFORMERS4)
+	$(PYTHON) -m venv $(TRANSFORMERS4)
+	$(TRANSFORMERS4)/bin/pip install -q '$(TORCH)'
+	$(TRANSFORMERS4)/bin/pip install -q transformers==4.44.2
+	touch $(TRANSFORMERS4)/.ready

@@ -1,6 +1,7 @@
 """Checks the pages of the built site with axe-core in Chromium, light and dark, wide and narrow.
 
-make docs && npm install axe-core && python docs/check_accessibility.py --axe node_modules/axe-core/axe.min.js
+make accessibility
+python docs/check_accessibility.py --axe node_modules/axe-core/axe.min.js  # after make docs and npm install axe-core
 
 Needs the packages playwright and chromium (`--chromium` names its program). Ends with exit status 1 if a page has a violation that
 axe-core calls serious or critical, or loads anything from another server.

@@ -21,7 +21,7 @@ FIGURE = re.compile(r"!\[[^\]]*\]\((images/(?:seke|exhird|hypernetwork|moesumm|l
 
 
 def to_repository(link: re.Match, page: Path) -> str:
-    """The link itself within docs/, else that of the file on GitHub; raises an error if there is no such file."""
+    """The link itself within docs/, else that of the file on GitHub; raises an error if the file does not exist."""
     path = (page.parent / link["path"]).resolve()
     if path.is_relative_to(ROOT / "docs"):
         return link[0]
@@ -73,7 +73,8 @@ def describe_command(command, path: str) -> list[str]:
     usage = " ".join([path, *(argument.name.upper() for argument in arguments), *(["[OPTIONS]"] if options else [])])
     summary, *examples = re.split(r"\n\s*\n", (command.help or "").strip())
     recipe = recipe_of(path)
-    usage += " CONFIGURATION [OPTIONS]" if recipe else ""
+    usage += " CONFIGURATION" if recipe else ""
+    usage += "" if options else " [OPTIONS]"  # those of recipes are not typer's
     lines += [f"### {path}", "", in_cell(summary), "", "```text", usage, "```", ""]
     lines += [f"Configurations: {', '.join(f'`{name}`' for name in recipe)}.", ""] if recipe else []
     shown = [

@@ -11,7 +11,8 @@ from .windows import Window
 
 MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
 
-Values = tuple[np.ndarray, np.ndarray | None]  # for a window: probabilities (S, 3) of O, B and I; tags (S,)
+# for a window: probabilities (S, 3) of O, B and I; tags (S,); with hidden states also those, (S, d)
+Values = tuple[np.ndarray, np.ndarray | None, *tuple[np.ndarray, ...]]
 
 
 class BatchRead(NamedTuple):

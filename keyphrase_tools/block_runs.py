@@ -22,7 +22,7 @@ from tqdm import tqdm
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 from .corpus import UNREADABLE, Block, Corpus
 from .engines import Engine, LocalEngine

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .clean_text import clean
 from .decoding import apply_temperature
@@ -13,7 +14,7 @@ from .words import normalise, split_words
 TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
 
 
-def expected_calibration_error(scores: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
+def expected_calibration_error(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> float:
     """ECE = sum over bins b of n_b / n |mean score - accuracy|, with bins of equal width   (Guo et al. 2017, Eq. 3)
 
     >>> round(expected_calibration_error([0.9, 0.9, 0.1, 0.1], [True, True, False, False]), 2)
@@ -28,7 +29,7 @@ def expected_calibration_error(scores: Sequence[float], right: Sequence[bool], b
     return sum(abs((scores - right)[bin_of == b].sum()) for b in range(bins)) / len(scores)
 
 
-def reliability(scores: Sequence[float], right: Sequence[bool], bins: int = 10) -> list[dict]:
+def reliability(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> list[dict]:
     """The terms of that sum: `score` (mean), `share` (of correct phrases) and `phrases` (count) of each bin that is not empty."""
     scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
     bin_of = np.minimum((scores * bins).astype(int), bins - 1)
@@ -40,7 +41,7 @@ def reliability(scores: Sequence[float], right: Sequence[bool], bins: int = 10) 
     ]
 
 
-def fit_temperature(scores: Sequence[float], right: Sequence[bool], steps: int = 100) -> float:
+def fit_temperature(scores: ArrayLike, right: ArrayLike, steps: int = 100) -> float:
     """The T > 0 for which `apply_temperature(scores, T)` has the greatest likelihood.
 
     The log-likelihood is concave in 1/T. Bisection finds the zero of its derivative, the sum of logit (right - p), in
@@ -152,7 +153,7 @@ def calibration_error(
         config.keyphrase_temperature = temperature
     errors = {"before": expected_calibration_error(scores, right), "before_bins": reliability(scores, right)}
     if temperature is not None:
-        scores = apply_temperature(np.asarray(scores), temperature)
-        errors |= {"after": expected_calibration_error(scores, right), "after_bins": reliability(scores, right)}
+        tempered = apply_temperature(np.asarray(scores), temperature)
+        errors |= {"after": expected_calibration_error(tempered, right), "after_bins": reliability(tempered, right)}
         errors["temperature"] = temperature
     return errors | {"phrases": len(right)}

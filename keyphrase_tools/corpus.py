@@ -132,7 +132,8 @@ class Corpus:
             on_skip: is called with the number of documents of each.
         """
         records, number, finished = self._records(), 0, finished or {}
-        rows, characters = [], 0
+        rows: list[Row] = []
+        characters = 0
         while True:
             if not rows and number in finished:
                 skipped = sum(1 for _ in islice(records, finished[number] - number))
@@ -144,7 +145,7 @@ class Corpus:
                 rows.append(self._row(number, record))
                 number += 1
                 text = (rows[-1].values or {}).get(self.text_column)
-                characters += len(text) if isinstance(text, str) else sum(map(len, text)) if is_words(text) else 0
+                characters += len(text) if isinstance(text, str) else sum(map(len, text or ())) if is_words(text) else 0
             if rows and (record is None or len(rows) == max_documents or characters >= CHARACTERS * max_documents):
                 yield Block(rows[0].number, rows)
                 rows, characters = [], 0
@@ -235,7 +236,7 @@ class Corpus:
     def _read_csv(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._fs.open(path, "rb", compression="infer") as file:
             rows = self._csv(path, file)
-            names = next(rows, [])
+            names: list[str] = next(rows, [])
             yield from (partial(_csv_row, names, row) for row in rows if row)
 
     def _check_parquet(self) -> int:
@@ -278,7 +279,7 @@ class Corpus:
         for name in (*self._required, *(self.keep or ())):
             if name not in names:
                 self._raise_missing(path, name, names)
-        if self.title_column not in (None, "title", *names):
+        if self.title_column is not None and self.title_column not in ("title", *names):
             self._raise_missing(path, self.title_column, names)
 
     def _raise_missing(self, path: str, name: str, names: list[str]) -> None:
@@ -294,7 +295,9 @@ class RowGroup:
 
     def __init__(self, parquet, group: int, columns: list[str] | None):
         self._open = partial(parquet.iter_batches, ROWS, row_groups=[group], columns=columns)
-        self._batches, self._rows, self._start = None, [], 0
+        self._batches: Iterator | None = None
+        self._rows: list[dict] = []
+        self._start = 0
 
     def read(self, i: int) -> dict:
         """Row i; rows are read in ascending order."""
@@ -341,8 +344,8 @@ def find_files(source: str) -> tuple:
 
 def suffix(path: str) -> str:
     """The suffix that names the format, without that of a compression."""
-    path = PurePosixPath(path)
-    return PurePosixPath(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+    name = PurePosixPath(path)
+    return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
 
 def find_format(source: str, paths: list[str]) -> str:
@@ -352,10 +355,10 @@ def find_format(source: str, paths: list[str]) -> str:
         ValueError: if it is not known, or differs.
     """
     suffixes = sorted({suffix(path) for path in paths})
-    formats = {FORMATS.get(name) for name in suffixes}
-    if None in formats:
-        unknown = next(name for name in suffixes if name not in FORMATS)
-        raise ValueError(f"{source} has the unknown suffix {unknown!r}. Use .txt, .jsonl, .csv, .tsv or .parquet.")
+    unknown = [name for name in suffixes if name not in FORMATS]
+    if unknown:
+        raise ValueError(f"{source} has the unknown suffix {unknown[0]!r}. Use .txt, .jsonl, .csv, .tsv or .parquet.")
+    formats = {FORMATS[name] for name in suffixes}
     if len(formats) > 1:
         raise ValueError(
             f"{source} has files of different formats, {', '.join(suffixes)}. Pass a pattern such as '*{suffixes[0]}'."

@@ -1,6 +1,7 @@
 """Where blocks of documents are processed: in this process, or by workers of Ray."""
 
 import math
+import os
 import socket
 import sys
 from collections import deque
@@ -87,13 +88,19 @@ class RayEngine(Engine):
                     {"address": self.address} if self.address else {"address": "local", "include_dashboard": False}
                 )
                 ray.init(**options, log_to_driver=False, logging_level="error")
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConnectionError(
-                    f"Ray at {self.address or 'this machine'} refused the connection: {error}. Check that the cluster runs Ray "
-                    f"{ray.__version__} and, if it requires a token, that this process has it."
-                ) from error
+            except Exception as error:  # a Ray that does not start in time raises an Exception of no other type
+                raise ConnectionError(self._describe_refusal(error)) from error
             self._is_own = True
         return self
+
+    def _describe_refusal(self, error: Exception) -> str:
+        """The message for a Ray that cannot be started or connected to."""
+        if self.address is None:
+            return f"Ray does not start on this machine: {error} Try again when the machine is less busy, or use --engine local."
+        return (
+            f"Ray at {self.address} refused the connection: {error}. Check that the cluster runs Ray {self._ray.__version__} and, if "
+            "it requires a token, that this process has it."
+        )
 
     def __exit__(self, *_):
         for actor in self._actors:
@@ -236,10 +243,10 @@ def readable_rows(block: Block) -> list[dict]:
 
 
 def check_address(address: str | None) -> None:
-    """Connects to the address of a cluster, because Ray waits long for one that does not answer.
+    """Connects to the address of a cluster, because Ray waits for minutes for one that does not answer.
 
     Raises:
-        ConnectionError: if it does not answer.
+        ConnectionError: if it does not answer, or does not speak Ray's protocol.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -250,3 +257,22 @@ def check_address(address: str | None) -> None:
         raise ConnectionError(
             f"The Ray cluster at {address} does not answer: {error}. Start it with `ray start --head`, or correct --address."
         ) from error
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not answers_grpc(f"{host}:{port}"):
+        raise ConnectionError(
+            f"Port {port} of {host} is open, but no Ray cluster answers there within {TIMEOUT} s. Correct --address: "
+            "`ray start --head` prints it, and ray:// addresses usually have the port 10001."
+        )
+
+
+def answers_grpc(address: str) -> bool:
+    """Whether a server of gRPC, as Ray's are, answers at HOST:PORT in time."""
+    try:
+        import grpc
+    except ImportError:  # part of the Ray client
+        return True
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(TIMEOUT)
+        except grpc.FutureTimeoutError:
+            return False
+    return True

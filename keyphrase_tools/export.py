@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +122,11 @@ def export_model(
             (format, precision), write_openvino
         )
         quantise(plain, graph, precision, lambda: calibration_inputs(extract, texts, wrapped.inputs))
-        report = {"precision": precision, "opset": OPSET, "size": sum(f.stat().st_size for f in graph.parent.iterdir())}
+        report: dict[str, Any] = {
+            "precision": precision,
+            "opset": OPSET,
+            "size": sum(f.stat().st_size for f in graph.parent.iterdir()),
+        }
         entry = {**report, "weights": weights, "tokenizer": hash_tokenizer(extract.tokenizer)}
         extract.model.config.exported = {format: entry}
         save_folder(extract, folder)

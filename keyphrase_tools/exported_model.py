@@ -61,7 +61,7 @@ class ExportedModel(nn.Module):
         folder = Path(name)
         self.folder = folder if folder.is_dir() else Path(snapshot_download(name, ignore_patterns=["*.safetensors"]))
         self.config = AutoConfig.from_pretrained(self.folder)
-        self.backend = None
+        self.backend: str | None = None
         if not getattr(self.config, "exported", None):
             raise ValueError(f"{name} holds no exported graph. Write one with `lexperts keyphrases export {name} OUT`.")
 

@@ -179,13 +179,13 @@ class KeyphraseExtractor:
                 results.append(self._result(phrases))
                 progress(1)
             return results
-        results = {}
+        of_document: dict[int, list[dict]] = {}
         for block in split_into_blocks(documents, SORT_WINDOW * self.batch_size):
-            first = len(results)
+            first = len(of_document)
             for read in extract.read_block(block, batch_size=self.batch_size, **self.options):
-                results |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
+                of_document |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
                 progress(sum(read.shares.values()))
-        return [results[i] for i in range(len(documents))]
+        return [of_document[i] for i in range(len(documents))]
 
     def _result(self, phrases: list[dict]) -> list[dict]:
         """The keyphrases of one document with the same fields for every document."""

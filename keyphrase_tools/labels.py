@@ -168,7 +168,7 @@ def label_windows(
     """Builds the rows of `tokenize_documents` from windows of documents, their words and their keyphrases."""
     keyphrase_spans = [find(w, k, rules=rules, language=language) for w, k in zip(words, keyphrases, strict=True)]
     tags = [label_spans(spans, len(w), rules=rules) for spans, w in zip(keyphrase_spans, words, strict=True)]
-    rows = defaultdict(list)
+    rows: dict[str, list] = defaultdict(list)
     for window, before in zip(windows, [None, *windows], strict=False):
         for name, values in window.inputs.items():
             rows[name].append(values)

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import torch
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def prepare_ahead(items: Iterable[Item], prepare: Callable[[Item], Result], ahead: int) -> Iterator[Result]:

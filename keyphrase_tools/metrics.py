@@ -208,8 +208,8 @@ def _score_documents(
 ) -> dict[str, list[dict]]:
     """{"total": one row per document}, and with sources also "present" and "absent"."""
     _check_lengths(predictions, references, sources)
-    rows = {part: [] for part in (PARTS[:1] if sources is None else PARTS)}
-    texts = [None] * len(predictions) if sources is None else sources
+    rows: dict[str, list[dict]] = {part: [] for part in (PARTS[:1] if sources is None else PARTS)}
+    texts: Sequence[str | None] = [None] * len(predictions) if sources is None else sources
     for i, (predicted, gold, text) in enumerate(zip(predictions, references, texts, strict=True)):
         predicted = _predicted_keys(_phrases(predicted, f"predictions[{i}]", rules), rules)
         gold = _gold_keys(_phrases(gold, f"references[{i}]", rules), rules)
@@ -286,7 +286,7 @@ def _gold_keys(phrases: list[str], rules: Convention) -> list[str]:
     return list(dict.fromkeys(keys)) if rules.deduplicate else keys
 
 
-def _text(source: str, where: str, rules: Convention) -> str:
+def _text(source: str | None, where: str, rules: Convention) -> str:
     """A source's words (or stems) with a space on either side of each, so that `in` only matches whole words."""
     if not isinstance(source, str):
         raise TypeError(
@@ -302,7 +302,7 @@ def _score(predicted: list[str], gold: list[str], cuts: tuple[Cut, ...], rules: 
     matched = [int(key in targets) for key in predicted]
     row = {"matched": matched, "num_preds": len(matched), "num_targets": len(gold)}
     for k in cuts:
-        cut = {"k": len(gold), "M": len(matched)}.get(k, k)
+        cut = k if isinstance(k, int) else {"k": len(gold), "M": len(matched)}[k]
         correct = sum(matched[:cut])
         slots = cut if rules.denominator == "fixed" else min(cut, len(matched))
         precision = correct / slots if slots else 0.0

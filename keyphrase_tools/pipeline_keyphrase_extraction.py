@@ -9,6 +9,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +128,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         self._limit = length_limit(self.tokenizer, self.model)
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
-        self._model_decode, self._pack_tokens = getattr(model, "decode", None), getattr(model, "pack_tokens", None)
+        self._model_decode: Any = getattr(model, "decode", None)
+        self._pack_tokens: Any = getattr(model, "pack_tokens", None)
         weights = {None: getattr(self.model.config, "keyphrase_ranker", None)}
         weights |= getattr(self.model.config, "style_rankers", None) or {}
         self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
@@ -255,7 +257,8 @@ class KeyphraseExtractionPipeline(Pipeline):
 
         blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
         for block in prepare_ahead(blocks, prepare, self._ahead):
-            finished, due = {}, 0
+            finished: dict[int, list[dict]] = {}
+            due = 0
             for read in self._read_prepared(block, batch_size, postprocess_params):
                 finished |= read.finished
                 while due in finished:
@@ -378,14 +381,18 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
         """The outputs of each window, without padding; with hidden states `(S, d)` if there are any."""
-        arrays = [outputs["probabilities"], outputs.get("tags"), *([outputs["states"]] if "states" in outputs else [])]
-        lengths = [len(window.word_starts) for window in windows]
-        return [tuple(None if of is None else of[n, :length] for of in arrays) for n, length in enumerate(lengths)]
+        p, tags = outputs["probabilities"], outputs.get("tags")
+        states = [outputs["states"]] if "states" in outputs else []
+        return [
+            (p[n, :length], None if tags is None else tags[n, :length], *(of[n, :length] for of in states))
+            for n, length in enumerate(len(window.word_starts) for window in windows)
+        ]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False) -> dict:
         """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`, and
         `with_states` the backbone's last hidden states `(n, S, d)`."""
-        labels, outputs = None, None
+        labels: Any = None
+        outputs: Any = None
         batch = batch | ({"output_hidden_states": True} if with_states else {})
         if decode:
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
@@ -417,7 +424,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         self, block: dict, numbers: Sequence[int], *, language="english", style=None, threshold=None, **options
     ) -> list[list[dict]]:
         """The keyphrases of some documents of a block."""
-        found, ranked = [*map(block["word_probabilities"].document, numbers)], [None] * len(numbers)
+        found = [block["word_probabilities"].document(number) for number in numbers]
+        ranked: Sequence[Any] = [None] * len(numbers)
         if options.get("candidates") is None and self._uses_ranker(threshold):
             documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
             ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)

@@ -56,9 +56,9 @@ def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
 def sources_table(record: dict[str, Any]) -> str:
     """The sources of the weights."""
     recipe = record["recipe"]
-    lines = ["## Sources", "", "| expert | source | licence | sha256 |", "| --- | --- | --- | --- |"]
+    lines = ["## Sources", "", "| expert | source | licence | hash |", "| --- | --- | --- | --- |"]
     for expert in record["experts"]:
-        hashes = ", ".join(f"`{file['sha256'][:SHA_DIGITS]}`" for file in expert["files"])
+        hashes = ", ".join(filter(None, map(short_hash, expert["files"])))
         cells = (expert["name"], expert["source"], expert.get("license", "not stated"), hashes)
         lines.append(f"| {' | '.join(map(in_cell, cells))} |")
     shared = f"copied from {record['base']['source']}"
@@ -75,6 +75,12 @@ def sources_table(record: dict[str, Any]) -> str:
     elif recipe["gate_mode"] != "none":
         lines[-1] += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
     return "\n".join(lines)
+
+
+def short_hash(file: dict[str, Any]) -> str:
+    """The beginning of the hash of a file: SHA-256 if it was computed, else XXH3; empty if neither was."""
+    kind = next((kind for kind in ("sha256", "xxh3") if kind in file), None)
+    return f"{kind} `{file[kind][:SHA_DIGITS]}`" if kind else ""
 
 
 def tuning_table(perplexity: dict[str, dict[str, Any]]) -> list[str]:

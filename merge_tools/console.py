@@ -9,7 +9,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from .errors import format_size
+from .card import short_hash
+from .errors import escape, format_size
 from .findings import LEVELS, Report, grouped
 from .routing import Routing, printable
 from .shard_writer import Progress
@@ -48,6 +49,11 @@ class ProgressBars(Progress):
 
     def __exit__(self, *_):
         self.bars.stop()
+
+
+def safe(text: Any) -> Text:
+    """A text without control characters, which would change a terminal."""
+    return Text(escape(str(text)))
 
 
 def new_table(*columns: str, **options) -> Table:
@@ -101,7 +107,7 @@ def key_value_table(content: dict[str, str]) -> Table:
     """A table of keys and values; brackets are not interpreted as markup."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in content.items():
-        table.add_row(Text(name), Text(text))
+        table.add_row(Text(name), safe(text))
     return table
 
 
@@ -118,11 +124,11 @@ def render_mixture(facts: dict[str, Any]) -> Group:
         "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
         "on disk": format_size(facts["bytes"]),
     }
-    experts = new_table("expert", "source", "licence", "file", "sha256", overflow="fold")
+    experts = new_table("expert", "source", "licence", "file", "hash", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
-            experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
+            experts.add_row(*map(safe, (*first, file["name"], short_hash(file).replace("`", ""))))
     parts = [key_value_table(content), Text(), experts]
     if facts["gates"]:
         gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")

@@ -148,7 +148,7 @@ def remove(
 def write_with_experts(
     old: Mixture,
     recipe: Recipe,
-    experts: list[ExpertSource],
+    experts: Sequence[ExpertSource],
     rows: dict[str, np.ndarray],
     out: Path,
     progress: Progress | None,
@@ -179,7 +179,7 @@ def write_with_experts(
 
 
 def plan_with_experts(
-    old: Mixture, experts: list[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
+    old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
 ) -> list[OutputTensor]:
     """The tensors of a mixture with other experts; all but the gates are copied. `recipe`: with the names of its format."""
     tensors, gated = [], old.gated
@@ -203,8 +203,10 @@ def plan_with_experts(
             names = zip(item.expert_tensors(old.shape), new.expert_tensors(old.shape), strict=True)
             for (dense, suffix), (_, stored) in names:
                 dtype = old.source.entry(item.expert(0, suffix)).dtype
-                is_old = isinstance(expert, int)
-                source, tensor = (old.source, item.expert(expert, suffix)) if is_old else (expert, dense)
+                if isinstance(expert, int):
+                    source, tensor = old.source, item.expert(expert, suffix)
+                else:
+                    source, tensor = expert, dense
                 tensors.append(copy_tensor(new.expert(index, stored), tensor, dtype, source))
         if not item.zero_tensors(old.shape):
             tensors += zero_tensors(new, old.shape, tensors[-1].dtype)
@@ -215,7 +217,7 @@ def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: 
     """The files of an edited mixture except its weights."""
     centroid_size = old.config.get("centroid_size")
     config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
-    return carried_files(old.folder) | metadata_files(config, record, measure(recipe, tensors))
+    return metadata_files(config, record, measure(recipe, tensors), carried_files(old.folder))
 
 
 def write_edited(

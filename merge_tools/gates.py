@@ -28,6 +28,7 @@ GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an 
 MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from
 CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
+PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a router
 BATCH_TOKENS = 4096
 
 
@@ -142,6 +143,25 @@ def gates_from_texts(
     if previews:
         info["prompts"] = routing_preview(values, previews)
     return Gates(values, info)
+
+
+def find_equal_rows(gates: Gates, names: list[str]) -> str | None:
+    """A warning if experts have parallel or zero gate rows computed from texts, so that a router cannot tell them apart."""
+    if gates.info.get("mode") in ("random", "zeros", "none"):
+        return None
+    for gate, values in gates.values.items():
+        rows = values.astype(np.float64)
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        if (zero := np.flatnonzero(norms[:, 0] == 0)).size:
+            return f"the row of {names[zero[0]]} in {gate} is zero: its texts cancel out. Use other texts."
+        cosines = (rows / norms) @ (rows / norms).T - np.eye(len(rows))
+        first, other = np.unravel_index(int(cosines.argmax()), cosines.shape)
+        if cosines[first, other] > PARALLEL:
+            return (
+                f"the rows of {names[min(first, other)]} and {names[max(first, other)]} in {gate} are equal or parallel: the "
+                "router cannot tell these experts apart. Use different texts for them."
+            )
+    return None
 
 
 def with_length_1(row: np.ndarray) -> np.ndarray:

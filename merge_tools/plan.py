@@ -14,9 +14,9 @@ from .errors import MergeError
 from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
 from .task_vectors import TASK_METHODS, TaskMerge
-from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
+from .tensor_files import DTYPE_BYTES, FLOATS, PIECE, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
-CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
+CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,20 @@ class OutputTensor:
         same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
         return entry if same and source.is_verbatim(self.tensor) else None
 
-    @property
-    def can_overflow(self) -> bool:
-        """Whether finite sources can give infinity: in float16, or where DARE scales task vectors."""
-        return self.dtype == "F16" or any(part.merge for part in self.slices)
+    def entries(self) -> list[TensorEntry]:
+        """The stored tensors that it is computed from."""
+        sources = [s for part in self.slices for s in (*part.sources, *([part.merge.base] if part.merge else []))]
+        return [source.entry(self.tensor) for source in sources]
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the raw elements in blocks."""
+    def blocks(self, start: int = 0) -> Iterator[np.ndarray]:
+        """Yields the raw elements from `start` on in blocks."""
         if self.values is not None:
-            yield self.values.reshape(-1)
+            yield self.values.reshape(-1)[start:]
             return
         for part in self.slices:
+            if start >= part.stop:
+                continue
+            part = replace(part, start=max(part.start, start))
             if part.merge:
                 span = range(part.start, part.stop)
                 yield from part.merge.blocks(
@@ -99,12 +102,31 @@ class OutputTensor:
     def _read_span(self, source: Source, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         if source.is_verbatim(self.tensor):
             return read_blocks(source.entry(self.tensor), elements, start, stop)
-        if start or stop != self.elements:
+        if len(self.slices) > 1 or stop > source.entry(self.tensor).elements:
             raise MergeError(
                 f"The adapter {source.name!r} changes {self.tensor!r} and has a different vocabulary. Merge it "
                 "with peft's merge_and_unload() first."
             )
-        return source.blocks(self.tensor, elements)
+        return skip(source.blocks(self.tensor, elements), start, stop)
+
+
+def skip(blocks: Iterator[np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    """The elements `start` to `stop` of a sequence of blocks."""
+    position = 0
+    for block in blocks:
+        first, last = max(start - position, 0), min(stop - position, len(block))
+        if first < last:
+            yield block[first:last]
+        position += len(block)
+
+
+def overflow_message(name: str, dtype: str, merged: bool = False) -> str:
+    """The message for a tensor whose values exceed the range of the output's dtype; `merged` if its density matters."""
+    largest = {"F16": "float16's maximum of 65,504", "BF16": "bfloat16's maximum of 3.39e38"}
+    remedy = "Use dtype: bfloat16 or float32." if dtype == "F16" else "Its expert is broken. Use an earlier checkpoint."
+    if merged and dtype != "F16":
+        return f"{name!r} overflows {TORCH_NAMES[dtype]}. Use a larger density."
+    return f"{name!r} has values above {largest.get(dtype, f'the maximum of {TORCH_NAMES[dtype]}')}. {remedy}"
 
 
 def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:

@@ -421,6 +421,6 @@ def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
     recipe.base_model = resolve(recipe.base_model)
     recipe.centroids = resolve(recipe.centroids and str(expand_user(recipe.centroids)))
     for expert in recipe.experts:
-        expert.source_model = resolve(expert.source_model)
+        expert.source_model = resolve(expert.source_model) or expert.source_model
         expert.samples = resolve(expert.samples and str(expand_user(expert.samples)))
     return recipe

@@ -17,9 +17,11 @@ MERGEKIT_GATES = {
     "hidden_last": "Use hidden, which is the same.",
 }
 
+MAX_ERRORS = 20  # reported at once
+
 
 def find_key_errors(recipe: dict, known: set[str], known_of_experts: set[str]) -> list[str]:
-    """All keys of a recipe and its experts that are unknown, or that only mergekit-moe has, one message each.
+    """All keys of a recipe and its experts that are unknown, or that only mergekit-moe has, one message each, at most 20.
 
     Args:
         known, known_of_experts: the keys of a recipe, and of an expert in it.
@@ -32,6 +34,8 @@ def find_key_errors(recipe: dict, known: set[str], known_of_experts: set[str]) -
             mappings.append((known_of_experts, f"the expert {name}", expert))
     for keys, where, options in mappings:
         for name, value in options.items():
+            if len(errors) == MAX_ERRORS:
+                return errors
             if name in MERGEKIT_ONLY:
                 if value is not None:
                     advice = MERGEKIT_ONLY[name]

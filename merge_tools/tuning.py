@@ -105,8 +105,8 @@ def validate(steps: int, learning_rate: float, batch_size: int, max_length: int,
     ):
         if not valid:
             raise MergeError(f"{name} must be at least {2 if name == 'max_length' else 1}, got {value}.")
-    if not 0 < learning_rate < math.inf:
-        raise MergeError(f"learning_rate must be a positive number, got {learning_rate}.")
+    if not 0 < learning_rate <= 1:
+        raise MergeError(f"learning_rate must be above 0 and at most 1, got {learning_rate}.")
     if not 0 < holdout < 1:
         raise MergeError(f"holdout must be between 0 and 1, got {holdout}.")
 
@@ -166,6 +166,9 @@ def perplexities(model, splits: Mapping[str, tuple], test: list) -> dict[str, di
     from .gate_training import nats_and_tokens
 
     sums = {name: nats_and_tokens(model, windows) for name, windows in zip(splits, test, strict=True)}
+    for name, (nats, _) in sums.items():
+        if not math.isfinite(nats):
+            raise MergeError(f"The loss on the domain {name!r} is {nats}. The mixture has weights that are not finite.")
     sums["all"] = tuple(sum(column) for column in zip(*sums.values(), strict=True))
     counts = {name: len(held_out) for name, (_, held_out) in splits.items()}
     counts["all"] = sum(counts.values())

@@ -226,7 +226,7 @@ def tokenize_document(
         return None
     length, max_source, max_target = len(source.words), limits.max_source_length, limits.max_target_length
     long = max_source is not None and length > max_source
-    if long and limits.on_long == "truncate":
+    if long and max_source is not None and limits.on_long == "truncate":
         source = truncate_source(source, max_source, len(tokenizer))
     row, target = {"input_ids": source.input_ids, "copy_ids": source.copy_ids}, 0
     if keyphrases is not None:

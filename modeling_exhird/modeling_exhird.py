@@ -6,6 +6,7 @@ target, V words of the vocabulary, O out-of-vocabulary words of the batch's docu
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,6 +88,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
+        self.reader: nn.Module
         if config.encoder_type == "pretrained":
             self.reader = PretrainedWordEncoder(config, build_encoder(config.text_config))
         else:
@@ -126,7 +128,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
                     "with_subword_tokenizer(AutoTokenizer.from_pretrained(...)), and pass subword_ids, subword_mask, "
                     "subword_word_ids."
                 )
-            inputs = (mask, subword_ids, subword_mask, subword_word_ids)
+            inputs: tuple = (mask, subword_ids, subword_mask, subword_word_ids)
         else:
             inputs = (self.embeddings(input_ids), mask)
         encoded = self.reader(*inputs, **self.output_flags(output_attentions, output_hidden_states))
@@ -163,7 +165,8 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         super().__init__(config)
         self.encoder = ExhirdEncoder(config)
         self.decoder = HierarchicalDecoder(config.word_size, config.hidden_size)
-        self.mixture = CopyGenerator(config.hidden_size, config.vocab_size, config.pad_token_id)
+        pad_id: Any = config.pad_token_id  # an id: the configuration checks it
+        self.mixture = CopyGenerator(config.hidden_size, config.vocab_size, pad_id)
         self.set_generation_defaults()
         self.post_init()
 
@@ -294,7 +297,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             outputs = self._forward_labels(labels, memory, start, max_tokens_per_phrase, output_logits, **flags)
         else:
             if decoder_input_ids is None:
-                decoder_input_ids = memory.copy_ids.new_full((len(start), 1), config.decoder_start_token_id)
+                decoder_input_ids = memory.copy_ids.new_full((len(memory.copy_ids), 1), config.decoder_start_token_id)
             outputs = self._forward_prefix(
                 decoder_input_ids, memory, start, past_key_values, max_tokens_per_phrase, logits_to_keep, **flags
             )

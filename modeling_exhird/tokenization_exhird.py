@@ -171,8 +171,15 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         Raises:
             ValueError: for a `subword_tokenizer` that is a name.
         """
-        hub_options = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
-        hub_options += ("trust_remote_code",)
+        hub_options = (
+            "cache_dir",
+            "force_download",
+            "local_files_only",
+            "proxies",
+            "revision",
+            "token",
+            "trust_remote_code",
+        )
         options = {name: kwargs[name] for name in hub_options if name in kwargs}
         folder = os.path.join(kwargs.get("subfolder") or "", SUBWORD_FOLDER)
         subword_tokenizer = kwargs.get("subword_tokenizer")
@@ -237,11 +244,13 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
 
     def encode_source(self, text: str, title: str | None = None) -> EncodedSource:
         """Encodes title, `<eot>` and text, or the text alone if the title has no words. Both may be empty."""
+        words: list[tuple[str, tuple[str, int, int] | None]]
         words = [(word, ("title", start, end)) for word, start, end in self.split_words(title or "")]
         if words:
             words.append((TITLE_END, None))
         words += [(word, ("text", start, end)) for word, start, end in self.split_words(text)]
-        input_ids, copy_ids, oov_words, unknown, size = [], [], {}, self.unk_token_id, len(self)
+        input_ids, copy_ids, unknown, size = [], [], self.unk_token_id, len(self)
+        oov_words: dict[str, int] = {}
         for word, _ in words:
             index = self._tokenizer.token_to_id(word)
             input_ids.append(unknown if index is None else index)

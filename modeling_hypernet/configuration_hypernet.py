@@ -1,5 +1,7 @@
 """Configuration of the hypernetwork: any encoder, an LSTM that generates weights, and an LSTM that uses them."""
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
@@ -112,7 +114,8 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
     @property
     def input_size(self) -> int:
         """Hidden size N_x of the backbone."""
-        return self.text_config.hidden_size
+        text_config: Any = self.text_config  # no longer a dictionary
+        return text_config.hidden_size
 
     @property
     def output_size(self) -> int:

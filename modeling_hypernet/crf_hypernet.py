@@ -10,6 +10,8 @@ operations instead of W small ones (as in torch-struct: Rush 2020). Tags and tim
 the last, (C, C, n, B), so reductions over a tag run along contiguous memory.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -230,7 +232,7 @@ def outside_label_id(id2label: dict[int, str]) -> int:
     return ids.get("O", ids.get("OUTSIDE", 0))
 
 
-def allowed_transitions(id2label: dict[int, str]) -> tuple[torch.Tensor, torch.Tensor]:
+def allowed_transitions(id2label: Mapping[int, str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Booleans (C,) for labels that may be first, and (C, C) for label j after label i: I-X only after B-X or I-X."""
     names = [id2label[i].upper().replace("_", "-") for i in sorted(id2label)]
     is_inside = [name == "I" or name.startswith("I-") for name in names]

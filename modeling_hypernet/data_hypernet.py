@@ -21,13 +21,13 @@ ON_LONG = ("window", "error", "truncate")
 
 def truncate_titles(titles: Sequence[str | None], tokenizer, max_title_length: int, what: str = "titles") -> list[str]:
     """Titles of at most `max_title_length` tokens, "" for none. Logs the number of truncated ones."""
-    titles = [(title or "").strip() for title in titles]
-    if not titles:
+    stripped = [(title or "").strip() for title in titles]
+    if not stripped:
         return []
-    encoded = tokenizer(titles, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    encoded = tokenizer(stripped, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     truncated = [
         title[: offsets[max_title_length - 1][1]] if len(offsets) > max_title_length else title
-        for title, offsets in zip(titles, encoded["offset_mapping"], strict=True)
+        for title, offsets in zip(stripped, encoded["offset_mapping"], strict=True)
     ]
     count = sum(len(offsets) > max_title_length for offsets in encoded["offset_mapping"])
     if count:
@@ -212,8 +212,10 @@ def tokenize_questions(
         ValueError: for an answer that does not occur at its `answer_start`.
     """
     spans = [answer_span(batch, i) for i in range(len(batch["question"]))]
-    limits = {"max_seq_len": max_seq_len, "doc_stride": doc_stride, "max_question_len": max_question_len}
-    windows = question_windows(batch["question"], batch["context"], tokenizer, **limits)
+    windows = question_windows(
+        batch["question"], batch["context"], tokenizer, max_seq_len=max_seq_len, doc_stride=doc_stride,
+        max_question_len=max_question_len,
+    )  # fmt: skip
     rows: dict[str, list] = {}
     complete = set()
     for window in windows:

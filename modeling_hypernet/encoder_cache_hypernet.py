@@ -73,7 +73,7 @@ class CachedEncoderDataset(torch.utils.data.Dataset):
         progress = {"desc": "backbone", "unit": f"{ROWS_PER_FILE} rows", "disable": len(rows) <= ROWS_PER_FILE}
         for first in tqdm(range(0, len(rows), ROWS_PER_FILE), **progress):
             self._compute(model, collator, first, batch_size)
-        self._files: dict[int, object] = {}
+        self._files: dict[int, safe_open] = {}
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -6,6 +6,7 @@ size of the main text's states (N_h, or 2 N_h if bidirectional).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +106,8 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.crf = LinearChainCrf(config.num_labels)
-        self.word_starts = WordStarts(config.text_config.vocab_size) if config.has_word_starts else None
+        text_config: Any = config.text_config
+        self.word_starts = WordStarts(text_config.vocab_size) if config.has_word_starts else None
         self.post_init()
 
     @can_return_tuple

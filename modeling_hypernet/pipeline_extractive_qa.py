@@ -205,14 +205,14 @@ def answer_scores(
     windows: list[tuple[QuestionWindow, np.ndarray]], max_answer_len: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Character spans (n, 2) and scores (n,) of all candidates; for a span in several windows the best score."""
-    spans, scores = [], []
+    of_windows, scores_of_windows = [], []
     for window, logits in windows:
         text = np.flatnonzero(window.in_text)
         sums = np.add.outer(logits[0, text].astype(np.float64), logits[1, text])
         i, j = np.nonzero(np.tril(np.triu(np.ones(sums.shape, dtype=bool)), max_answer_len - 1))
-        spans.append(np.stack([window.offsets[text[i], 0], window.offsets[text[j], 1]], 1))
-        scores.append(sums[i, j])
-    spans, scores = np.concatenate(spans), np.concatenate(scores)
+        of_windows.append(np.stack([window.offsets[text[i], 0], window.offsets[text[j], 1]], 1))
+        scores_of_windows.append(sums[i, j])
+    spans, scores = np.concatenate(of_windows), np.concatenate(scores_of_windows)
     if len(windows) == 1:
         return spans, scores
     order = np.argsort(-scores, kind="stable")

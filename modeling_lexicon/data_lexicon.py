@@ -91,7 +91,7 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
             f"The tokenizer has bos_token={tokenizer.bos_token!r} and eos_token={tokenizer.eos_token!r}, but the prompt "
             "starts with BOS and ends with EOS. Set both, e.g. tokenizer.bos_token = tokenizer.eos_token."
         )
-    columns = {"input_ids": [], "labels": [], "row": []}
+    columns: dict[str, list] = {"input_ids": [], "labels": [], "row": []}
     if not batch["term"]:
         return columns
     questions = [format_prompt(term, context) for term, context in zip(batch["term"], batch["context"], strict=True)]

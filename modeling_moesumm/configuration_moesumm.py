@@ -147,7 +147,7 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     @property
     def num_selectors(self) -> int:
         """Selectors in every layer: one per dataset, or one for all."""
-        return len(self.datasets) if self.dataset_aware else 1
+        return len(self.datasets or ()) if self.dataset_aware else 1
 
     def check(self):
         """Raises a `ValueError` for a value out of range; the message states the value and how to fix it."""

@@ -68,7 +68,7 @@ class DataCollatorForMoeSumm:
         target = tokenizer.model_max_length if model is None else max_positions(model.config, "decoder")
         self.max_source_length = check_limit("max_source_length", max_source_length, source)
         self.max_target_length = check_limit("max_target_length", max_target_length, target)
-        self.truncated_rows = Counter()
+        self.truncated_rows: Counter[str] = Counter()
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """Makes a batch of rows."""

@@ -96,7 +96,7 @@ class MoeSummarizationPipeline(Pipeline):
         """The results in order, computed a few batches at a time."""
         texts, first = iter(texts), 0
         one_name = dataset is None or isinstance(dataset, str)
-        names = None if one_name else iter(dataset)
+        names = iter(() if one_name else dataset)
         while chunk := list(islice(texts, SORT_WINDOW * max(options["batch_size"], 1))):
             chunk_names = dataset if one_name else list(islice(names, len(chunk)))
             model_inputs = self.preprocess(chunk, dataset=chunk_names, first=first)

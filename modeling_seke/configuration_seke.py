@@ -1,6 +1,7 @@
 """Configuration of SEKE: any encoder, a mixture of experts, a recurrent encoder, a token classifier (Martinc et al. 2025)."""
 
 import warnings
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -121,7 +122,8 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     @property
     def hidden_size(self) -> int:
         """Hidden size d of the backbone and of the head."""
-        return self.text_config.hidden_size
+        text_config: Any = self.text_config  # no longer a dictionary
+        return text_config.hidden_size
 
     def check(self):
         """Raises a `ValueError` for a value out of range."""

@@ -5,7 +5,7 @@ Letters: B documents, S sub-tokens, T real tokens, d hidden size, E experts, k e
 
 import inspect
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -213,7 +213,7 @@ class SekeModel(SekePreTrainedModel):
     ```
     """
 
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: list[str] | None = [r"^classifier\."]
 
     def __init__(self, config: SekeConfig):
         super().__init__(config)
@@ -222,10 +222,11 @@ class SekeModel(SekePreTrainedModel):
 
     def build_head(self, config: SekeConfig):
         """Makes all modules."""
-        if config.text_config._experts_implementation == "grouped_mm":
+        text_config: Any = config.text_config
+        if text_config._experts_implementation == "grouped_mm":
             # encoders without experts refuse it by name; None is the same for those with experts
-            config.text_config._experts_implementation_internal = None
-        self.backbone = build_encoder(config.text_config)
+            text_config._experts_implementation_internal = None
+        self.backbone = build_encoder(text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
         self.dropout = nn.Dropout(config.classifier_dropout)
         # row 0: no style

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -89,13 +91,31 @@ def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool 
     """Runs a command. User errors end it with exit status 2, and are printed without a traceback."""
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or DEFAULT_WIDTH)
     view = Screen(as_json, Console(width=width), Console(stderr=True))
-    errors = (MergeError, OSError, ImportError)
+    errors, restore = (MergeError, OSError, ImportError), handle_sigterm()
     try:
         with user_errors(debug, view.error, errors=errors, format=format_os_error if resumable else format_error):
             yield view
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         view.log("interrupted", "yellow", interruption_hint(out, resumable))
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(error, TerminatedError) else 130) from None
+    finally:
+        restore()
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The process has received SIGTERM, as schedulers and `kill` send it."""
+
+
+def handle_sigterm() -> Callable[[], Any]:
+    """Lets SIGTERM end a command like Ctrl-C, so that it says what was written. Returns what restores the handler."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def terminate(*_):
+        raise TerminatedError
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    return lambda: signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
 def format_os_error(error: Exception) -> str:
@@ -129,6 +149,12 @@ def compose(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     low_memory: LowMemory = False,
     allow: Allow = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Trust the disks: sources are not hashed or scanned for NaN. Faster.")
+    ] = False,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Record the SHA-256 of every source file, besides the faster XXH3.")
+    ] = False,
     shard_size: Annotated[float, typer.Option(help="Maximum size of a weights file in GB.")] = SHARD_BYTES / 1e9,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="REPO", help="Upload the mixture to this repository afterwards.")
@@ -148,6 +174,7 @@ def compose(
             return show_plan(view, config, out, allow)
         with progress_bars(view) as progress:
             options = {"resume": resume, "low_memory": low_memory, "allow": allow or None, "progress": progress}
+            options |= {"verify": not no_verify, "sha256": sha256}
             result = merge_tools.compose(config, out, shard_bytes=int(shard_size * 1e9), **options)
         if push_to_hub:
             result["pushed_to"] = push(out, push_to_hub, private)
@@ -230,16 +257,32 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
 
 
 @app.command()
-def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
-    """Compare a mixture with its sources, byte by byte. Exit status 1 if they differ.
+def verify(
+    folder: Folder,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
+        ),
+    ] = None,
+    sha256: Annotated[bool, typer.Option("--sha256", help="Also show the SHA-256 of every source file.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Compare a mixture with its sources and its record: every tensor byte by byte, config.json, the tokenizer's files.
 
-    Example: lexperts merge verify mixture
+    Exit status 1 if something differs.
+
+    Example: lexperts merge verify mixture --source law=models/llama-law
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
-            result = merge_tools.verify(folder, progress=progress)
+            result = merge_tools.verify(folder, sources=read_pairs(source or []), sha256=sha256, progress=progress)
         if as_json:
             print_json(result)
+        for name, files in result.get("files", {}).items():
+            for file, digest in files.items():
+                view.print(f"{name}: {file}: sha256 {digest}")
         for line in [*result["faults"], *result["notes"]]:
             view.print(line)
         counts, faults = result["compared"], len(result["faults"])
@@ -250,6 +293,14 @@ def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
         )
         if not result["ok"]:
             raise typer.Exit(1)
+
+
+def read_pairs(pairs: list[str]) -> dict[str, str]:
+    """`["law=models/law"]` -> `{"law": "models/law"}`."""
+    for pair in pairs:
+        if not all(pair.partition("=")[::2]):
+            raise MergeError(f"--source must be NAME=FOLDER, got {pair!r:.200}.")
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args, **options) -> dict[str, Any]:

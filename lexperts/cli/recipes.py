@@ -1,10 +1,13 @@
 """Commands that are modules of `lexperts.recipes`: `lexperts train seke`, `lexperts define run`, ..."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 
 import typer
 
 from ..recipes import Command
+from .common import user_errors
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -22,6 +25,27 @@ def runner_of(command: Command):
         from ..recipes.common.arguments import print_help_or_config
 
         if not print_help_or_config(context.command_path, command.recipe, command.module, context.args):
-            import_module(command.name).main(context.args)
+            with user_errors(debug=False, errors=(MissingExtraError,)):
+                import_recipe(command).main(context.args)
 
     return run
+
+
+class MissingExtraError(ImportError):
+    """A package of an extra is not installed."""
+
+
+def import_recipe(command: Command) -> ModuleType:
+    """The recipe's module.
+
+    Raises:
+        MissingExtraError: if it imports a package of an extra that is not installed.
+    """
+    try:
+        return import_module(command.name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in sys.modules:  # a module that is missing in an installed package
+            raise
+        raise MissingExtraError(
+            f"{command.name} needs {error.name}. Install it with: pip install lexperts[{command.extras}]"
+        ) from error

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A module `lexperts.recipes.RECIPE.MODULE`, and what it does in a line."""
+    """A module `lexperts.recipes.RECIPE.MODULE`, what it does in a line, and the extras that it needs, separated by commas."""
 
     recipe: str
     module: str
     summary: str
+    extras: str = "train"
 
     @property
     def name(self) -> str:
@@ -37,10 +38,15 @@ TRAIN = {
 EVALUATE = {
     "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),
     "moesumm": Command(
-        "moesumm", "evaluate", "Write summaries of test sets and compare systems by ROUGE and BERTScore."
+        "moesumm",
+        "evaluate",
+        "Write summaries of test sets and compare systems by ROUGE and BERTScore.",
+        "train,summaries",
     ),
-    "moesumm-deputies": Command("moesumm", "analyse", "Show what each deputy expert specialises in."),
-    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to six metrics."),
+    "moesumm-deputies": Command(
+        "moesumm", "analyse", "Show what each deputy expert specialises in.", "train,summaries"
+    ),
+    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to six metrics.", "definitions"),
 }
 DEFINE = {
     "run": Command("lexicon", "run", "Run the whole recipe: clusters, experts, mixture, router, definitions, scores."),

@@ -96,7 +96,7 @@ def cluster(
     result["terms"] = top_terms(texts, labels, len(names))
     if x is not None:
         is_folder = isinstance(embedder, str) and Path(embedder).is_dir()
-        embedder_name = name or (Path(embedder).name if is_folder else str(embedder))
+        embedder_name = name or (Path(str(embedder)).name if is_folder else str(embedder))
         result |= {"embedder": embedder_name, "embedded": embedded} | cluster_quality(x, labels, seed)
     write_clusters(out, rows, labels, x, result, plot, seed)
     return result

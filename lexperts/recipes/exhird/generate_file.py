@@ -35,19 +35,21 @@ class GenerationProcess:
             ValueError: for invalid options, and a model that generates no keyphrases.
         """
         import torch
-        from transformers import pipeline
+        from transformers import AutoConfig, pipeline
 
         device = parse_device(self.device)
         if cores := assigned_cores():
             torch.set_num_threads(cores)
         with describe_load_errors("--model", self.model):
+            kind = AutoConfig.from_pretrained(self.model).model_type
+        if kind != "exhird":
+            raise ValueError(
+                f"--model {self.model!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
+                "exhird`, or use `lexperts keyphrases extract`."
+            )
+        with describe_load_errors("--model", self.model):
             self.generate = pipeline("keyphrase-generation", model=self.model, device=device)
         model, tokenizer = self.generate.model, self.generate.tokenizer
-        if not hasattr(model, "generate_phrases"):
-            raise ValueError(
-                f"--model {self.model!r} is a {type(model).__name__}, which generates no keyphrases. Train one with "
-                "`lexperts train exhird`, or use `lexperts keyphrases extract`."
-            )
         self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
         hashes = {"weights": hash_weights(model), "tokenizer": hash_tokenizer(tokenizer)}
         if tokenizer.subword_tokenizer is not None:

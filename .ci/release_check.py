@@ -1,0 +1,174 @@
+"""A release rehearsal: builds the distributions, checks what is in them, and tries the wheels in fresh environments.
+
+    python .ci/release_check.py                       # everything; needs pip and about 10 minutes
+    python .ci/release_check.py --only dist           # build and check the files in dist/
+    python .ci/release_check.py --only newest         # the wheel with the versions of constraints.txt
+    python .ci/release_check.py --only oldest --torch 2.13.0     # the lower bounds of setup.cfg, but this torch
+    python .ci/release_check.py --only bounds         # print those lower bounds as constraints
+    python .ci/release_check.py --tag v0.1.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
+
+The environments are folders of build/release, made anew each time. `make release-check` runs this.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
+MODEL = ROOT / "models" / "seke-minilm"
+EXTRAS = ("train", "serve")
+BOUNDED = (*EXTRAS, "merge", "offline")  # extras whose lower bounds are tested
+PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*"))}
+FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
+MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
+
+
+def run(*command, **options) -> None:
+    """Runs a command, which must succeed."""
+    print("$", *command, flush=True)
+    subprocess.run([str(word) for word in command], check=True, **options)
+
+
+def build() -> None:
+    """Writes the sdist and the wheel of lexperts and of the default model to dist/."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", DIST, MODEL)
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+
+
+def wheel_of(name: str) -> Path:
+    """The wheel in dist/."""
+    (path,) = DIST.glob(f"{name}-*.whl")
+    return path
+
+
+def fail_if(wrong: bool | set[str], message: str) -> None:
+    """Ends with an error, which lists what is wrong."""
+    if wrong:
+        raise SystemExit(f"{message}." if isinstance(wrong, bool) else f"{message}: {', '.join(sorted(wrong))}")
+
+
+def check_contents() -> None:
+    """The wheel has all modules, recipes and licences, and no tests, data or weights; the sdist can build it."""
+    path = wheel_of("lexperts")
+    with zipfile.ZipFile(path) as file:
+        names = set(file.namelist())
+        (metadata,) = (file.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True)
+    expected = {name for name in tracked.stdout.split() if name.endswith((".py", ".yml", "py.typed"))}
+    fail_if(expected - names, f"{path.name} lacks")
+    fail_if({f"{name}/py.typed" for name in PACKAGES} - names, f"{path.name} lacks")
+    info = {name for name in names if ".dist-info/" in name}
+    fail_if({name for name in names - info if name not in expected}, f"{path.name} has files that are not tracked")
+    fail_if({name for name in names - info if FORBIDDEN.search(name)}, f"{path.name} should not have")
+    fail_if(not any(name.endswith("licenses/LICENSE") for name in info), f"{path.name} has no licence")
+    fail_if("License-Expression: Apache-2.0" not in metadata, "METADATA names no licence")
+    fail_if(path.stat().st_size > MAX_BYTES, f"{path.name} has {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
+    (source,) = DIST.glob("lexperts-*.tar.gz")
+    with tarfile.open(source) as file:
+        inside = {name.partition("/")[2] for name in file.getnames()}
+    fail_if((expected | {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"}) - inside, f"{source.name} lacks")
+    model = wheel_of("lexperts_seke_minilm")
+    with zipfile.ZipFile(model) as file:
+        inside = set(file.namelist())
+    fail_if({f"lexperts_seke_minilm/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")} - inside,
+            f"{model.name} lacks")  # fmt: skip
+    print(f"{path.name}: {len(names)} files, {path.stat().st_size / 1e3:,.0f} kB; the contents are right")
+
+
+def read_setup() -> ConfigParser:
+    """setup.cfg."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return setup
+
+
+def lower_bounds(torch: str | None) -> list[str]:
+    """The requirements of setup.cfg with `>=` turned into `==`, with another torch if one is given."""
+    setup = read_setup()
+    lines = setup["options"]["install_requires"].splitlines()
+    for extra in BOUNDED:
+        lines += setup["options.extras_require"][extra].splitlines()
+    bounds = {line.strip().replace(">=", "==") for line in lines if line.strip() and not line.startswith("#")}
+    return sorted(f"torch=={torch}" if torch and bound.startswith("torch==") else bound for bound in bounds)
+
+
+def check_tag(tag: str) -> None:
+    """The version of setup.cfg is the tag's, and CHANGELOG.md has a dated section for it."""
+    version = read_setup()["metadata"]["version"]
+    fail_if(tag != f"v{version}", f"The tag {tag} is not v{version}, the version in setup.cfg. Change one of them")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    dated = re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.M)
+    fail_if(not dated, f"CHANGELOG.md has no line '## [{version}] - YYYY-MM-DD'. Write the date of the release there")
+
+
+def try_wheel(name: str, torch: str, constraints: Path) -> None:
+    """Installs the wheels in a fresh environment and runs `smoke.py` there, without extras and with some."""
+    folder = WORK / name
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    smoke = (python, "-P", shutil.copy(ROOT / ".ci" / "smoke.py", folder))
+    run(*pip, f"torch=={torch}", "-c", constraints)  # alone: what asks for it later finds it there
+    run(*pip, "-c", constraints, wheel_of("lexperts"))
+    run(*smoke, "bare", cwd=folder)
+    run(*pip, "-c", constraints, f"{wheel_of('lexperts')}[{','.join(EXTRAS)}]", wheel_of("lexperts_seke_minilm"))
+    run(*pip[:3], "check")
+    run(*smoke, "full", cwd=folder)
+    run(
+        python,
+        "-m",
+        "pip",
+        "freeze",
+        "--exclude",
+        "lexperts",
+        stdout=(WORK / f"{name}.txt").open("w", encoding="utf-8"),
+    )
+
+
+def pinned_torch(lines: list[str]) -> str:
+    """The version in `torch==2.13.0`."""
+    return next(line for line in lines if line.startswith("torch==")).partition("==")[2]
+
+
+def main() -> None:
+    """Runs the parts that `--only` names, by default all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", choices=("dist", "newest", "oldest", "bounds"), help="by default dist, newest, oldest"
+    )
+    parser.add_argument("--torch", help="the torch of `oldest` and `bounds`, instead of the lower bound")
+    parser.add_argument("--tag", help="the tag of the release, such as v0.1.0")
+    args = parser.parse_args()
+    bounds = lower_bounds(args.torch)
+    if args.only == "bounds":
+        print("\n".join(bounds))
+        return
+    if args.tag:
+        check_tag(args.tag)
+    if args.only in (None, "dist"):
+        build()
+        check_contents()
+    WORK.mkdir(parents=True, exist_ok=True)
+    if args.only in (None, "newest"):
+        newest = ROOT / "constraints.txt"
+        try_wheel("newest", pinned_torch(newest.read_text(encoding="utf-8").splitlines()), newest)
+    if args.only in (None, "oldest"):
+        oldest = WORK / "lower_bounds.txt"
+        oldest.write_text("\n".join(bounds) + "\n", encoding="utf-8")
+        try_wheel("oldest", pinned_torch(bounds), oldest)
+    print("The release check passed.")
+
+
+if __name__ == "__main__":
+    main()

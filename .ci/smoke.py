@@ -1,0 +1,221 @@
+"""What an installed lexperts can do without its clone. `.ci/release_check.py` runs it in fresh environments.
+
+    python smoke.py bare     # no extras: commands start, three pipelines run, mixtures are composed, missing extras are named
+    python smoke.py full     # with the extras train and serve and the default model: extract, train, serve
+
+Every model is made here, tiny and with random weights. Nothing is downloaded.
+"""
+
+import json
+import os
+import re
+import string
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from importlib.metadata import version
+from pathlib import Path
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+TEXT = "Tidal power is a renewable energy. A tidal barrage holds back the water of the tide."
+COMMANDS = ("keyphrases", "merge", "define", "summarize", "train", "evaluate")
+SERVER_SECONDS = 120
+# extra -> a command, or code, that needs it
+NEEDS = {
+    "train": "lexperts train seke minilm_cpu --train_files rows.jsonl --backbone encoder --output_dir needs",
+    "summaries": "lexperts evaluate moesumm in_domain --output_dir needs",
+    "definitions": "lexperts evaluate definitions scores --predictions rows.jsonl",
+    "serve": "lexperts keyphrases serve keyphrases",
+    "parquet": "lexperts keyphrases extract rows.jsonl out.parquet --model keyphrases",
+    "ray": "lexperts keyphrases extract rows.jsonl out.jsonl --model keyphrases --engine ray",
+    "onnx": "lexperts keyphrases export keyphrases exported --format onnx",
+    "openvino": "lexperts keyphrases export keyphrases exported --format openvino",
+    "analysis": "import keyphrase_tools.specialisation",
+    "cluster": "from merge_tools import cluster; cluster('rows.jsonl', 2, 'out', embedder='encoder')",
+    "merge": "from merge_tools import plot; plot([], 'plot.png')",
+    "offline": "from modeling_seke import SekeForTokenClassification as M; M.from_backbone('minilm')",
+}
+
+
+def run(line: str, code: int = 0) -> str:
+    """The output of one of the installed commands, or of a line of Python, which must end with this exit status."""
+    words = line.split()
+    is_command = (SCRIPTS / words[0]).exists()
+    command = [str(SCRIPTS / words[0]), *words[1:]] if is_command else [sys.executable, "-c", line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    output = done.stdout + done.stderr
+    if done.returncode != code and code != -1:
+        raise SystemExit(f"{line!r} ended with {done.returncode}, not {code}:\n{output[-3000:]}")
+    return output
+
+
+def save_models() -> None:
+    """Writes a tiny encoder, extractor, reader, summariser and two Llamas, each with a tokenizer, and some rows."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BartConfig, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from modeling_hypernet import HypernetConfig, HypernetForQuestionAnswering
+    from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+    from modeling_seke import SekeConfig, SekeForTokenClassification
+
+    torch.manual_seed(0)
+    signs = string.ascii_lowercase + string.digits
+    pieces = {piece: i for i, piece in enumerate((*SPECIAL, *signs, *string.punctuation, *(f"##{s}" for s in signs)))}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names)
+    encoder = BertConfig(vocab_size=len(fast), max_position_embeddings=128, **SIZES)
+    halves = {f"{half}_{name}": 24 if name == "ffn_dim" else 2 for half in ("encoder", "decoder") for name in
+              ("layers", "attention_heads", "ffn_dim")}  # fmt: skip
+    ids = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 3,
+        "forced_eos_token_id": 3,
+    }
+    bart = BartConfig(vocab_size=len(fast), d_model=16, max_position_embeddings=128, **halves, **ids)
+    meta = {"meta_embedding_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "cls_token_id": 2, "sep_token_id": 3}
+    llama = LlamaConfig(vocab_size=len(fast), max_position_embeddings=64, pad_token_id=0, **SIZES)
+    made = {
+        "encoder": BertModel(encoder),
+        "keyphrases": SekeForTokenClassification(SekeConfig(text_config=encoder)),
+        "reader": HypernetForQuestionAnswering(HypernetConfig(text_config=encoder, **meta)),
+        "summariser": MoeSummForConditionalGeneration(MoeSummConfig(text_config=bart, datasets=["news", "mail"])),
+        "llama-law": LlamaForCausalLM(llama),
+        "llama-medicine": LlamaForCausalLM(llama),
+    }
+    for name, model in made.items():
+        model.save_pretrained(name)
+        fast.save_pretrained(name)
+    rows = [{"id": str(i), "text": TEXT, "keyphrases": ["tidal power", "tidal barrage"]} for i in range(16)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    experts = "".join(f"  - source_model: llama-{name}\n" for name in ("law", "medicine"))
+    Path("mixture.yml").write_text(f"base_model: llama-law\ngate_mode: random\nexperts:\n{experts}", encoding="utf-8")
+
+
+def check_start() -> None:
+    """The package is the installed one, and its commands start."""
+    import lexperts
+
+    assert Path(lexperts.__file__).is_relative_to(sysconfig.get_path("purelib")), lexperts.__file__
+    assert lexperts.__version__ == version("lexperts")
+    for name in ("lexperts", "keyphrases", "merge-experts", *(f"lexperts {group}" for group in COMMANDS)):
+        assert "Usage:" in run(f"{name} --help"), name
+    assert "num_train_epochs" in run("lexperts train seke --show-config minilm_cpu")
+
+
+def check_pipelines() -> None:
+    """`pipeline()` knows our tasks after `import lexperts`, and they run."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401
+
+    found = pipeline("keyphrase-extraction", model="keyphrases")(TEXT, top_k=3, threshold=0.0)
+    assert found and all(TEXT[one["start"] : one["end"]] == one["keyphrase"] for one in found), found
+    answer = pipeline("extractive-qa", model="reader")(question="What holds the water?", context=TEXT)
+    assert TEXT[answer["start"] : answer["end"]] == answer["answer"], answer
+    summary = pipeline("moe-summarization", model="summariser")(TEXT, dataset="news", max_length=12)
+    assert isinstance(summary[0]["summary_text"], str), summary
+
+
+def check_merge() -> None:
+    """Two Llamas become a mixture that opens as a stock Mixtral."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run("lexperts merge compose mixture.yml mixture")
+    run("lexperts merge verify mixture")
+    model, info = AutoModelForCausalLM.from_pretrained("mixture", output_loading_info=True)
+    assert type(model).__name__ == "MixtralForCausalLM" and not info["missing_keys"], info
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+def check_extras() -> None:
+    """Whatever needs an extra that is not installed names it."""
+    wrong = []
+    for extra, line in NEEDS.items():
+        output = run(line, code=-1)
+        if not re.search(rf"lexperts\[[a-z,]*\b{extra}\b", output) or (
+            "Traceback" in output and line.startswith("lexperts ")
+        ):
+            wrong.append(f"{extra}: {line}\n{output[-800:]}")
+    if wrong:
+        raise SystemExit("Errors that do not name the extra, or show a traceback:\n\n" + "\n\n".join(wrong))
+
+
+def check_train() -> None:
+    """SEKE trains for a few steps, and the pipeline opens the result."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401
+
+    run("lexperts train seke minilm_cpu --backbone encoder --train_files rows.jsonl --test_files rows.jsonl --max_length 64 "
+        "--output_dir trained --max_steps 3 --eval_strategy no --save_strategy no --show 0 --lora false")  # fmt: skip
+    assert isinstance(pipeline("keyphrase-extraction", model="trained")(TEXT), list)
+
+
+def check_default_model() -> None:
+    """The default model needs no name and no network, and finds what the README shows."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401
+
+    found = [one["keyphrase"] for one in pipeline("keyphrase-extraction")(TEXT, top_k=3)]
+    assert "tidal barrage" in found, found
+
+
+def check_server() -> None:
+    """The server answers."""
+    command = [str(SCRIPTS / "lexperts"), "keyphrases", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = (
+                server.stdout.readline().split()[2].rstrip(",")
+            )  # serving on http://127.0.0.1:41234, documentation ...
+            body, head = json.dumps({"inputs": TEXT}).encode(), {"Content-Type": "application/json"}
+            give_up = time.monotonic() + SERVER_SECONDS
+            while True:
+                try:
+                    with urllib.request.urlopen(urllib.request.Request(f"{url}/keyphrases", body, head)) as answer:
+                        assert "tidal barrage" in answer.read().decode()
+                        return
+                except urllib.error.URLError:
+                    if time.monotonic() > give_up:
+                        raise
+                    time.sleep(0.5)
+        finally:
+            server.terminate()
+
+
+CHECKS = {
+    "bare": (check_start, check_pipelines, check_merge, check_extras),
+    "full": (check_start, check_pipelines, check_merge, check_train, check_default_model, check_server),
+}
+
+
+def main() -> None:
+    """Runs the checks of one environment in a temporary folder."""
+    os.environ.update(HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        save_models()
+        for check in CHECKS[sys.argv[1]]:
+            start = time.monotonic()
+            check()
+            print(f"  {check.__doc__.split('.')[0]:78} {time.monotonic() - start:5.0f} s", flush=True)
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()
