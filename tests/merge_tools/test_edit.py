@@ -170,7 +170,8 @@ def test_add_computes_the_same_gate_row_as_compose(experts, tmp_path):
             gate = four[GATE.format(layer)]
             assert torch.equal(gate[:3], three[GATE.format(layer)])
             assert_close(gate[3], fresh[GATE.format(layer)][3], atol=1e-6, rtol=1e-5)
-            assert (gate[3] - gate[2]).abs().max() > 0.01
+            # all prompts end with one token, whose embedding is the state in front of the first layer
+            assert bool((gate[3] - gate[2]).abs().max() > 0.01) is (layer > 0)
 
 
 def test_the_base_model_is_read_once_for_all_routers(experts, tmp_path, monkeypatch):
@@ -329,6 +330,6 @@ def test_export_rejects_what_a_mixtral_cannot_represent(experts, tmp_path):
     for name, text in (("soft", "format: mixtral"), ("biased", "biased has attention biases")):
         with pytest.raises(MergeError, match=text):
             export(tmp_path / name, tmp_path / "out", "mixtral")
-    with pytest.raises(MergeError, match="'gguf'. Use mixtral or lexicon"):
-        export(tmp_path / "soft", tmp_path / "out", "gguf")
+    with pytest.raises(MergeError, match="'onnx'. Use mixtral, lexicon or gguf"):
+        export(tmp_path / "soft", tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
