@@ -1,13 +1,7 @@
 """`merge-experts`: the command line of `merge_tools`. Each command calls the function of the same name."""
 
-import errno
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,19 +13,17 @@ except ImportError as error:
     raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
 
 import merge_tools
-from merge_tools import MergeError, Progress, console
+from merge_tools import MergeError, console
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.compose import make_plan
-from merge_tools.errors import expand_user
 from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES, with_zero_gates
 from merge_tools.shard_writer import SHARD_BYTES
-from merge_tools.staging import partial_folder
 
-from .common import AsJson, Debug, format_error, new_app, print_json, user_errors
+from .common import AsJson, Debug, new_app, print_json
+from .merge_screen import Screen, progress_bars, screen
 
-DEFAULT_WIDTH = 120  # columns if the output is not a terminal
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
 
 app = new_app("merge-experts", "Merge independently fine-tuned models into one sparse checkpoint, and edit the result.")
@@ -48,97 +40,6 @@ Reaverage = Annotated[
 LowMemory = Annotated[
     bool, typer.Option("--low-memory", help="Compute gates with one layer of the base model in memory at a time.")
 ]
-
-
-@dataclass
-class Screen:
-    """Prints results to the standard output, and progress bars and messages to the standard error."""
-
-    as_json: bool
-    out: Console
-    err: Console
-
-    def result(self, content: dict[str, Any], render: Callable[[], Any]):
-        """Prints a result as JSON, or rendered."""
-        if self.as_json:
-            return print_json(content)
-        rendered = render()
-        self.out.print(rendered, soft_wrap=isinstance(rendered, Text))
-
-    def print(self, text: str):
-        """Prints a line, unless results are printed as JSON."""
-        if not self.as_json:
-            self.out.print(Text(text), soft_wrap=True)
-
-    def warnings(self, result: dict[str, Any]):
-        """Logs the warnings of a result, with JSON too."""
-        self.log("warning", "yellow", "\n".join(result.get("warnings", [])))
-
-    def log(self, level: str, colour: str, text: str):
-        """Prints each line of a message to the standard error."""
-        for line in text.splitlines():
-            self.err.print(Text.assemble((f"{level}: ", colour), line), soft_wrap=True)
-
-    def error(self, message: str):
-        """Prints an error, with JSON also as `{"error": ...}`."""
-        if self.as_json:
-            print_json({"error": message})
-        self.log("error", "red", message)
-
-
-@contextmanager
-def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool = False):
-    """Runs a command. User errors end it with exit status 2, and are printed without a traceback."""
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or DEFAULT_WIDTH)
-    view = Screen(as_json, Console(width=width), Console(stderr=True))
-    errors, restore = (MergeError, OSError, ImportError), handle_sigterm()
-    try:
-        with user_errors(debug, view.error, errors=errors, format=format_os_error if resumable else format_error):
-            yield view
-    except KeyboardInterrupt as error:
-        view.log("interrupted", "yellow", interruption_hint(out, resumable))
-        raise typer.Exit(143 if isinstance(error, TerminatedError) else 130) from None
-    finally:
-        restore()
-
-
-class TerminatedError(KeyboardInterrupt):
-    """The process has received SIGTERM, as schedulers and `kill` send it."""
-
-
-def handle_sigterm() -> Callable[[], Any]:
-    """Lets SIGTERM end a command like Ctrl-C, so that it says what was written. Returns what restores the handler."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-
-    def terminate(*_):
-        raise TerminatedError
-
-    previous = signal.signal(signal.SIGTERM, terminate)
-    return lambda: signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
-
-
-def format_os_error(error: Exception) -> str:
-    """The message of an exception; for a full disk, with how to resume."""
-    disk_is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    return format_error(error) + (" Then use --resume." if disk_is_full else "")
-
-
-def interruption_hint(out: Path | None, resumable: bool) -> str:
-    """What an interrupted command has written."""
-    if out is None:
-        return "nothing was written."
-    path = expand_user(out).resolve()
-    if path.is_dir() and any(path.iterdir()):
-        return f"{out} is complete."
-    partial = partial_folder(path)
-    action = "Continue with --resume, or delete it" if resumable else "Delete it"
-    return f"{out} was not written." + (f" The partial output is in {partial}. {action}." if partial.is_dir() else "")
-
-
-def progress_bars(view: Screen):
-    """Progress bars on a terminal; no progress otherwise."""
-    return console.ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
 
 
 @app.command()
