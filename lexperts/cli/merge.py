@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 try:
     import typer
-    from rich.console import Console
     from rich.text import Text
 except ImportError as error:
     raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error

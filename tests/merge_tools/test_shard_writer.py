@@ -197,15 +197,15 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background has it ignored
 sys.path.insert(0, sys.argv.pop(1))
 sent = sys.argv.pop(1)
-import lexperts.cli.merge as cli
+from lexperts.cli import merge, merge_screen
 
-class Interrupt(cli.Progress):
+class Interrupt(merge_screen.Progress):
     def advance(self, phase, count):
         if phase == "write":
             os.kill(os.getpid(), getattr(signal, sent))
 
-cli.Progress = Interrupt
-cli.main()
+merge_screen.Progress = Interrupt
+merge.main()
 """
 
 
