@@ -7,6 +7,7 @@ MODEL := models/seke-minilm
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 QUANTIZE := $(VENV)/.quantize
+DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
 OLDEST := .venv-oldest
 TRANSFORMERS4 := .venv-transformers4
@@ -16,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables release-check clean
+.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs accessibility release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -60,8 +61,16 @@ fix-copies:  ## copy modeling_seke's shared files into the other modeling packag
 bench: $(READY)  ## time the head against its plain versions
 	$(RUN) benchmarks/seke_head.py
 
-tables: $(READY)  ## write the README's tables from benchmarks/results
+tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 	$(RUN) benchmarks/tables.py
+
+docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
+
+accessibility: docs  ## check the site with axe-core in Chromium; needs npm and chromium
+	$(PIP) -c constraints.txt playwright
+	npm install --silent --prefix $(VENV)/axe axe-core@4.14.1
+	$(RUN) docs/check_accessibility.py --axe $(VENV)/axe/node_modules/axe-core/axe.min.js
 
 release-check: $(RELEASE)  ## build the distributions and try them in fresh environments
 	$(RUN) .ci/release_check.py $(ARGS)
@@ -81,6 +90,10 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 $(READY): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,test]'
 	touch $(READY)
+
+$(DOCS): $(DEMO)
+	$(PIP) -c constraints.txt -e '.[docs]'
+	touch $(DOCS)
 
 $(QUANTIZE): $(READY)
 	$(PIP) -c constraints.txt -e '.[quantize]'

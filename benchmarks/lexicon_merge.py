@@ -36,7 +36,7 @@ SPLITS = ("train", "validation", "test")
 SLICES = 4
 MAX_LENGTH = 128
 EMBEDDER = "all-MiniLM-L6-v2"
-GATES = ("random", "hidden", "centroid")
+GATES = ("random", "router_input", "centroid")
 # experts with all weights trained, and experts with only their MLPs trained, which a mixture does not average
 KINDS = {"": "", "mlp_": "MLPs alone trained: "}
 
@@ -152,7 +152,7 @@ def train(
 
 def common_options() -> dict:
     """The settings of the recipe without those of a new model, for training from a checkpoint."""
-    settings = yaml.safe_load(read_config("lexicon", CONFIG))
+    settings = yaml.safe_load(read_config("lexicon", "train_expert", CONFIG))
     return {k: v for k, v in settings.items() if k not in ("from_scratch", "num_train_epochs", "output_dir")}
 
 
@@ -274,14 +274,14 @@ def measure_dense(work: Work, table: Table) -> None:
 
 
 def recipe(work: Work, kind: str, gate_mode: str, policy: str) -> dict:
-    """The recipe for `merge_tools.compose`: gates from 64 prompts per slice (hidden) or from samples (centroid)."""
+    """The recipe for `merge_tools.compose`: gates from 64 prompts per slice (router_input) or from samples (centroid)."""
     tokenizer = AutoTokenizer.from_pretrained(work / "base")
     experts = []
     for k in range(SLICES):
         rows = load_definition_rows(work.slice_file("train", k))[0]
         expert = {"source_model": str(work / f"{kind}expert_{k}"), "name": f"slice_{k}"}
         texts = [tokenizer.bos_token + format_prompt(r["term"], r["context"]) + tokenizer.eos_token for r in rows]
-        if gate_mode == "hidden":
+        if gate_mode == "router_input":
             expert["positive_prompts"] = texts[:: max(1, len(texts) // 64)][:64]
         if gate_mode == "centroid":
             samples = work / "slices" / f"samples_{k}.jsonl"
@@ -346,9 +346,9 @@ def measure_mixtures(work: Work, table: Table, kind: str) -> None:
     domain = compose(work, kind, "none", "domain")
     table.add(f"{label}mixture, one expert a row by its nearest centroid", test.losses(domain.name, domain, True))
     for parts in ("gates", "gates,experts"):
-        tuned = tune(work, work / f"{kind}mixture_hidden", parts)
+        tuned = tune(work, work / f"{kind}mixture_router_input", parts)
         words = parts.replace(",", " and ")
-        table.add(f"{label}mixture, top-2, hidden gates, {words} tuned", test.losses(tuned.name, tuned))
+        table.add(f"{label}mixture, top-2, router_input gates, {words} tuned", test.losses(tuned.name, tuned))
     tuned = tune(work, domain, "experts")
     table.add(f"{label}mixture, one expert a row, experts tuned", test.losses(tuned.name, tuned, True))
 

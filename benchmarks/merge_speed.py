@@ -1,13 +1,20 @@
-"""Time and memory of merging four experts, compared with copying the same number of bytes and with mergekit.
+"""Time, processor time and memory of merging experts, compared with copying the same bytes and with mergekit.
 
-    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT                        # 15 minutes, 18 GB
-    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT --shape 1b 8b-thin     # 30 minutes
+    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT      # about 15 minutes, 25 GB of disk
+    python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT --shape 1b --conditions cached-quiet --rounds 3
     python benchmarks/merge_speed.py --work FOLDER --candidates floor base --name merge_speed_part
 
 FOLDER receives the experts (random weights; reused if shape and versions are the same, and removed before those of the next
 shape). ENVIRONMENT is a virtual environment with mergekit, created if missing: the same torch as here, then mergekit 0.1.5,
-which installs transformers 5. Each candidate is timed as a whole process. Before each run the last output is removed, the disk
-is synced and the experts are read once, so that they are in the page cache for all candidates.
+which installs transformers 5. Each candidate is timed as a whole process; its processor time is user and system time of the
+process and its children. Before each run the last output is removed and the disk is synced. Conditions:
+
+    cached-quiet   the sources are read once before, so that they are in the page cache
+    cached-busy    the same, while another process keeps one core busy
+    cold-quiet     the sources are dropped from the page cache before (posix_fadvise, POSIX_FADV_DONTNEED)
+    cold-busy      both
+
+Every run adds a row to benchmarks/results/NAME.json. An interrupted benchmark continues with the rows that are missing.
 """
 
 import argparse
@@ -19,21 +26,24 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from common import add_record_arguments, check_same_settings, write
+from common import Record, add_record_arguments, check_same_settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parent.parent
 MERGEKIT = "0.1.5"
-CANDIDATES = ("floor", "base", "mean", "mergekit", "check")
+CANDIDATES = ("floor", "base", "no-verify", "mean", "ties", "mergekit", "check")
+CONDITIONS = ("cached-quiet", "cached-busy", "cold-quiet", "cold-busy")
 VOCABULARY, SPECIAL = 128256, 256
-# Llama-3.2-1B; and 4 layers of Llama-3-8B's width, with 3 experts because 4 and their mixture exceed 20 GB
+# Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers and a tied head, so that 8 experts fit on a disk of 25 GB; a small one
 SHAPES = {
     "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True, "experts": 4},
-    "8b-thin": {"hidden": 4096, "intermediate": 14336, "layers": 4, "head_dim": 128, "tied": False, "experts": 3},
+    "8b-wide": {"hidden": 4096, "intermediate": 14336, "layers": 2, "head_dim": 128, "tied": True, "experts": 8},
+    "small": {"hidden": 2048, "intermediate": 8192, "layers": 2, "head_dim": 64, "tied": True, "experts": 4},
 }
 HEADS, KV_HEADS = 32, 8
 # only copies the bytes: a lower bound for any merge on this disk
@@ -227,6 +237,13 @@ def mergekit_environment(folder: Path) -> dict[str, str]:
     return versions
 
 
+def knows_ties() -> bool:
+    """Whether recipes accept `average: ties`."""
+    from merge_tools.recipe import AVERAGES
+
+    return "ties" in AVERAGES
+
+
 def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, mergekit: Path | None) -> dict:
     """The command of each candidate; all but `check` write folder/out."""
     out, ours = folder / "out", [sys.executable, "-m", "lexperts", "merge"]
@@ -240,6 +257,14 @@ def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, m
             candidates[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
         elif name == "check":
             candidates[name] = [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")]
+        elif name == "no-verify":
+            candidates[name] = [
+                *ours,
+                "compose",
+                recipe(experts, folder / "base.yml", average="base"),
+                out,
+                "--no-verify",
+            ]
         else:
             candidates[name] = [*ours, "compose", recipe(experts, folder / f"{name}.yml", average=name), out]
     return {name: list(map(str, command)) for name, command in candidates.items()}
@@ -272,7 +297,10 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def run(command: list[str], log: Path) -> dict:
-    """Runs a command. Returns seconds to its exit, seconds until all data is on disk, and peak memory in MiB (20 ms steps)."""
+    """Runs a command. Returns seconds to its exit, its processor time, seconds until all data is on disk, and peak memory.
+
+    Memory is in MiB, sampled every 20 ms.
+    """
     peaks, done = [0, 0], threading.Event()
 
     def watch(pid):
@@ -286,8 +314,9 @@ def run(command: list[str], log: Path) -> dict:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
         watcher = threading.Thread(target=watch, args=(process.pid,))
         watcher.start()
-        code = process.wait()
+        _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
+        code = process.returncode = os.waitstatus_to_exitcode(status)
         done.set()
         watcher.join()
     os.sync()
@@ -297,7 +326,28 @@ def run(command: list[str], log: Path) -> dict:
             f"{' '.join(command[:4])} ... exited with status {code}:\n" + log.read_text(encoding="utf-8")[-2000:]
         )
     anonymous, total = (peak / 1024 for peak in peaks)
-    return {"seconds": seconds, "durable_seconds": durable, "anonymous_mib": anonymous, "total_mib": total}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "durable_seconds": durable,
+        "anonymous_mib": anonymous,
+        "total_mib": total,
+    }
+
+
+@contextmanager
+def busy_core(busy: bool):
+    """Keeps the last core busy with another process."""
+    if not busy:
+        yield
+        return
+    pin = f"import os; os.sched_setaffinity(0, {{{(os.cpu_count() or 1) - 1}}})\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", pin])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def remove(out: Path):
@@ -308,12 +358,14 @@ def remove(out: Path):
         out.unlink(missing_ok=True)
 
 
-def read_once(experts: list[Path]):
-    """Reads all weights, so they are in the page cache."""
+def prepare_cache(experts: list[Path], cold: bool):
+    """Reads all weights, so that they are in the page cache, or drops them from it."""
     buffer = bytearray(1 << 24)
     for expert in experts:
         with open(expert / "model.safetensors", "rb", buffering=0) as file:
-            while file.readinto(buffer):
+            if cold:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while not cold and file.readinto(buffer):
                 pass
 
 
@@ -322,25 +374,33 @@ def bytes_in(out: Path) -> int:
     return sum(f.stat().st_size for f in out.glob("*.safetensors")) if out.is_dir() else out.stat().st_size
 
 
-def measure(todo: dict[str, list[str]], experts: list[Path], folder: Path, rounds: int) -> dict[str, list[dict]]:
-    """Runs all candidates in turn, `rounds` times; our outputs of the first round are verified. Returns all runs."""
-    out, runs = folder / "out", {name: [] for name in todo}
-    for index in range(rounds):
-        for name, command in todo.items():
-            remove(out)
-            read_once(experts)
-            os.sync()
-            result = run(command, folder / f"{name}.log")
-            runs[name].append(result)
-            shown = ", ".join(f"{key} {value:,.1f}" for key, value in result.items())
-            print(f"round {index + 1}  {name:9} {shown}", flush=True)
-            if name != "check" and index == 0:
-                result["output_bytes"] = bytes_in(out)
-            if name in ("base", "mean") and index == 0:
-                verify = [sys.executable, __file__, "--verify", out, name, *experts]
-                subprocess.run(list(map(str, verify)), check=True)
+def measure(shape: str, todo: dict[str, list[str]], experts: list[Path], folder: Path, args, record: Record):
+    """Runs all candidates in turn in each condition, `rounds` times, and adds a row for each run that has none."""
+    out = folder / "out"
+    for condition in conditions_of(shape, args.conditions):
+        for index in range(args.rounds):
+            for name, command in todo.items():
+                key = {"shape": shape, "condition": condition, "round": index, "candidate": name}
+                if record.find(**key):
+                    continue
+                remove(out)
+                os.sync()
+                prepare_cache(experts, condition.startswith("cold"))
+                with busy_core(condition.endswith("busy")):
+                    result = run(command, folder / f"{name}.log")
+                sizes = {} if name == "check" else {"output_bytes": bytes_in(out)}
+                record.add({**key, "experts": len(experts), **result, **sizes})
+                shown = ", ".join(f"{key} {value:,.1f}" for key, value in result.items())
+                print(f"{shape} {condition} round {index + 1}  {name:9} {shown}", flush=True)
+                if args.check_outputs and name in ("base", "mean"):
+                    verify = [sys.executable, __file__, "--verify", out, name, *experts]
+                    subprocess.run(list(map(str, verify)), check=True)
     remove(out)
-    return runs
+
+
+def conditions_of(shape: str, chosen: list[str] | None) -> list[str]:
+    """The conditions of a shape: all four for the first, two for others, unless some are chosen."""
+    return chosen or list(CONDITIONS if shape == "1b" else CONDITIONS[::2])
 
 
 def verify(out: str, average: str, experts: list[str]):
@@ -372,31 +432,46 @@ def verify(out: str, average: str, experts: list[str]):
     print(f"verified: average {average}, {len(files)} experts, MixtralForCausalLM, {'tied' if tied else 'untied'} head")
 
 
-def summary(runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Median seconds, peak memory, and the ratio to the floor of each candidate."""
-    table = {}
-    for name, rounds in runs.items():
-        row = {f"median_{key}": statistics.median(r[key] for r in rounds) for key in ("seconds", "durable_seconds")}
-        row |= {f"peak_{key}": max(r[key] for r in rounds) for key in ("anonymous_mib", "total_mib")}
-        if "floor" in table and name != "check":
-            row["times_floor"] = row["median_seconds"] / table["floor"]["median_seconds"]
-        table[name] = {**row, "rounds": rounds}
-        ratio = f"{row['times_floor']:.2f}x the floor" if "times_floor" in row else ""
-        print(
-            f"{name:9} {row['median_seconds']:7.1f} s   peak {row['peak_anonymous_mib']:7,.0f} MiB anonymous, "
-            f"{row['peak_total_mib']:7,.0f} MiB total   {ratio}"
-        )
-    return table
+def summary(rows: list[dict], rounds: int):
+    """Prints medians, peak memory, and the ratios to the floor and to mergekit of each candidate."""
+    groups: dict[tuple, dict[str, list[dict]]] = {}
+    for row in rows:
+        if row["round"] < rounds:
+            groups.setdefault((row["shape"], row["condition"]), {}).setdefault(row["candidate"], []).append(row)
+    for (shape, condition), candidates in groups.items():
+
+        def median(name: str, field: str, candidates=candidates) -> float:
+            return statistics.median(row[field] for row in candidates[name]) if name in candidates else float("nan")
+
+        for name in candidates:
+            seconds, cpu = median(name, "seconds"), median(name, "cpu_seconds")
+            floor, theirs, their_cpu = (
+                median("floor", "seconds"),
+                median("mergekit", "seconds"),
+                median("mergekit", "cpu_seconds"),
+            )
+            print(
+                f"{shape:8} {condition:12} {name:9} {seconds:7.1f} s {cpu:7.1f} s of processor time, "
+                f"{median(name, 'anonymous_mib'):7,.0f} MiB; {seconds / floor:5.2f}x the floor, "
+                f"{seconds / theirs:5.2f}x mergekit's time, {cpu / their_cpu:5.2f}x its processor time"
+            )
 
 
 def main():
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", type=Path, help="folder on the disk to measure, with 20 GB of free space")
+    parser.add_argument("--work", type=Path, help="folder on the disk to measure, with 25 GB of free space")
     parser.add_argument("--mergekit", type=Path, help="virtual environment of mergekit; created if missing")
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b"])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b", "8b-wide"])
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--conditions", nargs="+", choices=CONDITIONS, help="default: all for 1b, without busy for others"
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--check-outputs", action="store_true", help="open the outputs and compare them with the experts"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the experts of the last shape for another run")
     add_record_arguments(parser, "merge_speed")
     parser.add_argument("--verify", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -407,8 +482,11 @@ def main():
     work, mergekit = args.work.absolute(), args.mergekit and args.mergekit.absolute()
     print("Run this on an idle machine: other processes and disk writes change the results.", flush=True)
     names = [name for name in CANDIDATES if name in args.candidates]  # the floor first: the others are compared with it
+    if "ties" in names and not knows_ties():
+        print("note: recipes do not accept average: ties, so it is not measured", flush=True)
+        names.remove("ties")
     versions = mergekit_environment(mergekit) if "mergekit" in names else None
-    results = {}
+    record = Record(args.name, overwrite=args.overwrite, mergekit=versions)
     for i, shape in enumerate(args.shape):
         for earlier in args.shape[:i]:
             shutil.rmtree(work / earlier, ignore_errors=True)
@@ -416,10 +494,10 @@ def main():
         experts = make_experts(folder, sizes, args.overwrite)
         todo = commands(names, experts, folder, sizes, mergekit)
         print(f"{shape}: {len(experts)} experts, {bytes_of(sizes, len(experts)) / 1e9:.2f} GB to write", flush=True)
-        candidates = summary(measure(todo, experts, folder, args.rounds))
-        total_bytes = {"input_bytes": len(experts) * bytes_of(sizes, 1), "output_bytes": bytes_of(sizes, len(experts))}
-        results[shape] = {**sizes, **total_bytes, "candidates": candidates}
-    write(args.name, results, rounds=args.rounds, mergekit=versions)
+        measure(shape, todo, experts, folder, args, record)
+    if not args.keep:
+        shutil.rmtree(work / args.shape[-1], ignore_errors=True)
+    summary(record.rows(), args.rounds)
 
 
 if __name__ == "__main__":

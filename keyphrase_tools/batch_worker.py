@@ -2,6 +2,7 @@
 
 import logging
 import math
+import random
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ class QueueFullError(RuntimeError):
     """The queue has no room for the documents.
 
     Attributes:
-        retry_after: seconds until the documents in the queue should have been read, from 1 to 60.
+        retry_after: seconds, at random from the time in which the documents in the queue should be read to twice that time; 1 to 60.
     """
 
     def __init__(self, message: str, retry_after: int):
@@ -126,7 +127,9 @@ class BatchWorker:
             if len(self._queue) + documents > self.max_queue:
                 self._queue = deque(task for task in self._queue if not task.future.cancelled())
             if (waiting := len(self._queue)) + documents > self.max_queue:
-                seconds = min(max(math.ceil(waiting * self._seconds), 1), LONGEST_WAIT)
+                least = max(math.ceil(waiting * self._seconds), 1)
+                # spread, so that clients that were refused together do not come back together
+                seconds = min(random.randint(least, 2 * least), LONGEST_WAIT)
                 raise QueueFullError(
                     f"The server is busy: {waiting} documents wait. Try again in {seconds} s.", seconds
                 )

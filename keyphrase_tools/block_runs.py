@@ -13,16 +13,28 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from .corpus import UNREADABLE, Block, Corpus
 from .engines import Engine, LocalEngine
+from .fingerprints import describe_differences
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
+FULL = {
+    errno.ENOSPC: ("There is no space left on the disk", "Free some"),
+    errno.EDQUOT: ("There is no space left in the user's quota", "Free some"),
+    errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
+}
 
 
 class Process(Protocol):
@@ -74,27 +86,31 @@ def run_blocks(
         ValueError: if the output has the suffix of another format, or if an unfinished run had other settings; the message
             names what differs.
         RuntimeError: if a worker fails repeatedly.
-        OSError: if there is no space on the disk, among others.
+        BlockingIOError: if another process writes the same output.
+        OSError: if the disk is full, among others.
     """
     output, parts, engine = Path(output), Path(f"{output}.parts"), engine or LocalEngine()
     check_output(output)
-    with engine, tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
-        about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
-        open_parts(parts, json.loads(json.dumps(about, default=str)))
-        count = 0
+    with ExitStack() as lock:
+        with engine, tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
+            about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
+            lock.enter_context(lock_parts(parts))
+            check_output(output)  # another process may have written it meanwhile
+            open_parts(parts, json.loads(json.dumps(about, default=str)))
+            count = 0
 
-        def skip(documents: int) -> None:
-            nonlocal count
-            count += documents
-            bar.update(documents)
+            def skip(documents: int) -> None:
+                nonlocal count
+                count += documents
+                bar.update(documents)
 
-        for block, results in engine.run(corpus.blocks(block_size, find_finished(parts), skip), bar.update):
-            write_block(parts, block, merge_rows(corpus, block, results))
-            count += len(block.rows)
-            bar.n = count  # without rounding, and without what was read twice
-            bar.refresh()
-        bar.total = count
-    return join_blocks(parts, output, count, process)
+            for block, results in engine.run(corpus.blocks(block_size, find_finished(parts), skip), bar.update):
+                write_block(parts, block, merge_rows(corpus, block, results))
+                count += len(block.rows)
+                bar.n = count  # without rounding, and without what was read twice
+                bar.refresh()
+            bar.total = count
+        return join_blocks(parts, output, count, process)
 
 
 def check_output(output: str | Path) -> None:
@@ -130,13 +146,33 @@ def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterato
         yield kept | ({"error": row.error} if row.values is None else next(results))
 
 
+@contextmanager
+def lock_parts(parts: Path) -> Iterator[None]:
+    """Creates the folder, and locks it until the end of the context or of the process.
+
+    Raises:
+        BlockingIOError: if another process has locked it.
+    """
+    parts.mkdir(parents=True, exist_ok=True)
+    with (parts / "lock").open("w") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"Another process writes {parts}. Wait for it, or stop it and repeat the command to resume."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def open_parts(parts: Path, about: dict) -> None:
-    """Creates the folder, or checks an existing one and removes incomplete files.
+    """Writes the settings into a new folder, or checks those of an existing one and removes incomplete files.
 
     Raises:
         ValueError: if the settings of an existing folder differ; the message names them.
     """
-    parts.mkdir(parents=True, exist_ok=True)
     for path in parts.glob("*.tmp"):
         path.unlink(missing_ok=True)
     path = parts / "about.json"
@@ -147,28 +183,6 @@ def open_parts(parts: Path, about: dict) -> None:
             f"{parts} holds an unfinished run with other settings: {'; '.join(differences)}. Repeat that run's settings, or "
             "delete the folder to start over."
         )
-
-
-FINGERPRINTS = {
-    "weights": "the model's weights (the checkpoint in that folder was replaced)",
-    "tokenizer": "the tokenizer",
-    "content": "the documents of the source (they have changed)",
-}
-
-
-def describe_differences(before: Mapping, about: Mapping) -> list[str]:
-    """Messages that name the settings that differ. If a model or source was renamed, its other fingerprints are left out."""
-    names = [name for name in {**before, **about} if before.get(name) != about.get(name)]
-    if "model" in names and "weights" not in names:
-        names.remove("model")  # it was only moved
-    elif "model" in names:
-        names = [name for name in names if name not in ("weights", "tokenizer") and not name.startswith("config.")]
-    if "source" in names:
-        names = [name for name in names if name != ("content" if "content" in names else "source")]
-    return [
-        FINGERPRINTS[name] if name in FINGERPRINTS else f"{name}={before.get(name)!r} before, {about.get(name)!r} now"
-        for name in names
-    ]
 
 
 def find_finished(parts: Path) -> dict[int, int]:
@@ -199,7 +213,7 @@ def write_file(path: Path, content: bytes) -> None:
     """Writes a file that is complete or does not exist, also if the machine stops.
 
     Raises:
-        OSError: if there is no space on the disk.
+        OSError: if the disk is full.
     """
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -213,10 +227,25 @@ def write_file(path: Path, content: bytes) -> None:
         raise _describe_space(error, path) from error
 
 
+def flush(path: Path) -> None:
+    """Writes a file, or the names in a folder, from memory to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems flush no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def _describe_space(error: OSError, path: Path) -> OSError:
-    if error.errno != errno.ENOSPC:
+    if error.errno not in FULL:
         return error
-    return OSError(f"There is no space left on the disk for {path}. Free some, and repeat the command to resume.")
+    problem, fix = FULL[error.errno]
+    return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")
 
 
 def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> RunSummary:
@@ -224,7 +253,7 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
 
     Raises:
         RuntimeError: if the blocks do not contain each document exactly once.
-        OSError: if there is no space on the disk.
+        OSError: if the disk is full.
     """
     finished, end = find_finished(parts), 0
     for start, next_end in finished.items():
@@ -251,11 +280,11 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
                 for path in paths:
                     with path.open("rb") as block:
                         shutil.copyfileobj(block, out, 1 << 20)
-                out.flush()
-                os.fsync(out.fileno())
+        flush(new)
     except OSError as error:
         new.unlink(missing_ok=True)
         raise _describe_space(error, output) from error
     new.replace(output)
+    flush(output.parent)  # before the blocks are deleted
     shutil.rmtree(parts)
     return RunSummary(documents, errors, files)

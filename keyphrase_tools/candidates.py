@@ -142,7 +142,7 @@ class Candidates:
             return self._vocabularies[0]
         if document >= len(self._vocabularies):
             raise ValueError(
-                f"There is no list of candidates for document {document}: candidates has {len(self._vocabularies)} lists. "
+                f"candidates has {len(self._vocabularies)} lists, but none for document {document}. "
                 "Pass one per document, or one list of phrases for all."
             )
         return self._vocabularies[document]

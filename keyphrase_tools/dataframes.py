@@ -18,7 +18,7 @@ def read_documents(inputs):
         inputs: of a DataFrame or a data set, only the columns "text" and "title" are used. A missing title is `None`.
 
     Raises:
-        ValueError: if there is no column "text".
+        ValueError: if the column "text" is missing.
     """
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas and isinstance(inputs, pandas.Series):
@@ -37,7 +37,7 @@ def _check_columns(names) -> list[str]:
     """The columns to read."""
     if "text" not in names:
         raise ValueError(
-            f"There is no column 'text'; the columns are {', '.join(map(repr, names))}. Pass a column, such as "
+            f"The column 'text' is missing; the columns are {', '.join(map(repr, names))}. Pass a column, such as "
             "data['abstract'], or rename it: data.rename(columns={'abstract': 'text'}) in pandas, "
             "data.rename_column('abstract', 'text') in datasets."
         )

@@ -70,36 +70,6 @@ def _is_mark(word: str) -> bool:
     return False
 
 
-def pieces_to_phrases(
-    tags: Sequence[int],
-    word_ids: Sequence[int | None],
-    words: Sequence[str],
-    *,
-    rules: str = "lexperts",
-    max_phrases: int | None = 10,
-) -> list[str]:
-    """Decodes labels of sub-tokens into keyphrases, in text order.
-
-    Args:
-        tags (`(S,)`): a label for each sub-token, 0 (O), 1 (B) or 2 (I).
-        word_ids (`(S,)`): the word of each sub-token, `None` for special tokens, as `encoding.word_ids()` returns them.
-        words: the document's words.
-        rules: `"lexperts"` uses the label of each word's first sub-token. `"seke"` reproduces the reference
-            implementation's loop over sub-tokens: a B inside a word ends the previous phrase, and apostrophes count as
-            punctuation. (The reference returns the phrases in the order of a Python set; here they are in text order.)
-        max_phrases: the number of phrases to keep, `None` for all.
-    """
-    if rules == "seke":
-        return _unique(_seke_phrases(tags, word_ids, words), _seke_keeps)[:max_phrases]
-    if rules != "lexperts":
-        raise ValueError(f"rules={rules!r} is not known. Use rules='lexperts' or rules='seke'.")
-    labels = np.zeros(len(words), dtype=int)
-    for tag, w, before in zip(tags, word_ids, [None, *word_ids], strict=False):
-        if w is not None and w != before:
-            labels[w] = tag
-    return _unique((words[start:end] for start, end in tag_spans(labels)), is_phrase)[:max_phrases]
-
-
 def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """The score of each span: the mean probability of its labels, B for the first word and I for the others.
 
@@ -155,7 +125,7 @@ def rank_phrases(
     if temperature is not None:
         scores = apply_temperature(scores, temperature)
     for (start, end), score in zip(spans, scores, strict=True):
-        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]), language)
+        stems = stem_phrase(" ".join(words[i][0] for i in range(start, end)), language)
         mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
         grouped.setdefault(stems, []).append(mention)
     phrases = [
@@ -169,30 +139,3 @@ def rank_phrases(
         for mentions in grouped.values()
     ]
     return sorted(phrases, key=lambda phrase: (-phrase["score"], phrase["start"]))
-
-
-def _unique(phrases, keep) -> list[str]:
-    kept = {}
-    for words in phrases:
-        if keep(words):
-            phrase = " ".join(words)
-            kept.setdefault(stem_phrase(phrase), phrase)
-    return list(kept.values())
-
-
-def _seke_keeps(words: Sequence[str]) -> bool:
-    return not SEKE_PUNCTUATION.intersection(" ".join(words))
-
-
-def _seke_phrases(tags, word_ids, words):
-    """The reference implementation's loop over sub-tokens, phrase by phrase."""
-    open_phrase = []
-    for index, (tag, w, before) in enumerate(zip(tags, word_ids, [None, *word_ids], strict=False)):
-        opens_word = w is not None and w != before and not (tag == I and index == 0)
-        if open_phrase and (tag == B or (tag == O and w != before)):
-            yield open_phrase
-            open_phrase = []
-        if tag in (B, I) and opens_word:
-            open_phrase.append(words[w])
-    if open_phrase:
-        yield open_phrase

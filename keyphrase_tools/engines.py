@@ -1,13 +1,17 @@
 """Where blocks of documents are processed: in this process, or by workers of Ray."""
 
 import math
+import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from .corpus import Block
+from .fingerprints import different_settings
 
 RETRIES = 3  # of a block whose worker was lost
+PATIENCE = 30  # seconds until the user is told that no worker has started
 TIMEOUT = 10  # seconds for the address of a cluster to answer
 
 
@@ -71,7 +75,9 @@ class RayEngine(Engine):
             import ray
         except ImportError as error:
             raise ImportError("The engine ray needs Ray. Install it with: pip install lexperts[ray]") from error
-        self._ray, self._actors, self._is_own = ray, [], False
+        self._ray, self._is_own = ray, False
+        self._actors, self._idle, self._description = [], deque(), None
+        self._starting: dict = {}  # the result of `describe` -> worker, and how many were lost before it
 
     def __enter__(self):
         ray = self._ray
@@ -82,13 +88,19 @@ class RayEngine(Engine):
                     {"address": self.address} if self.address else {"address": "local", "include_dashboard": False}
                 )
                 ray.init(**options, log_to_driver=False, logging_level="error")
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConnectionError(
-                    f"Ray at {self.address or 'this machine'} refused the connection: {error}. Check that the cluster runs Ray "
-                    f"{ray.__version__} and, if it requires a token, that this process has it."
-                ) from error
+            except Exception as error:  # a Ray that does not start in time raises an Exception of no other type
+                raise ConnectionError(self._describe_refusal(error)) from error
             self._is_own = True
         return self
+
+    def _describe_refusal(self, error: Exception) -> str:
+        """The message for a Ray that cannot be started or connected to."""
+        if self.address is None:
+            return f"Ray does not start on this machine: {error} Try again when the machine is less busy, or use --engine local."
+        return (
+            f"Ray at {self.address} refused the connection: {error}. Check that the cluster runs Ray {self._ray.__version__} and, if "
+            "it requires a token, that this process has it."
+        )
 
     def __exit__(self, *_):
         for actor in self._actors:
@@ -102,26 +114,69 @@ class RayEngine(Engine):
         Raises:
             ValueError: if the model does not load in a worker.
         """
-        ray = self._ray
-        resources = ray.cluster_resources()
+        resources = self._ray.cluster_resources()
         unit, needed = ("GPU", self.gpus_per_worker) if self.gpus_per_worker else ("CPU", 1)
-        largest = math.floor(resources.get(unit, 0) / needed)
+        available = resources.get(unit, 0)
+        largest = math.floor(available / needed)
         workers = self.workers or max(1, largest)
         if workers > largest and self.address is None:
             raise ValueError(
-                f"{workers} workers need {workers * needed:g} {unit}s, and this machine has {resources.get(unit, 0):g}. Use "
+                f"{workers} workers need {workers * needed:g} {unit}s, and this machine has {available:g}. Use "
                 f"--workers {largest} or less{' and no --gpus-per-worker' if not largest else ''}."
             )
-        worker = ray.remote(Worker).options(
-            num_cpus=1, num_gpus=self.gpus_per_worker, max_restarts=-1, max_task_retries=RETRIES
-        )
-        self._actors = [worker.remote(process) for _ in range(workers)]
+        self._process = process
+        for _ in range(workers):
+            self._add_worker()
+        while self._description is None:
+            ready, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=PATIENCE)
+            if ready:
+                self._welcome(ready[0])
+            else:
+                print(
+                    f"no worker has loaded the model yet: each needs {needed:g} {unit}, and the cluster has {available:g}, perhaps in use",
+                    file=sys.stderr,
+                )
+        return self._description
+
+    def _add_worker(self, losses: int = 0) -> None:
+        """Starts a worker, which loads the model.
+
+        Args:
+            losses: workers in whose place it comes that were lost while they loaded the model.
+        """
+        worker = self._ray.remote(Worker).options(num_cpus=1, num_gpus=self.gpus_per_worker)
+        actor = worker.remote(self._process)
+        self._actors.append(actor)
+        self._starting[actor.describe.remote()] = actor, losses
+
+    def _remove(self, actor) -> None:
+        """Gives up a worker that was lost, or that cannot be reached."""
+        self._actors.remove(actor)
+        self._idle = deque(other for other in self._idle if other != actor)
+        self._ray.kill(actor)
+
+    def _welcome(self, ref) -> None:
+        """Makes a worker that has loaded the model idle, or replaces it if it was lost meanwhile.
+
+        Raises:
+            ValueError: if the model does not load, or differs from that of the first worker.
+        """
+        ray, (actor, losses) = self._ray, self._starting.pop(ref)
         try:
-            ready, _ = ray.wait([actor.describe.remote() for actor in self._actors], num_returns=1)
-            return ray.get(ready[0])
+            description = ray.get(ref)
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error
-            raise ValueError(f"The model does not load in a worker: {cause}") from error
+            if isinstance(error, ray.exceptions.RayTaskError) or losses == RETRIES:
+                cause = getattr(error, "cause", None) or error
+                raise ValueError(f"The model does not load in a worker: {cause}") from error
+            self._remove(actor)
+            self._add_worker(losses + 1)
+            return
+        self._description = self._description or description
+        if names := different_settings(self._description, description):
+            raise ValueError(
+                f"The model is not the same in all workers: they differ in {', '.join(names)}. Copy it to all machines again."
+            )
+        self._idle += [actor, actor]  # a second block waits at each worker
 
     def run(self, blocks, progress):
         """As in `Engine`.
@@ -129,26 +184,42 @@ class RayEngine(Engine):
         Raises:
             RuntimeError: if a block fails, or its worker is lost too often.
         """
-        ray, blocks = self._ray, iter(blocks)
-        idle, pending = deque(self._actors * 2), {}  # a second block waits at each worker
+        ray, again, blocks = self._ray, deque(), ((block, 0) for block in blocks)
+        pending: dict = {}  # the result of `process` -> block, how many of its workers were lost, worker
         while True:
-            while idle and (block := next(blocks, None)) is not None:
-                actor = idle.popleft()
-                pending[actor.process.remote(readable_rows(block))] = block, actor
-            if not pending:
+            while self._idle and (job := again.popleft() if again else next(blocks, None)) is not None:
+                actor = self._idle.popleft()
+                pending[actor.process.remote(readable_rows(job[0]))] = *job, actor
+            if not pending and not again and self._idle:
                 return
-            (done,), _ = ray.wait(list(pending), num_returns=1)
-            block, actor = pending.pop(done)
+            (done,), _ = ray.wait([*pending, *self._starting], num_returns=1)
+            if done in self._starting:
+                self._welcome(done)
+                continue
+            block, losses, actor = pending.pop(done)
             try:
                 results = ray.get(done)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or f"its worker was lost {RETRIES + 1} times ({error})"
-                raise RuntimeError(
-                    f"Documents {block.start:,} to {block.end - 1:,} could not be processed: {cause}"
-                ) from error
-            idle.append(actor)
+            except ray.exceptions.RayTaskError as error:
+                raise RuntimeError(describe_failure(block, getattr(error, "cause", None) or error)) from error
+            except ray.exceptions.RayError as error:  # the worker or its machine was lost
+                is_first = actor in self._actors  # the other block only waited
+                if is_first:
+                    self._remove(actor)
+                    if losses == RETRIES:
+                        cause = f"its worker was lost {RETRIES + 1} times ({error})"
+                        raise RuntimeError(describe_failure(block, cause)) from error
+                    self._add_worker()
+                again.append((block, losses + is_first))
+                continue
+            if actor in self._actors:
+                self._idle.append(actor)
             progress(len(block.rows))
             yield block, results
+
+
+def describe_failure(block: Block, cause) -> str:
+    """The message for a block that was not processed."""
+    return f"Documents {block.start:,} to {block.end - 1:,} could not be processed: {cause}"
 
 
 class Worker:
@@ -172,10 +243,10 @@ def readable_rows(block: Block) -> list[dict]:
 
 
 def check_address(address: str | None) -> None:
-    """Connects to the address of a cluster, because Ray waits long for one that does not answer.
+    """Connects to the address of a cluster, because Ray waits for minutes for one that does not answer.
 
     Raises:
-        ConnectionError: if it does not answer.
+        ConnectionError: if it does not answer, or does not speak Ray's protocol.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -186,3 +257,22 @@ def check_address(address: str | None) -> None:
         raise ConnectionError(
             f"The Ray cluster at {address} does not answer: {error}. Start it with `ray start --head`, or correct --address."
         ) from error
+    if os.environ.get("RAY_USE_TLS", "0") == "0" and not answers_grpc(f"{host}:{port}"):
+        raise ConnectionError(
+            f"Port {port} of {host} is open, but no Ray cluster answers there within {TIMEOUT} s. Correct --address: "
+            "`ray start --head` prints it, and ray:// addresses usually have the port 10001."
+        )
+
+
+def answers_grpc(address: str) -> bool:
+    """Whether a server of gRPC, as Ray's are, answers at HOST:PORT in time."""
+    try:
+        import grpc
+    except ImportError:  # part of the Ray client
+        return True
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(TIMEOUT)
+        except grpc.FutureTimeoutError:
+            return False
+    return True

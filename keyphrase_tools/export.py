@@ -136,12 +136,7 @@ def export_model(
             raise ValueError(f"The graph differs from the model by {report['difference']:.2g}. It is not written.")
         if evaluation:
             report |= compare(extract, reopened, evaluation, batch_size)
-            loss = 100 * (report["f1@10"]["model"] - report["f1@10"]["exported"])
-            if max_loss is not None and loss > max_loss:
-                raise ValueError(
-                    f"The {precision} graph loses {loss:.2f} points of F1@10, more than {max_loss:g}: it is not written. Use "
-                    "other calibration texts, fp32, or a higher max_loss."
-                )
+            check_quality(report["f1@10"], precision, max_loss)
         entry |= {name: report[name] for name in ("documents", "f1@10", "agreement") if name in report}
         extract.model.config.exported = {**exported, format: entry}
         save_folder(extract, folder)
@@ -150,6 +145,16 @@ def export_model(
         shutil.rmtree(output / format, ignore_errors=True)  # a graph of the other precision
         shutil.copytree(folder, output, dirs_exist_ok=True)
     return report
+
+
+def check_quality(f1: dict[str, float], precision: str, max_loss: float | None) -> None:
+    """Raises a `ValueError` if the graph loses more than `max_loss` points of F1@10."""
+    loss = 100 * (f1["model"] - f1["exported"])
+    if max_loss is not None and loss > max_loss:
+        raise ValueError(
+            f"The {precision} graph loses {loss:.2f} points of F1@10, more than {max_loss:g}: it is not written. Use other "
+            "calibration texts, fp32, or a higher max_loss."
+        )
 
 
 def check_options(format: str, precision: str, evaluation, max_loss: float | None) -> None:

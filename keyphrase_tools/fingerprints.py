@@ -1,8 +1,8 @@
-"""Hashes of models, tokenizers and configurations: equal hashes mean equal results."""
+"""Hashes of models, tokenizers and configurations, and how they differ: equal hashes mean equal results."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -55,3 +55,30 @@ def hash_config(config) -> dict[str, str]:
 def hash_text(text: str) -> str:
     """Hash of a text."""
     return _digest([text.encode(errors="replace")])
+
+
+FINGERPRINTS = {
+    "weights": "the model's weights (the checkpoint in that folder was replaced)",
+    "tokenizer": "the tokenizer",
+    "content": "the documents of the source (they have changed)",
+}
+
+
+def different_settings(before: Mapping, about: Mapping) -> list[str]:
+    """The settings that differ. If a model or source was renamed, its other fingerprints are left out."""
+    names = [name for name in {**before, **about} if before.get(name) != about.get(name)]
+    if "model" in names and "weights" not in names:
+        names.remove("model")  # it was only moved
+    elif "model" in names:
+        names = [name for name in names if name not in ("weights", "tokenizer") and not name.startswith("config.")]
+    if "source" in names:
+        names = [name for name in names if name != ("content" if "content" in names else "source")]
+    return names
+
+
+def describe_differences(before: Mapping, about: Mapping) -> list[str]:
+    """Messages that name the settings that differ between an earlier run and this one."""
+    return [
+        FINGERPRINTS[name] if name in FINGERPRINTS else f"{name}={before.get(name)!r} before, {about.get(name)!r} now"
+        for name in different_settings(before, about)
+    ]

@@ -124,7 +124,7 @@ def keyphrase_f1(
         sources: one text per document. A phrase is present if its stems are adjacent in the text, whose words are
             separated by white space only ("network." is not "network"), and absent otherwise.
         k: cutoffs, any of 1, 2, ..., "k" (the document's number of gold phrases) and "M" (no cutoff).
-        All other arguments are switches of the module's table; `None` is the convention's value.
+        others: switches of the module's table; `None` is the convention's value.
 
     Returns:
         For each k, precision@k, recall@k and f1@k, mean_f1@k (the mean of the documents' F1, never rounded) and correct@k

@@ -345,7 +345,7 @@ class KeyphraseExtractionPipeline(Pipeline):
             "windows": windows,
             "max_length": limit,
             "style_id": style_id,
-            "word_probabilities": WordProbabilities([len(of_document) for of_document in words]),
+            "word_probabilities": WordProbabilities([*map(len, words)]),
         }
 
     def read_words(self, documents: Sequence, *, batch_size: int = 8, **options) -> list[tuple[list, np.ndarray]]:

@@ -12,6 +12,7 @@ from .recipe import ExpertRecipe, Recipe, read_recipe
 from .repair import repair
 from .routing import Routing, plot, route
 from .shard_writer import Progress
+from .tuning import tune
 from .verify import verify
 
 __version__ = package_version()
@@ -19,5 +20,5 @@ __version__ = package_version()
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
     "check_and_plan", "cluster", "compose", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
-    "remove", "repair", "route", "verify",
+    "remove", "repair", "route", "tune", "verify",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 
 from .errors import MergeError
 
+UPPER = np.uint32(0xFFFF0000)  # the upper of two neighbours in 32 bits
 NUMPY_DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
@@ -72,25 +73,39 @@ def mean_bf16(raws: list[np.ndarray]) -> np.ndarray:
     more are computed again in float64, and so are blocks whose sums could overflow float32.
     """
     experts, count = len(raws), len(raws[0])
+    if count % 2:
+        return mean_bf16([np.append(raw, raw[-1:]) for raw in raws])[:-1]
     headroom = (experts - 1).bit_length()  # powers of two by which a sum of E values can be larger
-    total = np.left_shift(raws[0], 16, dtype=np.uint32).view(np.float32)
-    largest = raws[0] & np.uint16(0x7FFF)
-    smallest = largest.copy()
-    shifted, magnitude = np.empty(count, np.uint32), np.empty(count, np.uint16)
-    for raw in raws[1:]:
-        np.left_shift(raw, 16, out=shifted, dtype=np.uint32, casting="unsafe")
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(total, shifted.view(np.float32), out=total)
-        np.bitwise_and(raw, 0x7FFF, out=magnitude)
-        np.maximum(largest, magnitude, out=largest)
-        np.minimum(smallest, magnitude, out=smallest)
+    # Two neighbours at a time: shifted or masked, each half of 32 bits is a float32, without moving elements apart.
+    even, odd, half = np.full((3, count // 2), 1 << 31, np.uint32)  # -0.0, the sum of no values
+    largest, smallest, magnitude = (
+        np.zeros(count, np.uint16),
+        np.full(count, 0x7FFF, np.uint16),
+        np.empty(count, np.uint16),
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        for raw in raws:
+            pairs = raw.view(np.uint32)
+            np.left_shift(pairs, 16, out=half)
+            np.add(even.view(np.float32), half.view(np.float32), out=even.view(np.float32))
+            np.bitwise_and(pairs, UPPER, out=half)
+            np.add(odd.view(np.float32), half.view(np.float32), out=odd.view(np.float32))
+            np.bitwise_and(raw, 0x7FFF, out=magnitude)
+            np.maximum(largest, magnitude, out=largest)
+            np.minimum(smallest, magnitude, out=smallest)
     if largest.max(initial=0) >= (255 - headroom) << 7:
         return from_float(sum(to_float64(raw, "BF16") for raw in raws) / experts, "BF16")
-    np.divide(total, np.float32(experts), out=total)
-    bits = total.view(np.uint32)
+    for total in (even, odd):
+        np.divide(total.view(np.float32), np.float32(experts), out=total.view(np.float32))
+        np.right_shift(total, 16, out=half)  # rounds to nearest, ties to even
+        np.bitwise_and(half, 1, out=half)
+        np.add(half, 0x7FFF, out=half)
+        np.add(total, half, out=total)
+    np.right_shift(even, 16, out=even)
+    np.bitwise_and(odd, UPPER, out=odd)
+    mean = np.bitwise_or(even, odd, out=even).view(np.uint16)
     np.subtract(largest, smallest, out=largest)
-    mean = bf16_from_bits(bits)
-    inexact = np.flatnonzero(largest >= (24 - 8 - headroom) << 7)
-    if len(inexact):
+    if largest.max(initial=0) >= (limit := (24 - 8 - headroom) << 7):
+        inexact = np.flatnonzero(largest >= limit)
         mean[inexact] = from_float(sum(to_float64(raw[inexact], "BF16") for raw in raws) / experts, "BF16")
     return mean

@@ -56,19 +56,39 @@ def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
 def sources_table(record: dict[str, Any]) -> str:
     """The sources of the weights."""
     recipe = record["recipe"]
-    lines = ["## Sources", "", "| expert | source | licence | sha256 |", "| --- | --- | --- | --- |"]
+    lines = ["## Sources", "", "| expert | source | licence | hash |", "| --- | --- | --- | --- |"]
     for expert in record["experts"]:
-        hashes = ", ".join(f"`{file['sha256'][:SHA_DIGITS]}`" for file in expert["files"])
+        hashes = ", ".join(filter(None, map(short_hash, expert["files"])))
         cells = (expert["name"], expert["source"], expert.get("license", "not stated"), hashes)
         lines.append(f"| {' | '.join(map(in_cell, cells))} |")
     shared = f"copied from {record['base']['source']}"
-    if recipe["average"] == "mean":
-        names = record.get("shared_from") or [expert["name"] for expert in record["experts"]]
-        shared = f"the mean over {', '.join(names)}"
+    if recipe["average"] != "base":
+        names = ", ".join(record.get("shared_from") or [expert["name"] for expert in record["experts"]])
+        shared = f"the mean over {names}"
+        if density := recipe.get("density"):
+            shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {record['base']['source']}"
     lines += ["", f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}."]
-    if recipe["gate_mode"] != "none":
+    if "tuned" in record:
+        lines[-1] += f" They were tuned for {record['tuned']['steps']} steps with everything else frozen."
+        if record["tuned"]["experts"] == [expert["name"] for expert in record["experts"]]:
+            lines += ["", *tuning_table(record["tuned"]["perplexity"])]
+    elif recipe["gate_mode"] != "none":
         lines[-1] += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
     return "\n".join(lines)
+
+
+def short_hash(file: dict[str, Any]) -> str:
+    """The beginning of the hash of a file: SHA-256 if it was computed, else XXH3; empty if neither was."""
+    kind = next((kind for kind in ("sha256", "xxh3") if kind in file), None)
+    return f"{kind} `{file[kind][:SHA_DIGITS]}`" if kind else ""
+
+
+def tuning_table(perplexity: dict[str, dict[str, Any]]) -> list[str]:
+    """Perplexity of held-out texts of each domain before and after the gates were tuned."""
+    lines = ["| held-out texts | number | perplexity before tuning | after |", "| --- | --- | --- | --- |"]
+    for name, row in perplexity.items():
+        lines.append(f"| {in_cell(name)} | {row['texts']} | {row['before']:.2f} | {row['after']:.2f} |")
+    return lines
 
 
 def in_cell(text: str) -> str:
@@ -80,7 +100,7 @@ def routing_table(record: dict[str, Any]) -> str:
     """Where the prompts of the recipe are routed; empty if the experts have changed since."""
     names = [expert["name"] for expert in record["experts"]]
     rows = record["gates"].get("prompts")
-    if not rows or record["gates"]["experts"] != names:  # measured with other experts
+    if not rows or record["gates"]["experts"] != names or "tuned" in record:  # measured with other experts or gates
         return ""
     lines = ["## Routing of the prompts", "", "Share of routers that select each expert for the prompt.", ""]
     lines += [f"| prompt | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]

@@ -3,14 +3,24 @@
 import re
 from typing import Any
 
+import numpy as np
+
 from .checkpoints import Source
 from .config_values import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES, Family, family_of
 from .findings import Report
 from .layout import Shape, rope_parameters
-from .tensor_files import TORCH_NAMES
-from .tokenizers import DifferenceKind, compare, compare_settings, read_tokenizer, source_tokenizer, vocabulary
+from .tensor_files import PIECE, TORCH_NAMES, TensorEntry, read_blocks
+from .tokenizers import (
+    DifferenceKind,
+    compare,
+    compare_generation,
+    compare_settings,
+    read_tokenizer,
+    source_tokenizer,
+    vocabulary,
+)
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
 MUST_AGREE = {
@@ -88,11 +98,9 @@ def check_shapes(report: Report, source: Source) -> bool:
 
 def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
     """Why `format: lexicon` cannot represent a model, if so."""
-    if not family.lexicon:
-        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon)
-        return (
-            f"its attention is that of a {family.model_type}; experts of these types can be routed like this: {able}."
-        )
+    if family.lexicon is None:
+        able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon is not None)
+        return f"it cannot represent the layers of {family.model_type}; experts of these types can be routed like this: {able}."
     if "sliding_window" in family.carried and (
         window := config.get("sliding_window", family.defaults["sliding_window"])
     ):
@@ -119,11 +127,23 @@ def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str
     for name in sorted(set(entries) - set(expected)):
         if name.endswith(".bias"):
             errors.append(f"{name!r} is a bias that config.json does not enable, and so the merge would drop it")
+        elif name == "lm_head.weight" and not equal_tensors(entries[name], entries.get("model.embed_tokens.weight")):
+            errors.append(
+                "'lm_head.weight' differs from the embeddings, and tie_word_embeddings is true: transformers 5 uses it, a merge "
+                "would drop it. Set tie_word_embeddings to false in config.json"
+            )
         elif name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
             report.add("note", "tensors", source.name, f"{name!r} is ignored: the configuration does not use it.")
         else:
             errors.append(f"{name!r} is not a tensor of a {shape.family.model_type}")
     return errors
+
+
+def equal_tensors(first: TensorEntry, other: TensorEntry | None) -> bool:
+    """Whether two stored tensors have the same dtype, shape and bytes."""
+    if other is None or (first.dtype, first.shape) != (other.dtype, other.shape):
+        return False
+    return all(map(np.array_equal, read_blocks(first, PIECE), read_blocks(other, PIECE)))
 
 
 def check_with(report: Report, first: Source, other: Source, dtype: str | None):
@@ -230,7 +250,7 @@ def check_tokenizer(report: Report, first: Source, other: Source):
         report.add("note", "tokenizer", other.name, f"{without} has no tokenizer; tokenizers were not compared.")
         return
     try:
-        if changed := compare_settings(first, other):
+        if changed := compare_settings(first, other) + compare_generation(first, other):
             message = f"{', '.join(changed)} differ from those of {first.name}. Those of {first.name} are written."
             report.add("warning", "tokenizer", other.name, message)
         difference = compare(ours, theirs)

@@ -1,5 +1,7 @@
 """Merges the experts of a recipe into one mixture, on disk or in memory."""
 
+import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,17 +12,18 @@ import numpy as np
 
 from .card import model_card
 from .checkpoints import Source
-from .errors import MergeError
+from .errors import MergeError, expand_user
 from .families import family_of
 from .findings import Report
-from .gates import Gates, make_gates
+from .gates import Gates, find_equal_rows, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
 from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
 from .provenance import RECORD, package_version, source_record
 from .recipe import Recipe
-from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, write_checkpoint
-from .tensor_files import ScanResult, has_nonfinite
+from .shard_writer import SHARD_BYTES, Look, NotFiniteError, Progress, write_checkpoint
+from .source_scan import ScanResult
+from .tensor_files import has_nonfinite
 from .tokenizers import mixture_tokenizer
 
 
@@ -48,12 +51,14 @@ class Plan:
         summary = {"format": self.format, "experts": self.recipe.names, "tensors": len(self.tensors)}
         return {**summary, **self.sizes, "memory_bytes": self.sizes["bytes"]}
 
-    def record(self, scans: dict[Path, ScanResult]) -> dict[str, Any]:
+    def record(self, scans: dict[Path, ScanResult], out: Path) -> dict[str, Any]:
         """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
         record = {"made_by": f"lexperts {package_version()}", "family": self.family, "format": self.format}
         record["recipe"] = self.recipe.to_dict()
         experts = [source_record(expert, scans) for expert in self.experts]
-        return {**record, "base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
+        record |= {"base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
+        beside = {source.origin: relative_place(source.origin, out) for source in [self.base, *self.experts]}
+        return record | {"beside": {origin: place for origin, place in beside.items() if place}}
 
 
 def check_and_plan(
@@ -73,6 +78,8 @@ def check_and_plan(
     preflight = run_preflight(recipe, out, **changes)
     preflight.report.raise_for_errors()
     gates = make_gates(preflight.recipe, preflight.sources.base, low_memory=low_memory)
+    if warning := find_equal_rows(gates, preflight.recipe.names):
+        preflight.report.add("warning", "gates", "gates", warning)
     return make_plan(preflight, gates)
 
 
@@ -97,6 +104,8 @@ def compose(
     *,
     resume: bool = False,
     low_memory: bool = False,
+    verify: bool = True,
+    sha256: bool = False,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
     **changes,
@@ -108,6 +117,9 @@ def compose(
         out: output folder, which must not exist or be empty.
         resume: continues an interrupted run of the same recipe.
         low_memory: computes gates with one layer of the base model in memory at a time.
+        verify: hashes the sources and scans every element for NaN and infinity. Without it only the bytes that the
+            mixture needs are read, and `merge_tools.verify` cannot tell later whether a source has changed.
+        sha256: also records the SHA-256 of every source file.
         shard_bytes: maximum size of a file.
         progress: receives the progress of each phase.
         changes: keys of the recipe to replace.
@@ -124,19 +136,34 @@ def compose(
 
     def make_files(scans) -> dict[str, bytes]:
         tokenizer = mixture_tokenizer(plan.base, plan.experts)
-        return tokenizer | metadata_files(plan.config, plan.record(scans), plan.sizes)
+        return metadata_files(plan.config, plan.record(scans, out), plan.sizes, tokenizer)
 
     try:
-        write_checkpoint(out, plan.tensors, sources, make_files, progress, resume, shard_bytes)
+        look = Look(verify, sha256)
+        write_checkpoint(out, plan.tensors, sources, make_files, progress, resume, shard_bytes, look)
     except NotFiniteError as error:
         name = next(source.name for source in sources if error.file in source.files)
         raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
 
 
-def metadata_files(config: dict[str, Any], record: dict[str, Any], sizes: dict[str, int]) -> dict[str, bytes]:
-    """The files of a mixture except weights and tokenizer: configuration, record, model card, and code if needed."""
-    files = {"config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
+def relative_place(origin: str, out: Path) -> str | None:
+    """The path of a source from the output folder if the recipe names it by a relative path, else None."""
+    if os.path.isabs(origin) or origin.startswith("~") or not os.path.isdir(origin):
+        return None
+    return os.path.relpath(os.path.abspath(origin), expand_user(out).resolve())
+
+
+def metadata_files(
+    config: dict[str, Any], record: dict[str, Any], sizes: dict[str, int], carried: dict[str, bytes]
+) -> dict[str, bytes]:
+    """The files of a mixture except weights: configuration, record, model card, code if needed, and the carried ones.
+
+    The record lists the hashes of the `carried` files, tokenizer and generation settings.
+    """
+    record["written"] = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(carried.items())}
+    files = dict(carried)
+    files |= {"config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
     files["README.md"] = model_card(record, sizes)
     return files | (code_files() if record["format"] == "lexicon" else {})
 

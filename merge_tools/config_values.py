@@ -65,7 +65,28 @@ def find_value_errors(config: dict[str, Any]) -> list[str]:
         heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
         if groups and heads % groups:
             errors.append(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={groups}")
+        errors += find_contradictions(config)
         errors += [f"{path} is {number}, which is not finite" for path, number in non_finite(config)]
+    return errors
+
+
+def find_contradictions(config: dict[str, Any]) -> list[str]:
+    """RoPE settings that have different values in the spellings of transformers 4 and 5."""
+    old, new = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    places = {"rope_parameters": new, "rope_scaling": old, "config.json": config}
+    errors = []
+    for names in (("rope_type", "type"), *((key,) for key in ROPE_FIELDS if key not in ("rope_type", "type"))):
+        where = ("config.json",) if names == ("rope_theta",) else ()
+        found = {
+            f"{name} in {place}": places[place][name]
+            for place in ("rope_parameters", "rope_scaling", *where)
+            for name in names
+            if places[place].get(name) is not None
+        }
+        if len(set(found.values())) > 1:
+            errors.append(
+                "RoPE settings contradict each other: " + ", ".join(f"{k} is {v!r:.60}" for k, v in found.items())
+            )
     return errors
 
 

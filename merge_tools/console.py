@@ -9,7 +9,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from .errors import format_size
+from .card import short_hash
+from .errors import escape, format_size
 from .findings import LEVELS, Report, grouped
 from .routing import Routing, printable
 from .shard_writer import Progress
@@ -48,6 +49,11 @@ class ProgressBars(Progress):
 
     def __exit__(self, *_):
         self.bars.stop()
+
+
+def safe(text: Any) -> Text:
+    """A text without control characters, which would change a terminal."""
+    return Text(escape(str(text)))
 
 
 def new_table(*columns: str, **options) -> Table:
@@ -101,7 +107,7 @@ def key_value_table(content: dict[str, str]) -> Table:
     """A table of keys and values; brackets are not interpreted as markup."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, text in content.items():
-        table.add_row(Text(name), Text(text))
+        table.add_row(Text(name), safe(text))
     return table
 
 
@@ -118,11 +124,11 @@ def render_mixture(facts: dict[str, Any]) -> Group:
         "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
         "on disk": format_size(facts["bytes"]),
     }
-    experts = new_table("expert", "source", "licence", "file", "sha256", overflow="fold")
+    experts = new_table("expert", "source", "licence", "file", "hash", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
             first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
-            experts.add_row(*map(Text, (*first, file["name"], file["sha256"][:16])))
+            experts.add_row(*map(safe, (*first, file["name"], short_hash(file).replace("`", ""))))
     parts = [key_value_table(content), Text(), experts]
     if facts["gates"]:
         gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")
@@ -132,6 +138,18 @@ def render_mixture(facts: dict[str, Any]) -> Group:
             gates.add_row(name, condition, " ".join(f"{norm:.3g}" for norm in gate["row_norms"]))
         parts += [Text(), gates]
     return Group(*parts)
+
+
+def render_tuning(result: dict[str, Any]) -> Group:
+    """The result of `tune`: perplexity of each domain's held-out texts before and after."""
+    table = new_table("held-out texts", no_wrap=True)
+    for column in ("number", "perplexity before", "after", "change"):
+        table.add_column(Text(column), justify="right")
+    for name, row in result["perplexity"].items():
+        change = f"{row['after'] / row['before'] - 1:+.1%}"
+        table.add_row(Text(name), f"{row['texts']:,}", f"{row['before']:.2f}", f"{row['after']:.2f}", change)
+    trained = f"{result['trained']:,} parameters of the gates trained for {result['steps']} steps in {result['seconds']:.0f} s"
+    return Group(table, Text(trained))
 
 
 def render_routings(routings: Sequence[Routing]) -> Group:

@@ -14,9 +14,10 @@ from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
 from .gates import gate_without_texts, gates_from_texts, prompts_for
+from .layout import all_parts
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
-from .plan import CHUNK, OutputTensor, copy_tensor, measure
+from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
 from .preflight import OpenedSources, check_adapters, check_disk, check_output_path, check_values
 from .provenance import source_record
 from .recipe import Recipe, read_recipe
@@ -61,13 +62,21 @@ def add(
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
     if reaverage:
-        return compose(recipe, out, low_memory=low_memory, progress=progress)
+        return composed_again(old, recipe, out, low_memory, progress)
     new = recipe.experts[-1]
     source = open_source(new.name, new.source_model, recipe.base_model)
     warnings = check_new_expert(old, source, recipe)
     rows = new_gate_rows(recipe, old, low_memory)
     written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
     return {**written, "warnings": warnings}
+
+
+def composed_again(old: Mixture, recipe: Recipe, out: str | Path, low_memory: bool, progress: Progress | None):
+    """Composes from all sources; warns if that replaces tuned gates."""
+    written = compose(recipe, out, low_memory=low_memory, progress=progress)
+    if "tuned" in old.record:
+        written["warnings"].append(f"The tuned gates are replaced by gate_mode {recipe.gate_mode}. Tune {out} again.")
+    return written
 
 
 def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
@@ -132,7 +141,7 @@ def remove(
         )
     recipe = read_recipe({**options, "experts": [options["experts"][i] for i in kept]})
     if reaverage:
-        return compose(recipe, out, low_memory=low_memory, progress=progress)
+        return composed_again(old, recipe, out, low_memory, progress)
     return write_with_experts(old, recipe, kept, {}, Path(out), progress)
 
 
@@ -169,13 +178,19 @@ def write_with_experts(
     return write_edited(tensors, [old.source, *new], out, progress, make_files)
 
 
-def plan_with_experts(old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray]) -> list[OutputTensor]:
-    """The tensors of a mixture with other experts; all but the gates are copied."""
+def plan_with_experts(
+    old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
+) -> list[OutputTensor]:
+    """The tensors of a mixture with other experts; all but the gates are copied. `recipe`: with the names of its format."""
     tensors, gated = [], old.gated
+    parts = dict(zip(old.parts, all_parts(recipe or old.recipe, old.shape), strict=True))
+    zeros = {name: part for part in old.parts for name in part.zero_tensors(old.shape)}
     for item in old.layout():
         if isinstance(item, str):
-            tensors.append(copy_tensor(item, item, old.source.entry(item).dtype, old.source))
+            if item not in zeros or parts[zeros[item]].zero_tensors(old.shape):
+                tensors.append(copy_tensor(item, item, old.source.entry(item).dtype, old.source))
             continue
+        new = parts[item]
         if item in gated:
             dtype, values = (
                 old.source.entry(item.gate).dtype,
@@ -183,15 +198,18 @@ def plan_with_experts(old: Mixture, experts: Sequence[ExpertSource], rows: dict[
             )
             if item.gate in rows:
                 values = np.concatenate([values, from_float(rows[item.gate], dtype)[None]])
-            tensors.append(OutputTensor(item.gate, dtype, values.shape, values=np.ascontiguousarray(values)))
+            tensors.append(OutputTensor(new.gate, dtype, values.shape, values=np.ascontiguousarray(values)))
         for index, expert in enumerate(experts):
-            for dense, suffix in item.expert_tensors(old.shape):
+            names = zip(item.expert_tensors(old.shape), new.expert_tensors(old.shape), strict=True)
+            for (dense, suffix), (_, stored) in names:
                 dtype = old.source.entry(item.expert(0, suffix)).dtype
                 if isinstance(expert, int):
                     source, tensor = old.source, item.expert(expert, suffix)
                 else:
                     source, tensor = expert, dense
-                tensors.append(copy_tensor(item.expert(index, suffix), tensor, dtype, source))
+                tensors.append(copy_tensor(new.expert(index, stored), tensor, dtype, source))
+        if not item.zero_tensors(old.shape):
+            tensors += zero_tensors(new, old.shape, tensors[-1].dtype)
     return tensors
 
 
@@ -199,7 +217,7 @@ def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: 
     """The files of an edited mixture except its weights."""
     centroid_size = old.config.get("centroid_size")
     config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
-    return carried_files(old.folder) | metadata_files(config, record, measure(recipe, tensors))
+    return metadata_files(config, record, measure(recipe, tensors), carried_files(old.folder))
 
 
 def write_edited(
@@ -264,21 +282,35 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     return result | {"differing": differing, "largest": largest}
 
 
-def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progress | None = None) -> dict[str, Any]:
+def export(
+    mixture: str | Path,
+    out: str | Path,
+    format: str,
+    *,
+    converter: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Writes the same weights in another format. Returns what was written.
 
     Args:
-        format: "lexicon" (supports all policies), or the model_type of the family's mixture such as "mixtral" (opens
-            without this package).
-        mixture, out, progress: as in `add`.
+        format: "lexicon" (supports all policies), the model_type of the family's mixture such as "mixtral" (opens
+            without this package), or "gguf" (one file for llama.cpp, see `export_gguf`).
+        converter: for "gguf", llama.cpp's convert_hf_to_gguf.py, to be run instead of the package `gguf`.
+        mixture, out, progress: as in `add`; for "gguf" `out` is a file.
 
     Raises:
         MergeError: if the format cannot represent the mixture.
     """
+    if format == "gguf":
+        from .gguf_export import export_gguf
+
+        return export_gguf(mixture, out, converter=converter, progress=progress)
+    if converter is not None:
+        raise MergeError("A converter is for the format gguf alone. Use --format gguf, or leave --converter out.")
     old = Mixture.open(mixture)
     stock = old.shape.mixture.model_type
     if format not in (stock, "lexicon"):
-        raise MergeError(f"Invalid format: {format!r:.60}. Use {stock} or lexicon.")
+        raise MergeError(f"Invalid format: {format!r:.60}. Use {stock}, lexicon or gguf.")
     recipe = read_recipe({**old.recipe.to_dict(), "format": format})
     biases = old.shape.attention_bias and not old.shape.mixture.attention_biases
     if format == stock and (biases or "domain_centroids" in old.source):
@@ -286,7 +318,7 @@ def export(mixture: str | Path, out: str | Path, format: str, *, progress: Progr
         raise MergeError(f"{old.folder} has {feature}, which a {stock} does not support. Use --format lexicon.")
     if format == "lexicon" and (reason := lexicon_problem(old.family, old.config)):
         raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
-    tensors = plan_with_experts(old, list(range(len(old.names))), {})
+    tensors = plan_with_experts(old, list(range(len(old.names))), {}, recipe)
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
     files = edited_files(old, record, recipe, tensors)
     return write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)

@@ -54,6 +54,15 @@ def short_reason(error: Exception) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+def short_repr(value) -> str:
+    """`repr` of at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return f"a {type(value).__name__} with too many digits"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def format_size(count: float) -> str:
     """Bytes with a unit: 7.30 GB."""
     for unit in ("B", "kB", "MB", "GB"):

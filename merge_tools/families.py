@@ -24,23 +24,31 @@ class MixtureClass:
         model_type, architecture: as in config.json.
         block: the module of a layer that holds gate and experts.
         names: linear layer of a dense MLP -> its name in an expert.
-        count: the field with the number of experts.
+        counts: the fields with the number of experts; releases of transformers spell it differently.
         sizes: the fields with the intermediate size of an expert.
         settings: fields with a fixed value, among them those with which identical experts equal the dense model.
         attention_biases: whether attention may have biases.
         shared_expert: the intermediate size of a shared expert, which the class requires. Its weights are zero, and so it
             adds nothing, whatever its gate is. 0 if the class has none.
+        gguf: the architecture of llama.cpp that computes the same, by its name in the package gguf; empty if there is none.
+            Its Qwen2-MoE does not: it leaves the weights of the selected experts as they are, and divides the zero gate of the
+            shared expert by itself. Its Llama, with experts and biases, does.
     """
 
     model_type: str
     architecture: str
     block: str = "mlp"
     names: dict[str, str] = field(default_factory=lambda: {name: name for name in MLP})
-    count: str = "num_experts"
+    counts: tuple[str, ...] = ("num_experts",)
     sizes: tuple[str, ...] = ("intermediate_size", "moe_intermediate_size")
     settings: dict[str, Any] = field(default_factory=dict)
     attention_biases: bool = True
     shared_expert: int = 0
+    gguf: str = ""
+
+    def count(self, config: dict[str, Any]) -> Any:
+        """The number of experts in a config.json, None if it has none."""
+        return next((config[name] for name in self.counts if config.get(name) is not None), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +64,7 @@ class Family:
         defaults: the values of fields that config.json does not have.
         carried: fields that the mixture has too, besides those of every family.
         refused: field -> the values with which the mixture can represent it; any other is an error.
-        lexicon: whether `format: lexicon` can represent it.
+        lexicon: the fields of `LexiconConfig` by which `format: lexicon` represents its attention; None if it cannot.
     """
 
     model_type: str
@@ -68,7 +76,7 @@ class Family:
     defaults: dict[str, Any] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
     refused: dict[str, tuple] = field(default_factory=dict)
-    lexicon: bool = False
+    lexicon: dict[str, bool] | None = None
 
 
 NORMALISED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001}
@@ -77,15 +85,18 @@ MIXTURES = {
     mixture.model_type: mixture
     for mixture in (
         MixtureClass(
-            "mixtral", "MixtralForCausalLM", block="block_sparse_moe", count="num_local_experts",
+            "mixtral", "MixtralForCausalLM", block="block_sparse_moe", counts=("num_local_experts",),
             names={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}, sizes=("intermediate_size",),
-            settings={"router_aux_loss_coef": 0.001, "sliding_window": None}, attention_biases=False,
+            settings={"router_aux_loss_coef": 0.001, "sliding_window": None}, attention_biases=False, gguf="LLAMA",
         ),
         MixtureClass(
-            "qwen2_moe", "Qwen2MoeForCausalLM", shared_expert=32,
+            "qwen2_moe", "Qwen2MoeForCausalLM", shared_expert=32, gguf="LLAMA",
             settings={**NORMALISED, **FULL_ATTENTION, "qkv_bias": True, "shared_expert_intermediate_size": 32},
         ),
-        MixtureClass("qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}),
+        MixtureClass(
+            "qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}, gguf="QWEN3MOE",
+            counts=("num_experts", "num_local_experts"),
+        ),
         MixtureClass(
             "flex_olmo", "FlexOlmoForCausalLM", sizes=("intermediate_size",),
             settings={"norm_topk_prob": True, "router_aux_loss_coef": 0.001},
@@ -99,23 +110,23 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family(
-            "llama", "LlamaForCausalLM", "mixtral", biases=ALL_BIASES, lexicon=True,
+            "llama", "LlamaForCausalLM", "mixtral", biases=ALL_BIASES, lexicon={},
             defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
         ),
         Family(
-            "mistral", "MistralForCausalLM", "mixtral", lexicon=True, carried=("sliding_window",),
+            "mistral", "MistralForCausalLM", "mixtral", lexicon={}, carried=("sliding_window",),
             defaults={
                 "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096,
             },
         ),
         Family(
             "qwen2", "Qwen2ForCausalLM", "qwen2_moe", biases=dict.fromkeys(ATTENTION[:3], True), refused=NO_WINDOW,
-            defaults=QWEN,
+            defaults=QWEN, lexicon={"qkv_bias": True},
         ),
         Family(
             "qwen3", "Qwen3ForCausalLM", "qwen3_moe", biases=dict.fromkeys(ATTENTION, "attention_bias"),
             layer=(*LAYER[:4], "q_norm", "k_norm", *LAYER[4:]), head_norms="head", refused=NO_WINDOW,
-            carried=("attention_bias",), defaults={**QWEN, "head_dim": 128, "attention_bias": False},
+            carried=("attention_bias",), defaults={**QWEN, "head_dim": 128, "attention_bias": False}, lexicon={"qk_norm": True},
         ),
         Family(
             "olmo2", "Olmo2ForCausalLM", "flex_olmo", biases=dict.fromkeys(ATTENTION, "attention_bias"),
@@ -139,7 +150,8 @@ def family_of(config: dict[str, Any]) -> Family:
     """
     name = config.get("model_type")
     if name == "lexicon":
-        return FAMILIES["llama"]
+        fields = {key: True for key in ("qkv_bias", "qk_norm") if config.get(key)}
+        return next((family for family in FAMILIES.values() if family.lexicon == fields), FAMILIES["llama"])
     if isinstance(name, str):
         for family in FAMILIES.values():
             if name in (family.model_type, family.mixture):

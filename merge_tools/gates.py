@@ -1,12 +1,17 @@
 """Initial gates of routers: random, zero, or computed from texts of each expert.
 
-A gate is a matrix `(E, d)` with one row per expert. With `gate_mode: hidden`, row e is the mean of the router's input
-over expert e's prompts, i.e. of the input of the routed module after the norm, without padding.
+A gate is a matrix `(E, d)` with one row per expert, from the base model's states on expert e's prompts, without padding:
+
+- `hidden`, as in mergekit-moe: the layer's input at the last token, averaged over the prompts, minus that of the negative
+  prompts, divided by its length.
+- `cheap_embed`, as in mergekit-moe: the sum of the token embeddings, divided by its length, minus that of the negative prompts,
+  divided by its length.
+- `router_input`, `centroid`: the mean of the router's input, i.e. of the input of the routed module after the norm.
 """
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +23,12 @@ from .errors import MergeError
 from .layout import RoutedPart, Shape, gated_parts
 from .recipe import ExpertRecipe, Recipe
 
+LIKE_MERGEKIT = ("hidden", "cheap_embed")  # the same values as in mergekit-moe
 GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an untrained router overconfident
 MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from
 CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
+PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a router
 BATCH_TOKENS = 4096
 
 
@@ -104,33 +111,62 @@ def gates_from_texts(
     recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]], low_memory: bool
 ) -> Gates:
     """Computes gates from one pair (positive texts, negative texts) per expert, in one run of the base model."""
-    tokens = tokenize(base, [text for pair in groups for texts in pair for text in texts])
-    if recipe.gate_mode == "cheap_embed":
-        means = mean_embeddings(base, parts, tokens)
+    mode, texts = recipe.gate_mode, [text for pair in groups for texts in pair for text in texts]
+    tokens = tokenize(base, texts, like_mergekit=mode in LIKE_MERGEKIT)
+    if mode == "cheap_embed":
+        vectors = inputs = sum_embeddings(base, parts, tokens)
     else:
-        means = mean_inputs(base, parts, tokens, low_memory)
+        vectors, inputs = run_base(base, parts, tokens, mode == "hidden", low_memory)
     # samples are weighted by their number of tokens, prompts equally
-    weights = np.array([len(t) if recipe.gate_mode == "centroid" else 1 for t in tokens], np.float64)
+    weights = np.array([len(t) if mode == "centroid" else 1 for t in tokens], np.float64)
     bounds = np.cumsum([0, *(len(texts) for pair in groups for texts in pair)])
     spans = [slice(*span) for span in pairwise(bounds)]  # positive and negative texts in turn
     positive, negative = spans[::2], spans[1::2]
 
     def mean(gate: str, span: slice):
-        return np.average(means[gate][span], axis=0, weights=weights[span]) if span.stop > span.start else 0
+        if span.stop == span.start:
+            return 0
+        row = np.average(vectors[gate][span], axis=0, weights=weights[span])
+        return with_length_1(row) if mode == "cheap_embed" else row
 
     values = {}
     for part in parts:
         rows = [mean(part.gate, a) - mean(part.gate, b) for a, b in zip(positive, negative, strict=True)]
-        values[part.gate] = np.stack(rows).astype(np.float32)
-    info = {"mode": recipe.gate_mode, "model": base.origin, "experts": recipe.names}
+        rows = map(with_length_1, rows) if mode in LIKE_MERGEKIT else rows
+        values[part.gate] = np.stack(list(rows)).astype(np.float32)
+    info = {"mode": mode, "model": base.origin, "experts": recipe.names}
     previews = [
-        (shorten(text), {part.gate: means[part.gate][span.start + i] for part in parts})
+        (shorten(text), {part.gate: inputs[part.gate][span.start + i] for part in parts})
         for (texts, _), span in zip(groups, positive, strict=True)
         for i, text in enumerate(texts[:CARD_PROMPTS])
     ]
     if previews:
         info["prompts"] = routing_preview(values, previews)
     return Gates(values, info)
+
+
+def find_equal_rows(gates: Gates, names: list[str]) -> str | None:
+    """A warning if experts have parallel or zero gate rows computed from texts, so that a router cannot tell them apart."""
+    if gates.info.get("mode") in ("random", "zeros", "none"):
+        return None
+    for gate, values in gates.values.items():
+        rows = values.astype(np.float64)
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        if (zero := np.flatnonzero(norms[:, 0] == 0)).size:
+            return f"the row of {names[zero[0]]} in {gate} is zero: its texts cancel out. Use other texts."
+        cosines = (rows / norms) @ (rows / norms).T - np.eye(len(rows))
+        first, other = np.unravel_index(int(cosines.argmax()), cosines.shape)
+        if cosines[first, other] > PARALLEL:
+            return (
+                f"the rows of {names[min(first, other)]} and {names[max(first, other)]} in {gate} are equal or parallel: the "
+                "router cannot tell these experts apart. Use different texts for them."
+            )
+    return None
+
+
+def with_length_1(row: np.ndarray) -> np.ndarray:
+    """A vector divided by its length, or by 1e-8 if it is shorter, as in mergekit-moe."""
+    return row / max(float(np.linalg.norm(row)), 1e-8)
 
 
 def shorten(text: str) -> str:
@@ -147,8 +183,11 @@ def routing_preview(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[
     return rows
 
 
-def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text with special tokens; raises a `MergeError` without a tokenizer, and for an unusable text."""
+def tokenize(base: Source, texts: list[str], *, like_mergekit: bool = False) -> list[list[int]]:
+    """Token ids of each text with special tokens, or `like_mergekit` with the first one only.
+
+    Raises a `MergeError` without a tokenizer, and for an unusable text.
+    """
     from transformers import AutoTokenizer
 
     for folder in (base.folder, base.checkpoint.folder):
@@ -161,7 +200,13 @@ def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
             "a model with a tokenizer, or use gate_mode: random."
         )
     longest = base.config.get("max_position_embeddings") or 2048
-    tokens = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
+    options: dict = {"verbose": False}
+    if like_mergekit:
+        texts, options = (
+            [(tokenizer.bos_token or "") + text for text in texts],
+            {**options, "add_special_tokens": False},
+        )
+    tokens = [tokenizer(text, **options)["input_ids"] for text in texts]
     for text, ids in zip(texts, tokens, strict=True):
         if not ids:
             raise MergeError("A prompt has no tokens. Remove it, or use a longer text.")
@@ -170,59 +215,74 @@ def tokenize(base: Source, texts: list[str]) -> list[list[int]]:
     return tokens
 
 
-def mean_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int]]) -> dict[str, np.ndarray]:
-    """The mean of each text's token embeddings `(texts, d)`, the same for every router."""
+def sum_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int]]) -> dict[str, np.ndarray]:
+    """The sum of each text's token embeddings `(texts, d)`, the same for every router."""
     import torch
 
     from .runtime import embed
 
-    shape = Shape.from_config(base.config)
-    for part in parts:
-        if part.input_size(shape) != shape.hidden_size:
-            raise MergeError(
-                f"gate_mode: cheap_embed does not support {part.part}, whose input is not a hidden state. Use "
-                "gate_mode: hidden."
-            )
-    means = np.stack([embed(base, torch.tensor([ids]))[0].double().mean(0).numpy() for ids in tokens])
-    return {part.gate: means for part in parts}
+    sums = np.stack([embed(base, torch.tensor([ids]))[0].double().sum(0).numpy() for ids in tokens])
+    return {part.gate: sums for part in parts}
 
 
-def mean_inputs(base: Source, parts: list[RoutedPart], tokens, low_memory: bool) -> dict[str, np.ndarray]:
-    """The mean input of each router for each text: name of the gate -> `(texts, d)`."""
+def mean_of_tokens(x, mask):
+    """States `(B, T, d)`, mask `(B, T)` -> their mean over the tokens of each row `(B, d)`."""
+    return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def last_token(x, mask):
+    """States `(B, T, d)`, mask `(B, T)` -> the state of each row's last token `(B, d)`."""
+    return x[range(len(x)), mask.sum(1).long() - 1]
+
+
+def run_base(
+    base: Source, parts: list[RoutedPart], tokens: list[list[int]], hidden: bool, low_memory: bool
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Runs the base model on all texts.
+
+    Returns two times name of the gate -> `(texts, d)`: the vectors that gates are made of, with `hidden` the layer's input at the
+    last token; and the mean input of each router, which the vectors are otherwise.
+    """
     import torch
 
     from .runtime import layers_one_by_one, load_dense
 
     batches = in_batches(tokens)
-    inputs = [pad([tokens[i] for i in batch]) for batch in batches]
-    sums: dict[str, list] = {part.gate: [] for part in parts}
+    batch_inputs = [pad([tokens[i] for i in batch]) for batch in batches]
+    inputs: dict[str, list] = {part.gate: [] for part in parts}
+    states: dict[str, list] = {part.gate: [] for part in parts}
     current: list[torch.Tensor] = []  # the mask of the running batch
 
-    def add_hook(module: torch.nn.Module, gate: str):
+    def add_hook(module: torch.nn.Module, reduce: Callable, rows: list):
         def hook(_, args, kwargs):
-            x = (args[0] if args else next(iter(kwargs.values()))).double()
-            mask = current[0][..., None].double()
-            sums[gate].append(((x * mask).sum(1) / mask.sum(1)).numpy())
+            x = args[0] if args else next(iter(kwargs.values()))
+            rows.append(reduce(x.double(), current[0].double()).numpy())
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
+    def add_hooks(layer: torch.nn.Module, index: int):
+        for part in parts:
+            if part.layer == index:
+                add_hook(layer.get_submodule(part.module.split(".", 3)[3]), mean_of_tokens, inputs[part.gate])
+                if hidden:
+                    add_hook(layer, last_token, states[part.gate])
+
     with torch.no_grad():
         if low_memory:
-            for index, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in inputs])):
-                masks = iter([mask for _, mask in inputs])
+            for index, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in batch_inputs])):
+                masks = iter([mask for _, mask in batch_inputs])
                 layer.register_forward_pre_hook(lambda *_, masks=masks: current.__setitem__(slice(None), [next(masks)]))
-                for part in parts:
-                    if part.layer == index:
-                        add_hook(layer.get_submodule(part.module.split(".", 3)[3]), part.gate)
+                add_hooks(layer, index)
         else:
             model = load_dense(base)
-            for part in parts:
-                add_hook(model.get_submodule(part.module), part.gate)
-            for ids, mask in inputs:
+            for index, layer in enumerate(model.model.layers):
+                add_hooks(layer, index)
+            for ids, mask in batch_inputs:
                 current[:] = [mask]
                 model.model(input_ids=ids, attention_mask=mask, use_cache=False)
     order = np.argsort([i for batch in batches for i in batch])
-    return {gate: np.concatenate(rows)[order] for gate, rows in sums.items()}
+    found = [{gate: np.concatenate(rows)[order] for gate, rows in sums.items() if rows} for sums in (states, inputs)]
+    return found[0] if hidden else found[1], found[1]
 
 
 def in_batches(tokens: list[list[int]]) -> list[list[int]]:

@@ -179,9 +179,10 @@ def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPa
 
 
 def all_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
-    """The routers of a mixture of models of this shape."""
+    """The routers of a mixture of models of this shape; in `format: lexicon` with the names of a Mixtral."""
     layers = shape.num_hidden_layers
-    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, shape.mixture)
+    mixture = shape.mixture if recipe.is_stock and recipe.format != "lexicon" else MIXTURES["mixtral"]
+    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture)
 
 
 def gated_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:

@@ -1,6 +1,8 @@
 """A mixture on disk: opens the folder and reads what it consists of."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
 from .config_values import find_value_errors
-from .errors import MergeError, expand_user
+from .errors import MergeError, did_you_mean, expand_user
 from .families import FAMILIES
 from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout, rope_parameters
 from .plan import active_parameters
@@ -24,6 +26,7 @@ class Mixture:
     source: Source
     record: dict[str, Any]
     recipe: Recipe
+    moved: Mapping[str, str | Path] = field(default_factory=dict)  # name of a source -> where it is now
 
     def __post_init__(self):
         self.folder, self.config, self.names = self.source.folder, self.source.config, self.recipe.names
@@ -37,8 +40,8 @@ class Mixture:
         self.parts, self.gated = all_parts(self.recipe, self.shape), gated_parts(self.recipe, self.shape)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Mixture":
-        """Opens a mixture and checks that its files agree.
+    def open(cls, folder: str | Path, moved: Mapping[str, str | Path] | None = None) -> "Mixture":
+        """Opens a mixture and checks that its files agree. `moved` maps names of sources to their folders today.
 
         Raises a `MergeError` if the folder is not a mixture, or is damaged.
         """
@@ -49,7 +52,7 @@ class Mixture:
         if errors:
             raise MergeError(f"{folder / 'config.json'} is damaged: {errors[0]}. Copy or compose the mixture again.")
         try:
-            mixture = cls(source, record, read_recipe(record["recipe"]))
+            mixture = cls(source, record, read_recipe(record["recipe"]), moved or {})
             mixture._check_record()
             expected = mixture.tensor_names()
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -67,7 +70,7 @@ class Mixture:
                     "mixture again."
                 )
             for file in source["files"]:
-                file["name"], file["sha256"]
+                file["name"], file["bytes"]
 
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""
@@ -99,11 +102,35 @@ class Mixture:
 
     def open_base(self) -> Source:
         """Opens the base model that the mixture was made with."""
-        return open_source("base", self.record["base"]["source"])
+        return self._open_source("base", self.record["base"]["source"], None)
 
     def open_experts(self) -> list[Source]:
         """Opens the experts that the mixture was made from."""
-        return [open_source(e.name, e.source_model, self.recipe.base_model) for e in self.recipe.experts]
+        base = self.recipe.base_model and self.locate("base", self.recipe.base_model)
+        return [self._open_source(e.name, e.source_model, base) for e in self.recipe.experts]
+
+    def locate(self, name: str, origin: str) -> str:
+        """Where a source is now: where the caller says, else beside the mixture as when it was merged, else its origin."""
+        known = {"base", *self.names}
+        if unknown := [given for given in self.moved if given not in known]:
+            raise MergeError(f"The mixture has no source {unknown[0]!r:.80}.{did_you_mean(str(unknown[0]), known)}")
+        same = [e.name for e in self.recipe.experts if e.source_model == origin]
+        for given in (name, *same):
+            if given in self.moved:
+                return str(self.moved[given])
+        beside = self.record.get("beside", {}).get(origin)
+        if isinstance(beside, str) and not os.path.isabs(origin) and (self.folder / beside).is_dir():
+            return str(self.folder / beside)
+        return origin
+
+    def _open_source(self, name: str, origin: str, base: str | None) -> Source:
+        place = self.locate(name, origin)
+        try:
+            source = open_source(name, place, base)
+        except MergeError as error:
+            hint = "" if os.path.isdir(expand_user(place)) else f" If it was moved, use --source {name}=FOLDER."
+            raise MergeError(f"{error}{hint}") from error
+        return replace(source, origin=origin)
 
 
 def inspect(folder: str | Path) -> dict[str, Any]:
@@ -124,9 +151,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "experts_per_token": recipe.experts_per_token,
         "router_layers": recipe.router_layers,
         "router_layers_index": recipe.router_layers_index,
-        "shared": f"copied from the base ({mixture.record['base']['source']})"
-        if recipe.average == "base"
-        else f"mean of {', '.join(mixture.shared_from)}",
+        "shared": describe_shared(recipe, mixture.record["base"]["source"], mixture.shared_from),
         "rope": rope_parameters(mixture.config),
         "tied": mixture.shape.tie_word_embeddings,
         "parameters": total,
@@ -138,6 +163,15 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "gate_mode": recipe.gate_mode,
         "gates": [gate_statistics(mixture, part) for part in mixture.gated],
     }
+
+
+def describe_shared(recipe: Recipe, base: str, names: list[str]) -> str:
+    """Where the weights that are not routed come from."""
+    if recipe.average == "base":
+        return f"copied from the base ({base})"
+    if recipe.average == "mean":
+        return f"mean of {', '.join(names)}"
+    return f"{recipe.average} (density {recipe.density:g}) of {', '.join(names)} over {base}"
 
 
 def gate_statistics(mixture: Mixture, part: RoutedPart) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def mixture_config(
     if format != "lexicon":
         mixture = MIXTURES[format]
         kind = {"architectures": [mixture.architecture], "model_type": format}
-        sizes = {mixture.count: len(recipe.experts), **dict.fromkeys(mixture.sizes, shape.intermediate_size)}
+        sizes = {
+            **dict.fromkeys(mixture.counts, len(recipe.experts)),
+            **dict.fromkeys(mixture.sizes, shape.intermediate_size),
+        }
         return {**kind, **mixture.settings, **config, **sizes}
     return {
         "architectures": ["LexiconForCausalLM"],
@@ -71,6 +74,7 @@ def mixture_config(
         },
         "attention_bias": shape.attention_bias,
         "mlp_bias": shape.mlp_bias,
+        **(shape.family.lexicon or {}),
         "router_layers": recipe.router_layers,
         "router_layers_index": recipe.router_layers_index,
         "routing_policy": recipe.routing_policy,

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +11,29 @@ import numpy as np
 from .averaging import from_float, mean_equal, mean_float64, to_float32, view
 from .checkpoints import Source, read_all
 from .errors import MergeError
-from .layout import Shape, all_parts, gated_parts, mixture_layout
+from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
-from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
+from .task_vectors import TASK_METHODS, TaskMerge
+from .tensor_files import DTYPE_BYTES, FLOATS, PIECE, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
 
-CHUNK = 1 << 18  # elements: the inputs and the sum of a mean stay in the processor's cache
+CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements `start` to `stop` of a tensor: the weighted mean of these elements in some sources."""
+    """Elements `start` to `stop` of a tensor: the weighted mean of these elements in some sources, or their task vectors."""
 
     sources: tuple[Source, ...]
     weights: tuple[float, ...]  # sum to 1
     start: int
     stop: int
+    merge: TaskMerge | None = None  # how task vectors are merged instead of a mean
+
+    def key(self, tensor: str) -> tuple:
+        """Everything that determines the values, for the fingerprint of a run."""
+        locations = [(s.origin, tensor, str(s.entry(tensor).file)) for s in self.sources]
+        values = locations, self.weights, self.start, self.stop
+        return (*values, self.merge.key(tensor, self.sources)) if self.merge else values
 
 
 @dataclass(frozen=True)
@@ -52,22 +60,38 @@ class OutputTensor:
     @property
     def copy_source(self) -> TensorEntry | None:
         """The stored tensor that can be copied byte by byte, or None if the tensor has to be computed."""
-        if len(self.slices) != 1 or len(self.slices[0].sources) != 1:
+        if len(self.slices) != 1 or len(self.slices[0].sources) != 1 or self.slices[0].merge:
             return None
         source = self.slices[0].sources[0]
         entry = source.entry(self.tensor)
         same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
         return entry if same and source.is_verbatim(self.tensor) else None
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the raw elements in blocks."""
+    def entries(self) -> list[TensorEntry]:
+        """The stored tensors that it is computed from."""
+        sources = [s for part in self.slices for s in (*part.sources, *([part.merge.base] if part.merge else []))]
+        return [source.entry(self.tensor) for source in sources]
+
+    def blocks(self, start: int = 0) -> Iterator[np.ndarray]:
+        """Yields the raw elements from `start` on in blocks."""
         if self.values is not None:
-            yield self.values.reshape(-1)
+            yield self.values.reshape(-1)[start:]
             return
         for part in self.slices:
+            if start >= part.stop:
+                continue
+            part = replace(part, start=max(part.start, start))
+            if part.merge:
+                span = range(part.start, part.stop)
+                yield from part.merge.blocks(
+                    self.tensor, part.sources, part.weights, span, self.dtype, self._read_span, CHUNK
+                )
+                continue
             dtypes = [source.entry(self.tensor).dtype for source in part.sources]
             equal = len(set(part.weights)) == 1
-            for raws in zip(*(self._read(source, part) for source in part.sources), strict=True):
+            for raws in zip(
+                *(self._read_span(source, part.start, part.stop, CHUNK) for source in part.sources), strict=True
+            ):
                 if len(raws) == 1:
                     yield convert(raws[0], dtypes[0], self.dtype)
                 elif equal:
@@ -75,15 +99,34 @@ class OutputTensor:
                 else:
                     yield mean_float64(list(raws), dtypes, list(part.weights), self.dtype)
 
-    def _read(self, source: Source, part: Slice) -> Iterator[np.ndarray]:
+    def _read_span(self, source: Source, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         if source.is_verbatim(self.tensor):
-            return read_blocks(source.entry(self.tensor), CHUNK, part.start, part.stop)
-        if part.start or part.stop != self.elements:
+            return read_blocks(source.entry(self.tensor), elements, start, stop)
+        if len(self.slices) > 1 or stop > source.entry(self.tensor).elements:
             raise MergeError(
                 f"The adapter {source.name!r} changes {self.tensor!r} and has a different vocabulary. Merge it "
                 "with peft's merge_and_unload() first."
             )
-        return source.blocks(self.tensor, CHUNK)
+        return skip(source.blocks(self.tensor, elements), start, stop)
+
+
+def skip(blocks: Iterator[np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
+    """The elements `start` to `stop` of a sequence of blocks."""
+    position = 0
+    for block in blocks:
+        first, last = max(start - position, 0), min(stop - position, len(block))
+        if first < last:
+            yield block[first:last]
+        position += len(block)
+
+
+def overflow_message(name: str, dtype: str, merged: bool = False) -> str:
+    """The message for a tensor whose values exceed the range of the output's dtype; `merged` if its density matters."""
+    largest = {"F16": "float16's maximum of 65,504", "BF16": "bfloat16's maximum of 3.39e38"}
+    remedy = "Use dtype: bfloat16 or float32." if dtype == "F16" else "Its expert is broken. Use an earlier checkpoint."
+    if merged and dtype != "F16":
+        return f"{name!r} overflows {TORCH_NAMES[dtype]}. Use a larger density."
+    return f"{name!r} has values above {largest.get(dtype, f'the maximum of {TORCH_NAMES[dtype]}')}. {remedy}"
 
 
 def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:
@@ -113,7 +156,7 @@ def plan_tensors(
         first = item if isinstance(item, str) else item.expert_tensors(shape)[0][0]
         dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(first).dtype
         if isinstance(item, str):
-            tensors.append(shared_tensor(item, dtype, recipe.average, base, averaged, weights))
+            tensors.append(shared_tensor(item, dtype, recipe, base, averaged, weights))
             continue
         if item in with_gate:
             values = gates[item.gate]
@@ -121,10 +164,14 @@ def plan_tensors(
         for index, expert in enumerate(experts):
             for dense, suffix in item.expert_tensors(shape):
                 tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
-        for name, size in item.zero_tensors(shape).items():
-            zeros = np.zeros(size, f"<u{DTYPE_BYTES[dtype]}")
-            tensors.append(OutputTensor(name, dtype, size, values=zeros))
+        tensors += zero_tensors(item, shape, dtype)
     return tensors
+
+
+def zero_tensors(part: RoutedPart, shape: Shape, dtype: str) -> list[OutputTensor]:
+    """The tensors of the shared expert of a routed part, all zero, if its class has one."""
+    zeros = f"<u{DTYPE_BYTES[dtype]}"
+    return [OutputTensor(n, dtype, size, values=np.zeros(size, zeros)) for n, size in part.zero_tensors(shape).items()]
 
 
 def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
@@ -164,16 +211,19 @@ def centroid_tensor(centroids: np.ndarray) -> OutputTensor:
 
 
 def shared_tensor(
-    name: str, dtype: str, average: str, base: Source, experts: list[Source], weights: dict[int, float]
+    name: str, dtype: str, recipe: Recipe, base: Source, experts: list[Source], weights: dict[int, float]
 ) -> OutputTensor:
-    """A tensor that is not routed: the mean over the experts, or the base's. Rows that only some have are their mean.
+    """A tensor that is not routed, by `recipe.average`. Rows that only some experts have are their mean.
 
-    `weights` maps the `id` of an expert to its weight in the mean; `average` is "mean" or "base".
+    `weights` maps the `id` of an expert to its weight in the mean.
     """
     sources = [base, *experts]
     largest = max(sources, key=lambda source: source.entry(name).shape[0]).entry(name).shape
     width = math.prod(largest[1:])
-    preferred = [base] if average == "base" else [s for s in experts if weights[id(s)] > 0]
+    preferred = [base] if recipe.average == "base" else [s for s in experts if weights[id(s)] > 0]
+    task_merge = None
+    if recipe.average in TASK_METHODS:
+        task_merge = TaskMerge(base, recipe.average, recipe.density, recipe.seed)
     slices, start = [], 0
     for stop in sorted({source.entry(name).shape[0] for source in sources}):
         for group in (preferred, experts, [base]):
@@ -182,7 +232,10 @@ def shared_tensor(
                 break
         shares = [weights.get(id(source), 1.0) for source in group]
         shares = shares if sum(shares) > 0 else [1.0] * len(group)
-        slices.append(Slice(tuple(group), tuple(s / sum(shares) for s in shares), start * width, stop * width))
+        shares = tuple(share / sum(shares) for share in shares)
+        in_base = stop <= base.entry(name).shape[0] and group != [base]  # other rows have no task vector
+        merge = task_merge if in_base else None
+        slices.append(Slice(tuple(group), shares, start * width, stop * width, merge))
         start = stop
     return OutputTensor(name, dtype, (start, *largest[1:]), name, merge_adjacent_slices(slices))
 
@@ -191,10 +244,15 @@ def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:
     """Joins adjacent slices of the same sources."""
     merged: list[Slice] = []
     for part in slices:
-        if merged and [id(s) for s in merged[-1].sources] == [id(s) for s in part.sources]:
-            part = Slice(part.sources, part.weights, merged.pop().start, part.stop)
+        if merged and slice_kind(merged[-1]) == slice_kind(part):
+            part = replace(part, start=merged.pop().start)
         merged.append(part)
     return tuple(merged)
+
+
+def slice_kind(part: Slice) -> tuple:
+    """What adjacent slices must have in common to be joined."""
+    return [id(source) for source in part.sources], part.merge is None
 
 
 def measure(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:

@@ -14,10 +14,13 @@ from .gates import make_gates, prompts_for, tokenize
 from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
-from .plan import plan_tensors, read_centroids
-from .recipe import MLP_LINEARS, Recipe, read_recipe, with_zero_gates
+from .plain_configs import is_plain
+from .plan import convert, overflow_message, plan_tensors, read_centroids
+from .recipe import MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
+from .source_scan import scan_file
 from .staging import find_staging_problem, partial_folder
-from .tensor_files import hash_and_scan, read_blocks, sample_nonfinite
+from .task_vectors import TASK_METHODS
+from .tensor_files import EXPONENTS, FLOATS, PIECE, RANGES, has_nonfinite, read_blocks, sample_blocks, sample_nonfinite
 from .tokenizers import source_tokenizer
 
 LONGEST_NAME = 255  # bytes, of a file or a folder
@@ -62,33 +65,43 @@ def check(
     Returns:
         All findings, including errors. `report.raise_for_errors()` raises them as one exception.
     """
-    return run_preflight(recipe, out, deep=deep, **changes).report
+    return run_preflight(recipe, out, deep=deep, thorough=True, **changes).report
 
 
 def run_preflight(
-    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, deep: bool = False, **changes
+    recipe: Recipe | dict | str | Path,
+    out: str | Path | None = None,
+    *,
+    deep: bool = False,
+    thorough: bool = False,
+    **changes,
 ) -> Preflight:
-    """Like `check`, but also returns the recipe and the opened sources."""
+    """Like `check`, but also returns the recipe and the opened sources.
+
+    With `thorough`, every configuration is tried in transformers; otherwise those that are not ordinary.
+    """
     report = Report()
     try:
         recipe = read_recipe(recipe, **changes)
     except MergeError as error:
-        report.add("error", "recipe", "recipe", str(error))
+        for line in str(error).splitlines():
+            report.add("error", "recipe", "recipe", line)
         return Preflight(report)
     report.allow = recipe.allow
     sources = open_sources(report, recipe)
     base = sources.base
     usable = [source for source in sources.distinct if check_shapes(report, source)]
     check_agreement(report, recipe, base, usable)
-    check_values(report, sources.distinct, deep)
+    check_values(report, sources.distinct, deep, recipe.dtype)
     check_distinct(report, recipe, sources.experts)
+    check_task_vectors(report, recipe, sources)
     check_adapters(report, recipe, sources)
     if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
         check_format(report, recipe, base)
         check_gates(report, recipe, base)
     check_centroids(report, recipe)
     if report.ok:
-        check_opening(report, recipe, sources)
+        check_opening(report, recipe, sources, thorough)
     if out is not None:
         check_output_path(report, Path(out), sources)
         if report.ok:
@@ -128,13 +141,20 @@ def open_sources(report: Report, recipe: Recipe) -> OpenedSources:
     return sources
 
 
-def check_opening(report: Report, recipe: Recipe, sources: OpenedSources):
-    """Checks that transformers can open models with the configurations of the sources and of the mixture."""
+def check_opening(report: Report, recipe: Recipe, sources: OpenedSources, thorough: bool):
+    """Checks that transformers can open models with the configurations of the sources and of the mixture.
+
+    Unless `thorough`, configurations that `is_plain` recognises are not tried.
+    """
     base, configs = sources.base, {source.name: source.config for source in sources.distinct}
     centroids = read_centroids(recipe)
     rows = max(source.config["vocab_size"] for source in [base, *sources.experts])
     size = None if centroids is None else centroids.shape[1]
     configs["output"] = mixture_config(recipe, base, rows, output_format(recipe, base), size)
+    if not thorough:
+        configs = {name: config for name, config in configs.items() if not is_plain(config)}
+    if not configs:
+        return
     for name, error in zip(configs, find_opening_errors(list(configs.values())), strict=True):
         if error:
             message = (
@@ -156,20 +176,39 @@ def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources
             check_tokenizer(report, with_tokenizer, source)
 
 
-def check_values(report: Report, sources: list[Source], deep: bool):
-    """Looks for NaN and infinity: in samples of every tensor, or in all elements."""
+def check_values(report: Report, sources: list[Source], deep: bool, dtype: str | None = None):
+    """Looks for NaN and infinity, and for values that exceed the range of the output's dtype.
+
+    Looks at samples of every tensor, or at all elements if `deep`.
+    """
     bad_by_file: dict[Path, list[str]] = {}
     for source in sources:
         for file in source.files:
             if file in bad_by_file:
                 continue
             entries = source.tensors_of(file)
-            bad_by_file[file] = list(hash_and_scan(file, entries).nonfinite) if deep else sample_nonfinite(entries)
+            bad_by_file[file] = list(scan_file(file, entries).nonfinite) if deep else sample_nonfinite(entries)
         bad = [name for file in source.files for name in bad_by_file[file]]
+        over = None if bad else find_overflow(source, dtype, deep)
         if bad:
             report.add("error", "values", source.name, describe_nonfinite(bad))
+        elif over:
+            report.add("error", "values", source.name, over)
         else:
             report.add("ok", "values", source.name, "all finite" if deep else "finite in all samples")
+
+
+def find_overflow(source: Source, dtype: str | None, deep: bool) -> str | None:
+    """The message for the first tensor with values that the output's dtype cannot represent, if there is one."""
+    for file in source.files:
+        for entry in source.tensors_of(file):
+            out = FLOATS[dtype] if dtype else entry.dtype
+            if entry.dtype not in EXPONENTS or RANGES[out] >= RANGES[entry.dtype]:
+                continue
+            blocks = read_blocks(entry, PIECE) if deep else sample_blocks(entry)
+            if any(has_nonfinite(convert(raw, entry.dtype, out), out) for raw in blocks):
+                return overflow_message(entry.name, out)
+    return None
 
 
 def describe_nonfinite(names: list[str]) -> str:
@@ -204,6 +243,16 @@ def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
         other = names.setdefault(key, source.name)
         if other != source.name:
             message = f"has the same routed weights as {other} (in all samples): routing between them has no effect."
+            report.add("warning", "experts", source.name, message)
+
+
+def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
+    """Warns about an expert that is the base itself if differences from the base are merged."""
+    if recipe.average not in TASK_METHODS or sources.base is None:
+        return
+    for source in sources.experts:
+        if source.checkpoint is sources.base.checkpoint and source.adapter is None:
+            message = f"is the base model: its task vector is zero, which weakens the others with {recipe.average}."
             report.add("warning", "experts", source.name, message)
 
 
@@ -248,7 +297,7 @@ def check_left_out(report: Report, recipe: Recipe, expert: Source):
 
 def check_gates(report: Report, recipe: Recipe, base: Source):
     """Checks that prompts and samples for gates can be read and tokenized for the base."""
-    if recipe.gate_mode not in ("hidden", "cheap_embed", "centroid"):
+    if recipe.gate_mode not in (*WITH_PROMPTS, "centroid"):
         return
     texts = []
     for expert in recipe.experts:
@@ -260,6 +309,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source):
             report.add("error", "gates", expert.name, f"its samples cannot be read ({short_reason(error)}).")
     if any(finding.check in ("gates", "tokenizer") for finding in report.errors):
         return
+    warn_of_equal_texts(report, recipe)
     try:
         tokens = tokenize(base, texts)
     except MergeError as error:
@@ -275,6 +325,17 @@ def check_gates(report: Report, recipe: Recipe, base: Source):
         report.add("error", "gates", base.name, message)
     else:
         report.add("ok", "gates", base.name, f"{len(texts)} texts with {sum(map(len, tokens)):,} tokens")
+
+
+def warn_of_equal_texts(report: Report, recipe: Recipe):
+    """Warns about experts whose gates are computed from the same texts."""
+    known: dict[str, str] = {}
+    for expert in recipe.experts:
+        positive, negative = prompts_for(recipe, expert)
+        other = known.setdefault(repr((sorted(positive), sorted(negative))), expert.name)
+        if other != expert.name:
+            message = f"has the same texts as {other}: their gates are equal, and routing between them is arbitrary."
+            report.add("warning", "gates", expert.name, message)
 
 
 def check_centroids(report: Report, recipe: Recipe):

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Source
-from .errors import MergeError
-from .tensor_files import ScanResult
+from .errors import MergeError, escape
+from .source_scan import ScanResult
 
 RECORD = "merge_record.json"
+MAX_LICENCES, LONGEST_LICENCE = 10, 200
 RECORD_KEYS = ("made_by", "family", "format", "recipe", "base", "experts", "gates")
 
 
@@ -23,14 +24,14 @@ def package_version() -> str:
 
 
 def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, Any]:
-    """The path or Hub id of a source, its licence, and the SHA-256 of every file that was read."""
+    """The path or Hub id of a source, its licence, and the size and hashes of every file that was read."""
     record: dict[str, Any] = {"name": source.name, "source": source.origin}
     if source.adapter:
         record["adapter_over"] = str(source.checkpoint.folder)
     license = read_license(source.folder) or read_license(source.checkpoint.folder)
     if license:
         record["license"] = license
-    record["files"] = [{"name": f.name, "bytes": scans[f].nbytes, "sha256": scans[f].sha256} for f in source.files]
+    record["files"] = [scans[file].record for file in source.files]
     return record
 
 
@@ -48,7 +49,9 @@ def read_license(folder: Path) -> str | None:
         metadata = readme.read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
         line = re.search(r"^license:(.*)$", metadata, re.MULTILINE) if metadata.startswith("---") else None
         license = line and line[1].strip().strip("\"'")
-    return ", ".join(map(str, license)) if isinstance(license, list) else str(license or "") or None
+    parts = license if isinstance(license, list) else [license]
+    text = ", ".join(escape(part) for part in parts[:MAX_LICENCES] if isinstance(part, str))  # not lists of aliases
+    return text[:LONGEST_LICENCE] or None
 
 
 def read_record(folder: Path) -> dict[str, Any]:

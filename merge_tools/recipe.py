@@ -11,30 +11,22 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason
+from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason, short_repr
 from .families import MIXTURES
+from .recipe_keys import MERGEKIT_AVERAGES, MERGEKIT_ONLY, find_key_errors
+from .task_vectors import DEFAULT_DENSITY, TASK_METHODS
 
 LARGEST_RECIPE = 300_000  # bytes
 LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
-GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "centroid", "none")
+ATTENTION_LINEARS, MLP_LINEARS = LINEARS[:4], LINEARS[4:]
+GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "router_input", "centroid", "none")
+WITH_PROMPTS = ("hidden", "cheap_embed", "router_input")
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
-AVERAGES = ("mean", "base")
+AVERAGES = ("mean", "base", *TASK_METHODS)
+ATTENTION = ("shared", "routed")
 FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
-# Keys and values of mergekit-moe without a counterpart -> what to do instead.
-MERGEKIT_ONLY = {
-    "noise_scale": "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
-    "residual_scale": "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
-    "shared_experts": "Remove it: every expert is routed.",
-    "architecture": f"Use format: {', '.join(MIXTURES)}, or leave it out.",
-}
-MERGEKIT_GATES = {
-    "uniform_random": "Use random, N(0, 0.02), or zeros.",
-    "hidden_avg": "Use hidden, the mean over the tokens of the routers' inputs.",
-    "hidden_last": "Use hidden, the mean over the tokens of the routers' inputs.",
-}
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
     "tokenizer": "experts with different tokenizers; the base model's is written",
@@ -63,30 +55,37 @@ class Recipe:
             of the folder), `positive_prompts`, `negative_prompts`, `samples`, `weight`.
         base_model: the model that provides the configuration, the tokenizer, the hidden states for gates and, with
             `average: base`, all weights that are not routed. Default: the first expert.
-        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's. Default:
-            "base" for a recipe as mergekit-moe reads them, i.e. with `base_model` and with prompts for every expert, and
-            routing whole MLPs per token; otherwise "mean".
+        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's; "ties",
+            "dare" and "dare_ties" merge the experts' differences from the base, see `task_vectors`. Default:
+            "base" for a recipe as mergekit-moe reads them, i.e. with `base_model`, with prompts for every expert or
+            `gate_mode: random`, and routing whole MLPs per token; otherwise "mean".
+        density: share of the elements of each task vector that "ties", "dare" and "dare_ties" keep, above 0 and at most
+            1; default 0.5.
+        attention: "routed" also routes q_proj, k_proj, v_proj and o_proj, each with its own gate, as if `router_layers` had
+            them; "shared" (default) does not.
         router_layers: "mlp" (default) routes whole MLPs; a list of linear layers routes each of them by its own gate.
         router_layers_index: indices of the layers that are routed; default: all.
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
-        gate_mode: "random", "zeros", "hidden", "cheap_embed" or "centroid". Default: "hidden" for a recipe as
-            mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
+        gate_mode: "random", "zeros", "hidden", "cheap_embed", "router_input" or "centroid". Default: "hidden" for a recipe
+            as mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
             gate; otherwise "random".
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
         dtype: dtype of the output; default: the base model's.
         format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
             package: "mixtral", "qwen2_moe", "qwen3_moe" or "flex_olmo". "auto" is that class if it can represent the mixture.
-        weights: one weight per expert for the mean; normalised to sum to 1.
+        weights: one weight per expert for the mean, or for the mean of task vectors; normalised to sum to 1.
         centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
             the mixture for `assign_domains`.
         embedder: name of the sentence embedder that the centroids were computed with.
         allow: differences between the experts to accept: "vocab", "tokenizer", "rope".
-        seed: seed of random gates and of the rows drawn from `samples`.
+        seed: seed of random gates, of the rows drawn from `samples`, and of the elements that "dare" drops.
     """
 
     experts: list[ExpertRecipe]
     base_model: str | None = None
     average: str | None = None
+    density: float | None = None
+    attention: str | None = None
     router_layers: list[str] = field(default_factory=lambda: ["mlp"])
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
@@ -156,7 +155,7 @@ PATH = ("a path", is_text)
 PATH_OR_ID = ("a path or a Hub id", is_text)
 TEXTS = ("a string or a list of strings, none of them empty", list_of(is_text))
 CHOICES = {
-    "gate_mode": GATE_MODES, "routing_policy": POLICIES, "average": AVERAGES, "format": FORMATS, "dtype": DTYPES,
+    "gate_mode": GATE_MODES, "routing_policy": POLICIES, "average": AVERAGES, "attention": ATTENTION, "format": FORMATS, "dtype": DTYPES,
     "allow": tuple(ALLOWANCES), "router_layers": ("mlp", *LINEARS),
 }  # fmt: skip
 # Key -> (what it must be, validator).
@@ -168,6 +167,7 @@ VALIDATORS = {
         lambda value: bool(value) and list_of(is_count)(value) and len(set(value)) == len(value),
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
+    "density": ("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1),
     "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
     "centroids": PATH,
     "embedder": ("a name", is_text),
@@ -196,7 +196,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         changes: keys to replace; `allow` is added to the recipe's.
 
     Raises:
-        MergeError: for an unknown key (with the closest known one), a missing key, or an invalid value.
+        MergeError: for unknown keys (all of them, each with the closest known one), a missing key, or an invalid value.
     """
     if isinstance(source, Recipe):
         source = source.to_dict()
@@ -205,7 +205,10 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         if not is_text(source):
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
         folder, source = Path(source).parent, read_yaml(Path(source))
-    options, changes = validate_keys(source, Recipe, "the recipe"), validate_keys(changes, Recipe, "the recipe")
+    known = [{f.name for f in fields(cls)} for cls in (Recipe, ExpertRecipe)]
+    if problems := [*find_key_errors(source, *known), *find_key_errors(changes, *known)]:
+        raise MergeError("\n".join(problems))
+    options, changes = validate_keys(source, "the recipe"), validate_keys(changes, "the recipe")
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
     options |= {**changes, "allow": list(dict.fromkeys(allowed))}
     if not isinstance(options.get("experts"), list) or not options["experts"]:
@@ -222,9 +225,18 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         for expert, weight in zip(recipe.experts, recipe.weights, strict=True):
             expert.weight = weight
         recipe.weights = None
-    like_mergekit = bool(recipe.base_model) and recipe.is_stock and all(e.positive_prompts for e in recipe.experts)
+    if recipe.attention == "routed":
+        recipe.router_layers = [
+            *(name for name in ATTENTION_LINEARS if name not in recipe.router_layers),
+            *recipe.router_layers,
+        ]
+    recipe.attention = None  # router_layers has it now
+    complete = all(expert.positive_prompts for expert in recipe.experts) or recipe.gate_mode == "random"
+    like_mergekit = bool(recipe.base_model) and recipe.is_stock and complete
     if recipe.average is None:
         recipe.average = "base" if like_mergekit else "mean"
+    if recipe.density is None and recipe.average in TASK_METHODS:
+        recipe.density = DEFAULT_DENSITY
     if recipe.gate_mode is None:
         default = "hidden" if like_mergekit else "random"
         recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
@@ -290,16 +302,11 @@ def count_nodes(node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
-    """The keys that have a value, each known and valid; paths as strings, single strings as lists."""
-    known = {f.name for f in fields(cls)}
+def validate_keys(options: dict, where: str) -> dict[str, Any]:
+    """The keys that have a value, each of them valid; paths as strings, single strings as lists."""
     valid = {}
     for name, value in options.items():
-        if name in MERGEKIT_ONLY and value is not None:
-            raise MergeError(f"{name} in {where} is a key of mergekit-moe that is not supported. {MERGEKIT_ONLY[name]}")
-        if name not in known and name not in MERGEKIT_ONLY:
-            raise MergeError(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
-        if value is None:  # a key without a value is ignored; mergekit's too
+        if name in MERGEKIT_ONLY or value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
             value = [value]
@@ -309,21 +316,12 @@ def validate_keys(options: dict, cls: type, where: str) -> dict[str, Any]:
         if not is_valid(value):
             raise MergeError(f"{name} in {where} must be {expected}, got {short_repr(value)}.")
         for item in value if name in LIST_OR_STRING else [value]:
-            if name == "gate_mode" and isinstance(item, str) and item in MERGEKIT_GATES:
-                raise MergeError(f"gate_mode: {item} of mergekit-moe is not supported. {MERGEKIT_GATES[item]}")
+            if name == "average" and isinstance(item, str) and item in MERGEKIT_AVERAGES:
+                item = value = MERGEKIT_AVERAGES[item]
             if name in CHOICES and item not in CHOICES[name]:
                 raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return valid
-
-
-def short_repr(value) -> str:
-    """`repr` of at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
-        return f"a {type(value).__name__} with too many digits"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_expert(options) -> ExpertRecipe:
@@ -333,20 +331,26 @@ def read_expert(options) -> ExpertRecipe:
     if not isinstance(options, dict):
         raise MergeError(f"An expert must be a path or a mapping with source_model, got {short_repr(options)}.")
     name = short_repr(options.get("name") or options.get("source_model"))
-    options = validate_keys(options, ExpertRecipe, f"the expert {name}")
+    options = validate_keys(options, f"the expert {name}")
     if "source_model" not in options:
         raise MergeError("An expert has no source_model. Give the folder or the Hub id of its checkpoint.")
     return ExpertRecipe(**options)
 
 
 def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
-    """Names experts without a name after their folder."""
+    """Names experts without a name after their folder; those of one folder, as for upcycling, are numbered."""
     seen: dict[str, ExpertRecipe] = {}
+    unnamed = [expert.source_model for expert in experts if not expert.name]
+    copies: Counter[str] = Counter()
     for expert in experts:
+        number = unnamed.count(expert.source_model) > 1 and not expert.name
         path = Path(expert.source_model)
         expert.name = expert.name or (path if path.name not in ("", "..") else path.resolve()).name or str(path)
         if not is_name(expert.name):
             raise MergeError(f"The folder {expert.name!r} is not usable as a name. Set the key name of this expert.")
+        if number:
+            copies[expert.source_model] += 1
+            expert.name += f"-{copies[expert.source_model]}"
         other = seen.setdefault(expert.name, expert)
         if other is not expert:
             raise MergeError(
@@ -369,22 +373,30 @@ def validate(recipe: Recipe):
         raise MergeError("router_layers: mlp already includes gate_proj, up_proj and down_proj. Remove it or them.")
     if recipe.average == "base" and recipe.base_model is None:
         raise MergeError("average: base needs base_model, which provides the weights that are not routed.")
+    if recipe.average in TASK_METHODS and recipe.base_model is None:
+        raise MergeError(
+            f"average: {recipe.average} needs base_model: it merges the experts' differences from the base."
+        )
+    if recipe.density is not None and recipe.average not in TASK_METHODS:
+        raise MergeError(
+            f"density is for average: {', '.join(TASK_METHODS)}, but average is {recipe.average}. Remove it, or change average."
+        )
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
     if recipe.format not in ("auto", "lexicon") and not recipe.is_stock:
         raise MergeError(
             f"format: {recipe.format} supports only whole MLPs in all layers, routed per token. Remove router_layers, "
-            "router_layers_index and routing_policy, or use format: lexicon."
+            "router_layers_index, attention and routing_policy, or use format: lexicon."
         )
     if sum(expert.weight for expert in recipe.experts) <= 0:
         raise MergeError("weights are 0 for all experts. Give at least one expert a positive weight.")
-    if recipe.gate_mode == "cheap_embed" and {"o_proj", "down_proj"} & set(recipe.router_layers):
+    if recipe.gate_mode in ("hidden", "cheap_embed") and {"o_proj", "down_proj"} & set(recipe.router_layers):
         raise MergeError(
-            "gate_mode: cheap_embed does not support o_proj and down_proj, whose inputs are not hidden states. "
-            "Use gate_mode: hidden."
+            f"gate_mode: {recipe.gate_mode} does not support o_proj and down_proj, whose inputs are not hidden states. "
+            "Use gate_mode: router_input."
         )
     for expert in recipe.experts:
-        if recipe.gate_mode in ("hidden", "cheap_embed") and not expert.positive_prompts:
+        if recipe.gate_mode in WITH_PROMPTS and not expert.positive_prompts:
             raise MergeError(
                 f"gate_mode: {recipe.gate_mode} needs positive_prompts for every expert; {expert.name!r} has none. "
                 "Add some, or use gate_mode: random."

@@ -48,7 +48,9 @@ def repair(folder: str | Path, out: str | Path, *, progress: Progress | None = N
         else:
             stored = GATE.sub(rf"\1.{mixture.block}.gate.weight", name)
             tensors.append(copy_tensor(stored, name, entry.dtype, source))
-    files = carried_files(source.folder) | {"config.json": to_json_bytes(source.config)}
+    files = carried_files(source.folder) | {
+        "config.json": to_json_bytes({**dict.fromkeys(mixture.counts, mixture.count(source.config)), **source.config})
+    }
     return write_edited(tensors, [source], Path(out), progress, lambda scans: files)
 
 
@@ -58,7 +60,7 @@ def split_experts(source: Source, name: str, prefix: str, mixture: MixtureClass)
     linears = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
     d, inner = config["hidden_size"], config.get(mixture.sizes[-1])
     shape = (inner, d) if len(linears) == 2 else (d, inner)
-    expected = (config.get(mixture.count), len(linears) * shape[0] if shape[0] else None, shape[1])
+    expected = (mixture.count(config), len(linears) * shape[0] if shape[0] else None, shape[1])
     if entry.shape != expected:
         raise MergeError(f"{name!r} has shape {list(entry.shape)}, but config.json requires {list(expected)}.")
     size, tensors = shape[0] * shape[1], []

@@ -6,26 +6,29 @@ are synced to disk. At the end everything is synced and the folder is renamed, w
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from .errors import MergeError, expand_user, format_size
-from .plan import OutputTensor
+from .journal import Journal, ResumableError, Shard, assign_shards, fingerprint, stat_key
+from .plan import OutputTensor, overflow_message
+from .source_scan import ScanResult, SourceScan, sha256_of
 from .staging import find_staging_problem, partial_folder
 from .tensor_files import (
-    ScanResult,
+    DTYPE_BYTES,
+    PIECE,
     TensorEntry,
     copy_range,
     has_nonfinite,
-    hash_and_scan,
-    pack_header,
+    observed,
     pwrite_all,
     read_blocks,
     read_header,
@@ -37,6 +40,8 @@ except ImportError:  # no file locks on this system; two runs into one folder ar
     fcntl = None  # type: ignore[assignment]
 
 SHARD_BYTES = 5_000_000_000
+PART_BYTES = 32 << 20  # after which the journal notes the progress within a tensor
+WORKERS = 2
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -50,127 +55,34 @@ class Progress:
         """`count` more bytes were processed. Called from several threads."""
 
 
-def write_checkpoint(out: Path, tensors, sources, make_files, progress=None, resume=False, shard_bytes=SHARD_BYTES):
+@dataclass(frozen=True)
+class Look:
+    """How a merge looks at its sources: whether it hashes them and scans them for NaN, and computes their SHA-256 too."""
+
+    scan: bool = True
+    sha256: bool = False
+
+
+def write_checkpoint(
+    out: Path,
+    tensors,
+    sources,
+    make_files,
+    progress=None,
+    resume=False,
+    shard_bytes=SHARD_BYTES,
+    look: Look | None = None,
+):
     """Writes tensors, and the files that `make_files` builds from the scans of the sources' files."""
     progress, shards = progress or Progress(), assign_shards(tensors, shard_bytes)
     files = {file: read_header(file) for source in sources for file in source.files}
     with staging_folder(out, resume) as folder:
-        scans = Writer(folder, shards, files, resume, progress).run()
+        scans = Writer(folder, shards, files, resume, progress, look or Look()).run()
         metadata = make_files(scans)
         with opened(folder / "journal.jsonl", os.O_WRONLY | os.O_APPEND | NOFOLLOW) as journal:
             entry = {"files": [*metadata, "model.safetensors.index.json"]}
             pwrite_all(journal, (json.dumps(entry) + "\n").encode(), os.fstat(journal).st_size)
         commit_output(folder, out, shards, metadata, progress)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A file to write: its tensors in order, its header, and the offset of each tensor."""
-
-    name: str
-    tensors: tuple[OutputTensor, ...]
-    header: bytes
-    starts: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
-
-
-def assign_shards(tensors: list[OutputTensor], limit: int) -> list[Shard]:
-    """Assigns tensors in order to files of at most `limit` bytes; a larger tensor gets a file of its own."""
-    groups: list[list[OutputTensor]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        filled += tensor.nbytes
-        if groups[-1] and filled > limit:
-            groups.append([])
-            filled = tensor.nbytes
-        groups[-1].append(tensor)
-    shards = []
-    for index, group in enumerate(groups, 1):
-        name = "model.safetensors" if len(groups) == 1 else f"model-{index:05d}-of-{len(groups):05d}.safetensors"
-        header, starts = pack_header([(t.name, t.dtype, t.shape) for t in group])
-        shards.append(Shard(name, tuple(group), header, tuple(starts)))
-    return shards
-
-
-def fingerprint(shards: list[Shard], files: dict[Path, list[TensorEntry]]) -> str:
-    """A hash of everything that determines the output. A run with the same fingerprint can be resumed."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(repr((str(file.resolve()), stat_key(file))).encode())
-    for shard in shards:
-        digest.update(shard.header)
-        for tensor in shard.tensors:
-            for part in tensor.slices:
-                locations = [(s.origin, tensor.tensor, str(s.entry(tensor.tensor).file)) for s in part.sources]
-                digest.update(repr((locations, part.weights, part.start, part.stop)).encode())
-            if tensor.values is not None:
-                digest.update(tensor.values.tobytes())
-    return digest.hexdigest()
-
-
-class Journal:
-    """One line per completed step, stored in the staging folder. After a system crash only synced shards count."""
-
-    def __init__(self, path: Path, plan: str, resume: bool, shards: list[Shard]):
-        self.written: set[str] = set()
-        self.synced: set[str] = set()
-        self.audits: dict[str, dict] = {}
-        self._lock = threading.Lock()
-        boot, names = boot_id(), [shard.name for shard in shards]
-        if resume and path.is_file():
-            self._read(path, plan, boot)
-            for shard in shards:
-                file = path.with_name(shard.name)
-                if not file.is_file() or file.stat().st_size != shard.nbytes:  # deleted or lost
-                    self.synced.discard(shard.name)
-                    self.written.difference_update(tensor.name for tensor in shard.tensors)
-        lines = [{"plan": plan, "boot": boot}, {"files": names}]
-        lines += [{"written": n} for n in sorted(self.written)] + [{"synced": n} for n in sorted(self.synced)]
-        lines += [{"audit": record} for record in self.audits.values()]
-        new = path.with_suffix(".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        os.replace(new, path)  # atomic
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-
-    def _read(self, path: Path, plan: str, boot: str):
-        lines = []
-        for line in path.read_text(errors="replace", encoding="utf-8").splitlines():
-            try:
-                lines.append(dict(json.loads(line)))
-            except (ValueError, TypeError):  # truncated by the interruption
-                break
-        if lines[0]["plan"] != plan:
-            raise ResumableError(
-                f"Cannot resume the run in {path.parent}: it has another recipe or other sources. Start again without "
-                "--resume."
-            )
-        if lines[0].get("boot") == boot:  # after a reboot, pages that were not synced are lost
-            self.written |= {line["written"] for line in lines if "written" in line}
-        self.synced |= {line["synced"] for line in lines if "synced" in line}
-        self.audits = {line["audit"]["file"]: line["audit"] for line in lines if "audit" in line}
-
-    def add(self, **line):
-        """Appends a line."""
-        with self._lock:
-            os.write(self._file, (json.dumps(line) + "\n").encode())
-
-    def close(self):
-        """Closes the file."""
-        os.close(self._file)
-
-
-def boot_id() -> str:
-    """An id that changes when the system restarts; empty if unknown."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
-
-
-class ResumableError(MergeError):
-    """An error that leaves the staging folder unchanged."""
 
 
 @contextlib.contextmanager
@@ -221,14 +133,61 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-class Writer:
-    """Writes the shards of a plan, while two threads hash the sources and scan them for NaN and infinity."""
+class ShardFile:
+    """A shard that is being written by several threads: opened by the first, closed and synced after the last tensor."""
 
-    def __init__(self, folder: Path, shards: list[Shard], files: dict[Path, list[TensorEntry]], resume: bool, progress):
-        self.folder, self.shards, self.files, self.progress = folder, shards, files, progress
+    def __init__(self, folder: Path, shard: Shard, left: int):
+        self.path, self.shard, self.left = folder / shard.name, shard, left
+        self.handle: int | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> int:
+        """The file descriptor; the header is written and the disk space allocated when it is opened."""
+        with self._lock:
+            if self.handle is None:
+                self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o644)
+                if os.fstat(self.handle).st_size != self.shard.nbytes:
+                    os.truncate(self.handle, 0)
+                    preallocate(self.handle, self.shard.nbytes)
+                pwrite_all(self.handle, self.shard.header, 0)
+            return self.handle
+
+    def tensor_done(self) -> bool:
+        """Counts a tensor; whether it was the last one."""
+        with self._lock:
+            self.left -= 1
+            return self.left == 0
+
+    def start_writeback(self, offset: int, count: int):
+        """Lets the kernel start to write a range to disk, so that little is left for the final sync."""
+        if hasattr(os, "posix_fadvise") and self.handle is not None:
+            os.posix_fadvise(self.handle, offset, count, os.POSIX_FADV_DONTNEED)
+
+    def close(self):
+        """Closes the file if it is open."""
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
+
+
+class Writer:
+    """Writes the shards of a plan with two threads, which hash and scan the sources as they read them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: list[Shard],
+        files: dict[Path, list[TensorEntry]],
+        resume: bool,
+        progress,
+        look: Look,
+    ):
+        self.folder, self.shards, self.files, self.progress, self.look = folder, shards, files, progress, look
         self.stat_keys = {file: stat_key(file) for file in files}
         self.journal = Journal(folder / "journal.jsonl", fingerprint(shards, files), resume, shards)
-        self.stop = threading.Event()
+        self.stop, self._lock = threading.Event(), threading.RLock()
+        self.shard_files: list[ShardFile] = []
+        self.scan = SourceScan(files if look.scan else {}, self._tick("read"), self._note_group)
 
     def run(self) -> dict[Path, ScanResult]:
         """Writes all shards. Returns the scan result of each source file.
@@ -238,103 +197,152 @@ class Writer:
             OSError: if reading or writing fails.
         """
         try:
-            self.progress.start("read", sum(file.stat().st_size for file in self.files))
+            sizes = sum(file.stat().st_size for file in self.files)
+            self.progress.start("read", sizes * (self.look.scan + self.look.sha256))
             self.progress.start("write", sum(shard.nbytes for shard in self.shards))
-            with ThreadPoolExecutor(2) as readers, ThreadPoolExecutor(1) as syncer:
-                return self._run(readers, syncer)
+            with ThreadPoolExecutor(WORKERS) as workers, ThreadPoolExecutor(1) as syncer:
+                return self._run(workers, syncer)
         finally:
+            for file in self.shard_files:
+                file.close()
             self.journal.close()  # after the threads, which write to it
 
-    def _run(self, readers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, ScanResult]:
-        scans = {}
+    def _run(self, workers: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> dict[Path, ScanResult]:
+        syncs: list[Future] = []
         try:
-            # largest first, so both readers end at about the same time
-            order = sorted(self.files, key=lambda file: -file.stat().st_size)
-            scans = {file: readers.submit(self._scan, file) for file in order}
-            syncs = []
-            for shard in self.shards:
-                if shard.name in self.journal.synced:
-                    self.progress.advance("write", shard.nbytes)
-                    continue
-                self._write(shard)
-                syncs.append(syncer.submit(self._sync, shard))
-            for sync in syncs:
-                sync.result()
-            results = {file: scans[file].result() for file in self.files}
+            for file, name, group, digests in self.journal.seen:
+                self.scan.recall(Path(file), name, group, bytes.fromhex(digests))
+            jobs = self._start_writing(workers, syncer, syncs)
+            hashes = {file: workers.submit(self._sha256, file) for file in self.files if self.look.sha256}
+            used = {(e.file, e.name) for shard in self.shards for tensor in shard.tensors for e in tensor.entries()}
+            unused = [scan.entry for key, scan in self.scan.tensors.items() if key not in used]
+            finish([*jobs, *(workers.submit(self._read_rest, entry) for entry in unused)])
+            rest = [scan.entry for scan in self.scan.tensors.values() if not scan.complete]
+            finish([*(workers.submit(self._read_rest, entry) for entry in rest), *hashes.values()])
+            finish(syncs)
+            results = {file: self._result(file, hashes) for file in self.files}
             if changed := [file for file, before in self.stat_keys.items() if stat_key(file) != before]:
                 raise MergeError(f"{changed[0]} was modified during the merge. Start again when nothing writes to it.")
             return results
-        except BaseException as error:
+        except BaseException:
             self.stop.set()
             syncer.shutdown(wait=False, cancel_futures=True)
-            readers.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, WorkerStoppedError):
-                for future in scans.values():
-                    fault = None if future.cancelled() else future.exception()
-                    if fault and not isinstance(fault, WorkerStoppedError):
-                        raise fault from None
+            workers.shutdown(wait=True, cancel_futures=True)
             raise
+
+    def _start_writing(
+        self, workers: ThreadPoolExecutor, syncer: ThreadPoolExecutor, syncs: list[Future]
+    ) -> list[Future]:
+        jobs = []
+        for shard in self.shards:
+            if shard.name in self.journal.synced:
+                self.progress.advance("write", shard.nbytes)
+                continue
+            file = ShardFile(self.folder, shard, len(shard.tensors))
+            self.shard_files.append(file)
+            for tensor, start in zip(shard.tensors, shard.starts, strict=True):
+                jobs.append(workers.submit(self._write, file, tensor, start, syncer, syncs))
+        return jobs
+
+    def _result(self, file: Path, hashes: dict[Path, Future]) -> ScanResult:
+        sha256 = hashes[file].result() if file in hashes else None
+        if not self.look.scan:
+            return ScanResult(file, file.stat().st_size, sha256=sha256)
+        return self.scan.result(file, sha256)
 
     def _tick(self, phase: str):
         def advance(count: int):
             if self.stop.is_set():
                 raise WorkerStoppedError
-            self.progress.advance(phase, count)
+            with self._lock:
+                self.progress.advance(phase, count)
 
         return advance
 
-    def _scan(self, file: Path) -> ScanResult:
-        size, modified = stat_key(file)
-        recorded = self.journal.audits.get(str(file))
-        if recorded and (recorded["nbytes"], recorded["mtime_ns"]) == (size, modified):
-            self.progress.advance("read", size)
-            return ScanResult(file, recorded["sha256"], size, ())
-        try:
-            scan = hash_and_scan(file, self.files[file], self._tick("read"))
-            if scan.nonfinite:
-                raise NotFiniteError(file, scan.nonfinite)
-        except BaseException:
-            self.stop.set()
-            raise
-        self.journal.add(audit={"file": str(file), "sha256": scan.sha256, "nbytes": scan.nbytes, "mtime_ns": modified})
-        return scan
+    def _note_group(self, entry: TensorEntry, number: int, digests: bytes):
+        self.journal.add(seen=[str(entry.file), entry.name, number, digests.hex()])
 
-    def _write(self, shard: Shard):
-        tick = self._tick("write")
-        with opened(self.folder / shard.name, os.O_RDWR | os.O_CREAT | NOFOLLOW) as target:
-            if os.fstat(target).st_size != shard.nbytes:
-                os.truncate(target, 0)
-                preallocate(target, shard.nbytes)
-            pwrite_all(target, shard.header, 0)
-            tick(len(shard.header))
-            for tensor, start in zip(shard.tensors, shard.starts, strict=True):
-                if tensor.name in self.journal.written:
-                    tick(tensor.nbytes)
-                    continue
-                self._write_tensor(tensor, target, start, tick)
-                self.journal.add(written=tensor.name)
+    def _check_finite(self, entries):
+        for entry in entries:
+            scan = self.scan.tensors.get((entry.file, entry.name))
+            if scan is not None and scan.nonfinite:
+                raise NotFiniteError(entry.file, (entry.name,))
 
-    def _write_tensor(self, tensor: OutputTensor, target: int, start: int, tick):
-        entry = tensor.copy_source
-        if entry is not None:
-            with opened(entry.file) as source:
-                try:
-                    copy_range(source, entry.start, entry.nbytes, target, start, tick)
-                except EOFError:
-                    message = f"{entry.file} was truncated while it was copied. Restore it and start again."
-                    raise MergeError(message) from None
+    def _read_rest(self, entry: TensorEntry):
+        self.scan.read_rest(entry)
+        self._check_finite([entry])
+
+    def _sha256(self, file: Path) -> str:
+        return sha256_of(file, self._tick("read"))
+
+    def _write(
+        self, file: ShardFile, tensor: OutputTensor, start: int, syncer: ThreadPoolExecutor, syncs: list[Future]
+    ):
+        tick, width, done = self._tick("write"), DTYPE_BYTES[tensor.dtype], self.journal.written.get(tensor.name, 0)
+        target, saved = file.open(), done
+        if done:
+            tick(done * width)
+        with observed(self.scan.see):
+            for count in self._write_blocks(tensor, target, start, done) if done < tensor.elements else ():
+                done += count
+                tick(count * width)
+                if (done - saved) * width >= PART_BYTES or done == tensor.elements:
+                    self._check_finite(tensor.entries())
+                    self.journal.add(written=tensor.name, elements=done)
+                    syncer.submit(file.start_writeback, start + saved * width, (done - saved) * width)
+                    saved = done
+        if file.tensor_done():
+            tick(len(file.shard.header))
+            syncs.append(syncer.submit(self._sync, file))
+
+    def _write_blocks(self, tensor: OutputTensor, target: int, start: int, done: int) -> Iterator[int]:
+        """Writes the elements of a tensor from `done` on; yields the number of elements of each block."""
+        entry, width = tensor.copy_source, DTYPE_BYTES[tensor.dtype]
+        if entry is not None and not self.look.scan:
+            yield from copy_elements(entry, target, start, done)
             return
-        for block in tensor.blocks():
-            if tensor.dtype == "F16" and has_nonfinite(block, "F16"):
+        buffer = np.empty(PIECE, f"<u{width}") if entry is not None else None
+        blocks = read_blocks(entry, PIECE, done, buffer=buffer) if entry is not None else tensor.blocks(done)
+        for block in blocks:
+            if entry is None and has_nonfinite(block, tensor.dtype):
                 raise overflow_error(tensor)
-            start += pwrite_all(target, block, start)
-            tick(block.nbytes)
+            pwrite_all(target, block, start + done * width)
+            done += len(block)
+            yield len(block)
 
-    def _sync(self, shard: Shard):
-        self.progress.start("sync", shard.nbytes)
-        sync_to_disk(self.folder / shard.name)
-        self.journal.add(synced=shard.name)
-        self.progress.advance("sync", shard.nbytes)
+    def _sync(self, file: ShardFile):
+        with self._lock:
+            self.progress.start("sync", file.shard.nbytes)
+        assert file.handle is not None  # until `close`
+        os.fsync(file.handle)
+        file.close()
+        self.journal.add(synced=file.shard.name)
+        self._tick("sync")(file.shard.nbytes)
+
+
+def finish(jobs: list[Future]):
+    """Waits for jobs; raises the first error that is not a consequence of another."""
+    wait(jobs, return_when=FIRST_EXCEPTION)
+    ended = [job.exception() for job in jobs if job.done() and not job.cancelled()]
+    errors = [error for error in ended if error is not None]
+    errors.sort(key=lambda error: isinstance(error, WorkerStoppedError))
+    if errors:
+        raise errors[0]
+
+
+def copy_elements(entry: TensorEntry, target: int, start: int, done: int) -> Iterator[int]:
+    """Copies the elements of a tensor from `done` on inside the kernel; yields the number of elements of each part."""
+    width = DTYPE_BYTES[entry.dtype]
+    step = PART_BYTES // width
+    with opened(entry.file) as source:
+        for first in range(done, entry.elements, step):
+            count = min(step, entry.elements - first)
+            try:
+                copy_range(source, entry.start + first * width, count * width, target, start + first * width)
+            except EOFError:
+                message = f"{entry.file} was truncated while it was copied. Restore it and start again."
+                raise MergeError(message) from None
+            yield count
 
 
 class WorkerStoppedError(Exception):
@@ -350,19 +358,11 @@ class NotFiniteError(MergeError):
 
 
 def overflow_error(tensor: OutputTensor) -> MergeError:
-    """The error for a float16 tensor that is not finite: a source is not, or values exceed the range of float16."""
-    for part in tensor.slices:
-        for source in part.sources:
-            entry = source.entry(tensor.tensor)
-            if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, 1 << 18)):
-                return NotFiniteError(entry.file, (entry.name,))
-    return MergeError(f"{tensor.name!r} has values above 65,504, float16's maximum. Use dtype: bfloat16 or float32.")
-
-
-def stat_key(file: Path) -> tuple[int, int]:
-    """Size and modification time, which change when a file is written."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    """The error for an output that is not finite: a source is not, or values exceed the range of the dtype."""
+    for entry in tensor.entries():
+        if any(has_nonfinite(raw, entry.dtype) for raw in read_blocks(entry, PIECE)):
+            return NotFiniteError(entry.file, (entry.name,))
+    return MergeError(overflow_message(tensor.name, tensor.dtype, any(part.merge for part in tensor.slices)))
 
 
 def preallocate(handle: int, count: int):

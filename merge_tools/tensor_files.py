@@ -1,15 +1,16 @@
-"""safetensors files as byte ranges: headers, copies inside the kernel, hashes, and scans for NaN and infinity.
+"""safetensors files as byte ranges: headers, blocks, copies inside the kernel, and the search for NaN and infinity.
 
 No function holds a whole tensor in memory: data is read in blocks, or copied without entering the process.
 """
 
 import errno
-import hashlib
 import json
 import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -19,12 +20,14 @@ import numpy as np
 
 from .errors import MergeError, format_size, short_reason
 
-BLOCK = 1 << 20  # bytes: a block stays in a core's cache while it is read, hashed and scanned
+BLOCK = 1 << 20  # bytes
+PIECE = 1 << 18  # elements: a piece stays in a core's cache while it is read, hashed, scanned and written
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LARGEST_HEADER = 100_000_000  # bytes, as in the reference implementation
 FLOATS = {name: code for code, name in TORCH_NAMES.items()}
 EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}
+RANGES = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}  # dtypes by their largest values
 SAMPLES = 4  # per tensor, of SAMPLE_BYTES each
 SAMPLE_BYTES = 1 << 14
 
@@ -158,19 +161,47 @@ def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes,
     return prefix, [len(prefix) + start for start in offsets]
 
 
-def read_blocks(entry: TensorEntry, elements: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-    """Yields the raw elements `start` to `stop` of a tensor as unsigned integers of its width, `elements` at a time."""
-    width = DTYPE_BYTES[entry.dtype]
+Observer = Callable[[TensorEntry, int, np.ndarray], None]
+OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Shows every block that `read_blocks` reads in this context to an observer: entry, first element, raw elements."""
+    token = OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        OBSERVER.reset(token)
+
+
+def read_blocks(
+    entry: TensorEntry, elements: int, start: int = 0, stop: int | None = None, buffer: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the raw elements `start` to `stop` of a tensor as unsigned integers of its width, `elements` at a time.
+
+    With a `buffer` of that many elements, each block is valid until the next one is read.
+    """
+    width, observer = DTYPE_BYTES[entry.dtype], OBSERVER.get()
     stop = entry.elements if stop is None else stop
     with open(entry.file, "rb", buffering=0) as handle:
         for first in range(start, stop, elements or 1):
             count = min(elements, stop - first)
-            raw = os.pread(handle.fileno(), count * width, entry.start + first * width)
-            if len(raw) < count * width:
-                raise MergeError(
-                    f"{entry.file} was truncated while {entry.name!r} was read. Restore it and start again."
-                )
-            yield np.frombuffer(raw, dtype=f"<u{width}")
+            raw = np.empty(count, f"<u{width}") if buffer is None else buffer[:count]
+            read_into(handle.fileno(), memoryview(raw).cast("B"), entry, entry.start + first * width)
+            if observer is not None:
+                observer(entry, first, raw)
+            yield raw
+
+
+def read_into(handle: int, buffer: memoryview, entry: TensorEntry, position: int):
+    """Fills a buffer from a file; raises a `MergeError` if the file ends before that."""
+    filled = 0
+    while filled < len(buffer):  # a single call may read less
+        got = os.preadv(handle, [buffer[filled:]], position + filled)
+        if got == 0:
+            raise MergeError(f"{entry.file} was truncated while {entry.name!r} was read. Restore it and start again.")
+        filled += got
 
 
 def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
@@ -184,7 +215,7 @@ def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
     return bool(raw.view(f"i{raw.itemsize}").max() >= mask or raw.max() >= sign | mask)
 
 
-def copy_range(source: int, start: int, count: int, target: int, offset: int, tick: Callable[[int], None]):
+def copy_range(source: int, start: int, count: int, target: int, offset: int):
     """Copies bytes between open files, inside the kernel if possible; raises an `EOFError` if the source is too short."""
     done, in_kernel = 0, hasattr(os, "copy_file_range")
     while done < count:
@@ -202,7 +233,6 @@ def copy_range(source: int, start: int, count: int, target: int, offset: int, ti
         if moved == 0:
             raise EOFError
         done += moved
-        tick(moved)
 
 
 def pwrite_all(target: int, data, offset: int) -> int:
@@ -213,64 +243,18 @@ def pwrite_all(target: int, data, offset: int) -> int:
     return done
 
 
-@dataclass(frozen=True)
-class ScanResult:
-    """SHA-256 of a file, its size, and the names of tensors with NaN or infinity."""
-
-    file: Path
-    sha256: str
-    nbytes: int
-    nonfinite: tuple[str, ...]
-
-
-def hash_and_scan(file: Path, entries: list[TensorEntry], tick: Callable[[int], None] = lambda _: None) -> ScanResult:
-    """Hashes a file and scans every floating-point element for NaN and infinity, in one pass.
-
-    The file is read and not memory-mapped: truncating a mapped file kills the process.
-    """
-    digest, bad, position = hashlib.sha256(), [], 0
-    buffer = memoryview(bytearray(BLOCK))
-    with open(file, "rb", buffering=0) as handle:
-        length = os.fstat(handle.fileno()).st_size
-
-        def read_until(stop: int) -> Iterator[memoryview]:
-            nonlocal position
-            while position < stop:
-                block = buffer[: min(BLOCK, stop - position)]
-                filled = 0
-                while filled < len(block):  # a single call may read less
-                    got = os.preadv(handle.fileno(), [block[filled:]], position + filled)
-                    if got == 0:
-                        raise MergeError(f"{file} was truncated while it was read. Restore it and start again.")
-                    filled += got
-                digest.update(block)
-                position += len(block)
-                tick(len(block))
-                yield block
-
-        for entry in entries:
-            for _ in read_until(entry.start):
-                pass
-            for block in read_until(entry.stop):
-                if entry.dtype not in EXPONENTS or (bad and bad[-1] == entry.name):
-                    continue
-                if has_nonfinite(np.frombuffer(block, dtype=f"<u{DTYPE_BYTES[entry.dtype]}"), entry.dtype):
-                    bad.append(entry.name)
-        for _ in read_until(length):
-            pass
-    return ScanResult(file, digest.hexdigest(), position, tuple(bad))
+def sample_blocks(entry: TensorEntry) -> Iterator[np.ndarray]:
+    """A few blocks of a tensor, spread evenly from the first to the last element."""
+    size = min(SAMPLE_BYTES // DTYPE_BYTES[entry.dtype], entry.elements)
+    for start in sorted({(entry.elements - size) * i // (SAMPLES - 1) for i in range(SAMPLES)}):
+        yield from read_blocks(entry, size, start, start + size)
 
 
 def sample_nonfinite(entries: list[TensorEntry]) -> list[str]:
     """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last element."""
 
-    def samples(entry):
-        size = min(SAMPLE_BYTES // DTYPE_BYTES[entry.dtype], entry.elements)
-        for start in sorted({(entry.elements - size) * i // (SAMPLES - 1) for i in range(SAMPLES)}):
-            yield from read_blocks(entry, size, start, start + size)
-
     floats = (entry for entry in entries if entry.dtype in EXPONENTS)
-    return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in samples(entry))]
+    return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in sample_blocks(entry))]
 
 
 def equal_blocks(blocks: Iterable[np.ndarray], elements: int) -> Iterator[np.ndarray]:

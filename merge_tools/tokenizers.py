@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Source, read_json
-from .errors import MergeError, short_reason
+from .errors import MergeError, join_names, short_reason
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
+CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+ENCODING_SETTINGS = (
+    "add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "additional_special_tokens", "extra_special_tokens",
+    "chat_template",
+)  # fmt: skip
 GENERATION_CONFIG = "generation_config.json"
+VERSION_FIELDS = ("transformers_version", "_from_model_config")  # of generation_config.json, without effect
+ADDED_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
 class DifferenceKind(Enum):
@@ -57,8 +64,23 @@ def source_tokenizer(source: Source) -> Path | None:
 
 
 def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> dict[str, bytes]:
-    """The content of some files of a folder by name, of those that exist."""
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    """The content of some files of a folder by name, of those that exist; the tokenizer's class as both transformers know it."""
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    if CONFIG in files:
+        files[CONFIG] = with_class_of_both(files[CONFIG])
+    return files
+
+
+def with_class_of_both(content: bytes) -> bytes:
+    """A tokenizer_config.json with the class name that transformers 4 and 5 know, if transformers 5 has written its own."""
+    try:
+        settings = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(settings, dict) or settings.get("tokenizer_class") != "TokenizersBackend":
+        return content
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
@@ -78,7 +100,7 @@ def tokenizer_settings(source: Source) -> dict[str, Any]:
     folder = source.folder if tokenizer_file(source.folder) else source.checkpoint.folder
     for name, keys in (
         ("special_tokens_map.json", SPECIAL_TOKENS),
-        ("tokenizer_config.json", (*SPECIAL_TOKENS, "add_bos_token", "add_eos_token", "chat_template")),
+        ("tokenizer_config.json", (*SPECIAL_TOKENS, *ENCODING_SETTINGS)),
         ("chat_template.json", ("chat_template",)),
     ):
         if (folder / name).is_file():
@@ -96,6 +118,19 @@ def compare_settings(first: Source, other: Source) -> list[str]:
     """The names of the settings of two tokenizers that differ."""
     ours, theirs = tokenizer_settings(first), tokenizer_settings(other)
     return [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+
+
+def compare_generation(first: Source, other: Source) -> list[str]:
+    """The fields of generation_config.json that differ, as `generation_config (temperature)`; empty if none do."""
+
+    def settings(source: Source) -> dict[str, Any]:
+        paths = (folder / GENERATION_CONFIG for folder in (source.folder, source.checkpoint.folder))
+        content = next((read_json(path) for path in paths if path.is_file()), {})
+        return {key: value for key, value in content.items() if value is not None and key not in VERSION_FIELDS}
+
+    ours, theirs = settings(first), settings(other)
+    changed = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    return [f"generation_config ({join_names(changed)})"] if changed else []
 
 
 def extends(first: Path, other: Path) -> bool:
@@ -136,6 +171,9 @@ def compare(first: Path, other: Path) -> Difference | None:
         return Difference(DifferenceKind.MERGES, "same tokens, different merges")
     ours, theirs = model_settings(one), model_settings(two)
     changed = [f"model.{key}" for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    flags = [key for key in ADDED_FLAGS if added_flags(one, key) != added_flags(two, key)]
+    if flags:
+        return Difference(DifferenceKind.SPECIAL_TOKENS, f"added tokens differ in {', '.join(flags)}")
     for kind, keys in KEYS.items():
         changed += [key for key in keys if one.get(key) != two.get(key)]
         if changed:
@@ -185,6 +223,12 @@ def vocabulary(tokenizer: dict) -> dict[str, int]:
     if not all(type(i) is int for i in tokens.values()):
         raise ValueError("tokens without ids")
     return tokens
+
+
+def added_flags(tokenizer: dict, flag: str) -> dict[str, bool]:
+    """Added token -> whether it has a flag."""
+    added = tokenizer.get("added_tokens")
+    return {token["content"]: bool(token.get(flag)) for token in added} if isinstance(added, list) else {}
 
 
 def merges(tokenizer: dict) -> list:

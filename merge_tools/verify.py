@@ -1,50 +1,104 @@
-"""Verifies a mixture: hashes its sources again, computes its tensors again and compares them."""
+"""Verifies a mixture: hashes its sources again, computes its tensors and its configuration again, and compares them."""
 
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .checkpoints import Source
-from .errors import MergeError
+from .errors import MergeError, join_names
 from .gates import gate_without_texts
 from .layout import Shape
 from .mixture import Mixture
+from .output_config import mixture_config, to_json_bytes
 from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
 from .shard_writer import Progress
-from .tensor_files import equal_blocks, hash_and_scan, read_blocks
+from .source_scan import compare_hashes, sha256_of
+from .tensor_files import equal_blocks, read_blocks
+
+ADDED_BY_TRANSFORMERS = {"transformers_version", "_name_or_path"}  # by save_pretrained
 
 
-def verify(folder: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
-    """Compares a mixture with its sources: SHA-256 of the files, expert tensors byte by byte, means computed again.
+def verify(
+    folder: str | Path,
+    *,
+    sources: Mapping[str, str | Path] | None = None,
+    sha256: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Compares a mixture with its sources and its record: hashes of the files, expert tensors byte by byte, means computed
+    again, config.json key by key, and the tokenizer's files.
 
     Args:
         folder: the mixture.
+        sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
+        sha256: also computes the SHA-256 of every source file, for comparison with published ones.
         progress: receives the progress of each phase.
 
     Returns:
         `ok`; `compared`, the number of tensors by group; `faults`, one line per difference; `notes` on what could not be
-        compared.
+        compared; with `sha256`, `files`: name of a source -> name of a file -> SHA-256.
 
     Raises:
         MergeError: if the mixture or a source cannot be opened.
     """
-    mixture, progress = Mixture.open(folder), progress or Progress()
+    mixture, progress = Mixture.open(folder, sources), progress or Progress()
     base, experts = mixture.open_base(), mixture.open_experts()
-    sources = [base, *experts]
-    faults = changed_files(sources, [mixture.record["base"], *mixture.record["experts"]], progress)
+    opened, records = [base, *experts], [mixture.record["base"], *mixture.record["experts"]]
     counts = {"experts": 0, "shared": 0, "gates": 0}
     notes: list[str] = []
-    missing = [fault for source in sources for fault in missing_tensors(source, base)]
+    faults = changed_sources(opened, records, notes, progress) + changed_files(mixture, notes)
+    result: dict[str, Any] = {"ok": False, "compared": counts, "faults": faults, "notes": notes}
+    if sha256:
+        result["files"] = {source.name: {file.name: sha256_of(file) for file in source.files} for source in opened}
+    missing = [fault for source in opened for fault in missing_tensors(source, base)]
     if missing:  # the tensors cannot be computed again
-        return {"ok": False, "compared": counts, "faults": faults + missing, "notes": notes}
+        faults += missing
+        return result
     expected = expected_tensors(mixture, base, experts, notes)
+    faults += changed_settings(mixture, base, expected, notes)
     progress.start("verify", sum(tensor.nbytes for tensor in expected))
     for tensor in expected:
         faults += compare_tensor(tensor, mixture)
         counts[tensor_group(tensor)] += 1
         progress.advance("verify", tensor.nbytes)
-    return {"ok": not faults, "compared": counts, "faults": faults, "notes": notes}
+    return {**result, "ok": not faults}
+
+
+def changed_settings(mixture: Mixture, base: Source, expected: list[OutputTensor], notes: list[str]) -> list[str]:
+    """One line per field of config.json that is not as the merge wrote it; adds a note on fields that it did not write."""
+    config, shapes = mixture.config, {tensor.name: tensor.shape for tensor in expected}
+    rows = shapes.get("model.embed_tokens.weight", (mixture.shape.vocab_size,))[0]
+    size = shapes.get("domain_centroids", (None, config.get("centroid_size")))[1]
+    written = json.loads(to_json_bytes(mixture_config(mixture.recipe, base, rows, mixture.record["format"], size)))
+    added = sorted(set(config) - set(written) - ADDED_BY_TRANSFORMERS)
+    if added:
+        notes.append(f"config.json has fields that the merge did not write: {join_names(added)}.")
+    return [
+        f"config.json: {key} is {config.get(key, 'not set')!r:.80} instead of {value!r:.80}."
+        for key, value in written.items()
+        if config.get(key, "not set") != value
+    ]
+
+
+def changed_files(mixture: Mixture, notes: list[str]) -> list[str]:
+    """One line per file beside the weights (tokenizer, generation settings) that is missing or has changed."""
+    written = mixture.record.get("written")
+    if not isinstance(written, dict):
+        notes.append("The tokenizer's files were not compared: the record does not list them.")
+        return []
+    faults = []
+    for name, digest in written.items():
+        path = mixture.folder / Path(name).name
+        if not path.is_file():
+            faults.append(f"{name} is missing. It was written with the mixture.")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            faults.append(f"{name} has changed since the merge.")
+    return faults
 
 
 def tensor_group(tensor: OutputTensor) -> str:
@@ -56,9 +110,12 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     """The tensors that can be computed again from the sources; adds a note for those that cannot."""
     recipe, skipped = mixture.recipe, set()
     if not set(mixture.shared_from) <= set(mixture.names):
-        notes.append(f"Shared weights were not compared: they are the mean of {', '.join(mixture.shared_from)}.")
+        notes.append(f"Shared weights were not compared: they are merged from {', '.join(mixture.shared_from)}.")
         skipped.add("shared")
-    if mixture.gated and recipe.gate_mode not in ("random", "zeros"):
+    if mixture.gated and "tuned" in mixture.record:
+        notes.append("Gates were not compared: they were tuned after the merge.")
+        skipped.add("gates")
+    elif mixture.gated and recipe.gate_mode not in ("random", "zeros"):
         notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
         skipped.add("gates")
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]
@@ -74,15 +131,19 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     return [tensor for tensor in tensors if tensor_group(tensor) not in skipped]
 
 
-def changed_files(sources: list[Source], records: list[dict], progress: Progress) -> list[str]:
-    """One line per source file whose SHA-256 differs from the recorded one."""
-    faults, hashes = [], {}
+def changed_sources(sources: list[Source], records: list[dict], notes: list[str], progress: Progress) -> list[str]:
+    """One line per source file whose hash differs from the recorded one."""
+    faults, equal = [], {}
     for source, record in zip(sources, records, strict=True):
         for file, recorded in zip(source.files, record["files"], strict=False):
-            if file not in hashes:
+            key = (file, recorded.get("xxh3"), recorded.get("sha256"))
+            if key not in equal:
                 progress.start("read", file.stat().st_size)
-                hashes[file] = hash_and_scan(file, [], lambda count: progress.advance("read", count)).sha256
-            if hashes[file] != recorded["sha256"]:
+                advance = partial(progress.advance, "read")
+                equal[key] = compare_hashes(file, source.tensors_of(file), recorded, advance)
+            if equal[key] is None:
+                notes.append(f"{source.name}: {file} was not hashed when it was merged.")
+            if equal[key] is False or file.stat().st_size != recorded["bytes"]:
                 faults.append(f"{source.name}: {file} has changed since the merge.")
         if len(source.files) != len(record["files"]):
             faults.append(f"{source.name}: has {len(source.files)} files; {len(record['files'])} were merged.")

@@ -3,9 +3,10 @@
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from .base_exhird import ExhirdPreTrainedModel
 from .configuration_exhird import ExhirdConfig
 from .data_exhird import DataCollatorForKeyphraseGeneration, tokenize_documents
-from .modeling_exhird import ExhirdEncoder, ExhirdForKeyphraseGeneration, ExhirdPreTrainedModel
+from .modeling_exhird import ExhirdEncoder, ExhirdForKeyphraseGeneration
 from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 from .tokenization_exhird import ExhirdTokenizer
 

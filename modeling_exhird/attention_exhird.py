@@ -287,7 +287,6 @@ class SparseRelativeAttention(nn.Module):
         relative: "shared", Eq. 9 as printed: W_k projects both the tokens and R; "separate", R has its own projection
             (Transformer-XL); "none", neither is projected, and a head's keys are its slice of x (TENER); `None`,
             plain attention without positions.
-        scale: whether the scores are divided by sqrt(d).
         implementation: "dense", "block", or "auto" for the faster one.
 
     Raises:
@@ -301,7 +300,6 @@ class SparseRelativeAttention(nn.Module):
         pattern: SparsePattern,
         *,
         relative: str | None = "shared",
-        scale: bool = True,
         implementation: str = "auto",
     ):
         super().__init__()
@@ -322,7 +320,7 @@ class SparseRelativeAttention(nn.Module):
         if relative is not None:
             check_even(width if relative == "none" else hidden_size)
         self.num_heads, self.pattern, self.relative, self.implementation = num_heads, pattern, relative, implementation
-        self.scale = width**-0.5 if scale else 1.0
+        self.scale = width**-0.5
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = None if relative == "none" else nn.Linear(hidden_size, hidden_size, bias=relative != "shared")
         self.value = nn.Linear(hidden_size, hidden_size)

@@ -37,16 +37,12 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         relative_attention (`"shared"`, `"separate"`, `"none"` or `None`, default `"shared"`):
             Relative positions in a Transformer's attention: Eq. 9 as printed, as in Transformer-XL, as in TENER. `None` for
             absolute sinusoidal positions.
-        scale_attention (`bool`, default `True`):
-            Whether attention scores are divided by the square root of the head size.
         use_lead, use_window, use_top_k (`bool`, default `True`):
             The switches alpha, beta, gamma of the sparse masks. With all three off, attention is full.
         lead_size (`int`, default 10), window_size (`int`, default 50), attention_top_k (`int`, default 10):
             g, w and k of the masks. The paper does not give its numbers; these are ours.
         segment_length (`int`, default `None`):
             Number of words of a segment, if attention is limited to segments.
-        restart_positions (`bool`, default `False`):
-            Whether absolute positions restart at 0 in each segment.
         sparse_attention_implementation (`"auto"`, `"dense"` or `"block"`, default `"auto"`):
             How sparse attention is computed. The results are the same.
         decoder_init (`"auto"`, `"last"`, `"mean"` or `"zeros"`, default `"auto"`):
@@ -99,7 +95,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     num_attention_heads: int = 6
     intermediate_size: int = 2048
     relative_attention: str | None = "shared"
-    scale_attention: bool = True
     use_lead: bool = True
     use_window: bool = True
     use_top_k: bool = True
@@ -107,7 +102,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     window_size: int = 50
     attention_top_k: int = 10
     segment_length: int | None = None
-    restart_positions: bool = False
     sparse_attention_implementation: str = "auto"
     decoder_init: str = "auto"
     dropout: float | int = 0.0

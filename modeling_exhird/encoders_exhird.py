@@ -111,7 +111,7 @@ class TransformerLayer(GradientCheckpointingLayer):
             use_window=config.use_window, use_top_k=config.use_top_k, segment=config.segment_length,
         )  # fmt: skip
         self.attention = SparseRelativeAttention(
-            d, config.num_attention_heads, pattern, relative=config.relative_attention, scale=config.scale_attention,
+            d, config.num_attention_heads, pattern, relative=config.relative_attention,
             implementation=config.sparse_attention_implementation,
         )  # fmt: skip
         self.attention_norm = nn.LayerNorm(d, eps=1e-6)
@@ -166,8 +166,6 @@ class TransformerEncoder(nn.Module):
     def positions(self, mask: torch.Tensor) -> torch.Tensor:
         """(B, L) -> sinusoids (B, L, d), counted from each document's first word."""
         index = (mask.cumsum(1) - 1).clamp(min=0)
-        if self.config.restart_positions and self.config.segment_length:
-            index = index % self.config.segment_length
         return sinusoids(torch.arange(mask.shape[1], device=mask.device), self.config.hidden_size)[index]
 
 

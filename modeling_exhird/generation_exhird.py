@@ -312,7 +312,7 @@ class KeyphraseGenerator:
                 continue
             seen.add(key)
             position = find_phrase(stems, words)
-            if position is None and DIGIT in words:
+            if position is None and words.count(DIGIT):
                 continue
             phrase = {"keyphrase": " ".join(words), "present": position is not None}
             phrase |= {"score": math.exp(log_probs[number]), "start": None, "end": None}

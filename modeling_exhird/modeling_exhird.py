@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .attention_exhird import SparseRelativeAttention
-from .backbone_exhird import BackboneMixin, build_encoder, find_lora_targets, split_options
-from .card import Use, warn_if_unsaved
+from .backbone_exhird import build_encoder, split_options
+from .base_exhird import ExhirdPreTrainedModel
+from .card import Use
 from .configuration_exhird import ExhirdConfig
 from .decoder_exhird import (
     EPS,
@@ -29,7 +27,6 @@ from .decoder_exhird import (
 )
 from .encoders_exhird import ENCODER_CLASSES, DecoderInit, PretrainedWordEncoder
 from .generation_exhird import PhraseGenerationMixin
-from .saving_exhird import CompleteCheckpointMixin
 
 
 @dataclass
@@ -81,91 +78,6 @@ class ExhirdSeq2SeqLMOutput(ModelOutput):
     encoder_last_hidden_state: torch.FloatTensor | None = None
     encoder_hidden_states: tuple[torch.FloatTensor, ...] | None = None
     encoder_attentions: tuple[torch.FloatTensor, ...] | None = None
-
-
-class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
-    """Initialisation, saving and loading of keyphrase generators."""
-
-    card_family = "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)"
-    config_class = ExhirdConfig
-    base_model_prefix = "encoder"
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    accepts_loss_kwargs = False  # the loss is a mean over documents: the Trainer divides it by accumulated batches
-
-    def _init_weights(self, module):
-        """All weights, biases included, from U(-r, r); LayerNorms with weight 1 and bias 0, unless `init_layer_norm`."""
-        if isinstance(module, nn.LayerNorm) and not self.config.init_layer_norm:
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            return
-        if isinstance(module, nn.Module) and (
-            list(module.children()) == [] or isinstance(module, (SparseRelativeAttention, PretrainedWordEncoder))
-        ):
-            for weight in module.parameters(recurse=False):
-                init.uniform_(weight, -self.config.initializer_range, self.config.initializer_range)
-
-    def initialize_weights(self):
-        """As in transformers; also freezes a frozen backbone, whose parameters loading has created as trainable."""
-        super().initialize_weights()
-        if self.config.encoder_type == "pretrained" and self.config.freeze_backbone:
-            self.base_model.reader.backbone.requires_grad_(False)
-
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs):
-        """Returns the embeddings. The vocabulary has a fixed size: ids beyond it are out-of-vocabulary words to copy.
-
-        Raises:
-            ValueError: for another size.
-        """
-        if new_num_tokens not in (None, self.config.vocab_size):
-            raise ValueError(
-                f"The vocabulary of {self.config.vocab_size:,} words cannot be resized to {new_num_tokens:,}: ids beyond "
-                "it are words to copy. Out-of-vocabulary words are copied from the source; for another vocabulary make a "
-                "tokenizer with ExhirdTokenizer.from_texts, and train a model for it."
-            )
-        return self.get_input_embeddings()
-
-    def lora_config(self, **overrides):
-        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and value
-        projections; all other modules are trained and saved. `overrides` are fields of `LoraConfig` that replace these.
-
-        Warns:
-            UserWarning: for a model that has not been saved, since the adapter could not be opened again.
-
-        Raises:
-            ImportError: without peft.
-            ValueError: without a trainable pretrained encoder, and for an encoder whose query and value projections have
-                unknown names; then pass `target_modules`.
-        """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
-        config = self.config
-        if config.encoder_type != "pretrained" or config.freeze_backbone:
-            pretrained = config.encoder_type == "pretrained"
-            setting = "freeze_backbone=True" if pretrained else f"encoder_type={config.encoder_type!r}"
-            raise ValueError(
-                f"LoRA needs a trainable pretrained encoder, but this model has {setting}. Train all its weights, or build "
-                "it with ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
-            )
-        reader = self.base_model.reader
-        whole = ["encoder.embeddings", "reader.project", "reader.nothing", "encoder.start", "decoder", "mixture"]
-        if not any(True for _ in self.base_model.start.parameters()):
-            whole.remove("encoder.start")
-        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
-        if "target_modules" not in overrides:
-            options["target_modules"] = find_lora_targets(reader.backbone)
-        warn_if_unsaved(self)
-        return LoraConfig(**{**options, **overrides})
-
-    def output_flags(self, output_attentions: bool | None, output_hidden_states: bool | None) -> dict[str, bool]:
-        """Both flags, with `None` replaced by the configuration's."""
-        config = self.config
-        flags = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        return {name: getattr(config, name) if value is None else value for name, value in flags.items()}
 
 
 class ExhirdEncoder(ExhirdPreTrainedModel):

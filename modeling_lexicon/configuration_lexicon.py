@@ -1,4 +1,4 @@
-"""Configuration of LM-Lexicon: a Llama whose MLPs, or linear layers, are E routed experts (LM-Lexicon, Sect. 3)."""
+"""Configuration of LM-Lexicon: a Llama, or a model like it, whose MLPs, or linear layers, are E routed experts (Sect. 3)."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
@@ -34,6 +34,10 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
         domain_gate (`bool`, default `False`):
             Whether the domain policy has a learned gate, in the first routed module, that selects the expert from the
             prompt if no `domain_ids` are given.
+        qkv_bias (`bool`, default `False`):
+            Whether `q_proj`, `k_proj` and `v_proj` have biases but `o_proj` has none, as in Qwen2.
+        qk_norm (`bool`, default `False`):
+            Whether the queries and keys of each head are normalised before RoPE, as in Qwen3.
         router_aux_loss_coef (`float`, default 0):
             Weight of the load-balancing loss (Fedus et al. 2022, Eq. 4, per layer) in the training loss.
         output_router_logits (`bool`, default `False`):
@@ -72,6 +76,8 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
     domain_gate: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
     router_aux_loss_coef: float | int = 0.0
     output_router_logits: bool = False
     expert_names: list[str] | None = None
@@ -112,6 +118,10 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
             raise ValueError(
                 f"sliding_window={self.sliding_window} is not supported: this model has full attention, like Llama. "
                 "Use sliding_window=None."
+            )
+        if self.qkv_bias and self.attention_bias:
+            raise ValueError(
+                "qkv_bias=True and attention_bias=True exclude each other: with attention_bias o_proj has a bias too. Use one."
             )
         self._check_layers()
 

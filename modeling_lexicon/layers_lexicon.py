@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaMLP,
+    LlamaRMSNorm,
     apply_rotary_pos_emb,
     eager_attention_forward,
 )
@@ -102,8 +103,21 @@ class LexiconMlp(RoutedLinears, LlamaMLP):
         return self.project("down_proj", self.act_fn(gate) * up, routing)
 
 
-class LexiconAttention(RoutedLinears, LlamaAttention):
-    """Llama's attention with routed `q_proj`, `k_proj`, `v_proj` or `o_proj`."""
+class BackboneAttention(LlamaAttention):
+    """Llama's attention; with `qkv_bias` that of Qwen2, with `qk_norm` that of Qwen3."""
+
+    def __init__(self, config: LexiconConfig, layer_idx: int):
+        super().__init__(config, layer_idx)
+        for name in ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ():
+            linear = getattr(self, name)
+            setattr(self, name, nn.Linear(linear.in_features, linear.out_features))
+        for name in ("q_norm", "k_norm"):
+            norm = LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+            setattr(self, name, norm)
+
+
+class LexiconAttention(RoutedLinears, BackboneAttention):
+    """The attention with routed `q_proj`, `k_proj`, `v_proj` or `o_proj`."""
 
     def forward(
         self,
@@ -120,9 +134,9 @@ class LexiconAttention(RoutedLinears, LlamaAttention):
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
-            self.project(name, hidden_states, routing).view(shape).transpose(1, 2)
-            for name in ("q_proj", "k_proj", "v_proj")
+            self.project(name, hidden_states, routing).view(shape) for name in ("q_proj", "k_proj", "v_proj")
         )
+        query, key, value = (x.transpose(1, 2) for x in (self.q_norm(query), self.k_norm(key), value))
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -142,9 +156,9 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         self.routed_names = list(numbers)
         of_attention = {name: number for name, number in numbers.items() if name in ATTENTION_LINEARS}
         of_mlp = {name: number for name, number in numbers.items() if name in MLP_LINEARS}
-        if of_attention:
+        if of_attention or config.qkv_bias or config.qk_norm:
             self.self_attn = LexiconAttention(config, layer_idx, numbers=of_attention)
-        if "mlp" in numbers:
+        if "mlp" in self.routed_names:
             self.mlp = RoutedModule(config, numbers["mlp"], config.hidden_size, LexiconExperts(config))
         elif of_mlp:
             self.mlp = LexiconMlp(config, numbers=of_mlp)

@@ -259,8 +259,8 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             logits_to_keep: the number of last positions to score, or their indices; 0 for all.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it,
                 and the loss is the sum over labels divided by it: gradient accumulation changes nothing.
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
-                output_router_logits, kwargs: as in `LexiconModel.forward`.
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LexiconModel.forward`.
+            domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`.
 
         Raises:
             ValueError: as `LexiconModel.forward`.
@@ -364,8 +364,8 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         Args:
             labels (`(B,)`, or `(B, C)` for multi-label problems): classes, or targets of a regression, as in transformers.
             num_items_in_batch: labels in the whole step, as in `LexiconForCausalLM.forward`.
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
-                output_router_logits, kwargs: as in `LexiconModel.forward`. The prompt is by default the whole text.
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LexiconModel.forward`.
+            domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`. The prompt is by default the whole text.
 
         Raises:
             ValueError: as `LexiconModel.forward`; and for a batch without a mask or padding token that marks the last tokens.

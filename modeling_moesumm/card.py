@@ -164,7 +164,7 @@ def is_blank(card: ModelCard) -> bool:
 
 def warn_if_unsaved(model):
     """For `lora_config`: an adapter records its base model by name, but a model that was never saved has no name."""
-    if model.name_or_path in ("", None, getattr(model.config.get_text_config(), "name_or_path", "")):
+    if model.name_or_path in ("", None, getattr(getattr(model.config, "text_config", None), "name_or_path", "")):
         name = type(model).__name__
         warnings.warn(
             f"An adapter over this {name} records no base model, because the model has not been saved: pipeline() and "

@@ -31,9 +31,9 @@ class MoeSummSeq2SeqModelOutput(Seq2SeqModelOutput):
     """
     Args:
         last_hidden_state (`(B, T, d)`): the decoder's states; the other fields of `Seq2SeqModelOutput` are as there.
-        encoder_expert_indices (tuple of `(B, S)`), decoder_expert_indices (tuple of `(B, T)`, both with
-            `output_router_indices`): each token's deputy in each layer, -1 if it used the main expert only. `None` for an
-            encoder that did not run.
+        encoder_expert_indices (tuple of `(B, S)`): with `output_router_indices`, each token's deputy in each layer, -1 if it
+            used the main expert only. `None` for an encoder that did not run.
+        decoder_expert_indices (tuple of `(B, T)`): the same of the decoder.
         encoder_expert_weights, decoder_expert_weights (the same shapes, float32): its weight g_p, 0 without a deputy.
     """
 
@@ -53,11 +53,12 @@ class MoeSummSeq2SeqLMOutput(ModelOutput):
             `label_smoothing`.
         margin_loss (scalar, if `labels` are given and `margin_loss_coef` is not 0): MoeSumm, Eq. 9, unweighted.
         past_key_values: the decoder's cache.
-        decoder_hidden_states (tuple of `(B, T, d)`), encoder_hidden_states (tuple of `(B, S, d)`, both with
-            `output_hidden_states`): after the embedding and after each layer.
-        decoder_attentions (tuple of `(B, heads, T, T)`), cross_attentions (tuple of `(B, heads, T, S)`),
-            encoder_attentions (tuple of `(B, heads, S, S)`, all with `output_attentions`): of each layer. States and
-            attentions are part of the loss's graph, so `retain_grad()` works.
+        decoder_hidden_states (tuple of `(B, T, d)`), encoder_hidden_states (tuple of `(B, S, d)`): after the embedding and
+            after each layer, with `output_hidden_states`.
+        decoder_attentions (tuple of `(B, heads, T, T)`), cross_attentions (tuple of `(B, heads, T, S)`): of each layer, with
+            `output_attentions`.
+        encoder_attentions (tuple of `(B, heads, S, S)`): the same. States and attentions are part of the loss's graph, so
+            `retain_grad()` works.
         encoder_last_hidden_state (`(B, S, d)`): part of the loss's graph if states or attentions are requested, without a
             margin loss, and with `margin_main="last_layer"`.
         encoder_expert_indices, encoder_expert_weights, decoder_expert_indices, decoder_expert_weights: as in
@@ -197,9 +198,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         """Computes logits and losses.
 
         Args:
-            input_ids, attention_mask (`(B, S)`), inputs_embeds (`(B, S, d)`), decoder_input_ids, decoder_attention_mask
-                (`(B, T)`), decoder_inputs_embeds (`(B, T, d)`), encoder_outputs, past_key_values, use_cache: as for the
-                backbone.
+            input_ids, attention_mask (`(B, S)`), inputs_embeds (`(B, S, d)`): as for the backbone.
+            decoder_input_ids, decoder_attention_mask (`(B, T)`), decoder_inputs_embeds (`(B, T, d)`): as for the backbone.
+            encoder_outputs, past_key_values, use_cache: as for the backbone.
             labels (`(B, T)`): the summaries' tokens, -100 for tokens without a loss.
             dataset: the name of each row's dataset, `None` for none, or one name for all rows.
             dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
@@ -234,15 +235,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             "decoder_inputs_embeds": decoder_inputs_embeds,
         }  # fmt: skip
         margin = labels is not None and bool(config.margin_loss_coef) and routing.active
-        main = None
-        if margin and config.margin_main == "model":
-            check_has_source(encoder_outputs, past_key_values)
-            outputs, main = self._full_and_main(model_inputs, routing, kwargs)
-        else:
-            if margin:
-                routing.main_only_layer = self.num_layers - 1
-            cached = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values, "use_cache": use_cache}
-            outputs = self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs)
+        cached = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values, "use_cache": use_cache}
+        outputs, main = self._run_backbone(model_inputs, cached, routing, margin, kwargs)
         states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
         full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
         logits = self._lm_logits(full)
@@ -251,6 +245,15 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return self._output(outputs, full, logits=logits, **losses, **router_outputs)
+
+    def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
+        """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
+        if margin and self.config.margin_main == "model":
+            check_has_source(cached["encoder_outputs"], cached["past_key_values"])
+            return self._full_and_main(model_inputs, routing, kwargs)
+        if margin:
+            routing.main_only_layer = self.num_layers - 1
+        return self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs), None
 
     def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
         """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""

@@ -260,7 +260,7 @@ class SekeMoe(nn.Module):
 class SekeRnn(nn.Module):
     """y + (h_forward + h_backward), h a stacked bidirectional LSTM or GRU over Dropout(y)   (SEKE Sect. 3.1)
 
-    Runs over the real tokens of each document, so a document has the same states alone and in any batch.
+    Runs over the real tokens of each document, so a document has the same states alone and in any batch, to rounding.
     """
 
     def __init__(self, config):

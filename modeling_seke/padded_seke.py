@@ -79,7 +79,7 @@ def take_tokens(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 class DenseExperts(nn.Module):
     """sum_e G_e (ReLU(x U_e + a_e) M_e + n_e), every expert on every token, as two products   (SEKE Sect. 3.1, without dropout)
 
-    Without dropout there is no nonlinearity between an expert's last two layers, so they are one: M_e = V_e W_e, n_e = b_e W_e + c_e. The
+    Without dropout an expert's last two layers are one linear layer: M_e = V_e W_e, n_e = b_e W_e + c_e. The
     gate scales the hidden units of its expert, and the second product adds up the experts. The weights are copies in the layout
     of the graph: quantisers look for constants.
 

@@ -1,19 +1,30 @@
-"""What every public class keeps, whatever it computes: pickling, threads, loading, saving, refusing."""
+"""What every public class keeps, whatever it computes: pickling, loading, saving, refusing."""
 
 import copy
+import importlib
 import io
 import multiprocessing
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, BartForConditionalGeneration, BertForMaskedLM, BertModel
+from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, BertForMaskedLM, BertModel
 
-import keyphrase_tools  # noqa: F401  (registers the pipelines)
+import lexperts  # noqa: F401  (registers the pipelines)
 
-from .tiny_models import CASES, encoder_config, first_output, make_inputs, make_model, run, summariser_config
+from .tiny_models import (
+    CASES,
+    VOCABULARY,
+    encoder_config,
+    first_output,
+    make_inputs,
+    make_model,
+    run,
+    summariser_config,
+)
+
+PACKAGES = ("seke", "hypernet", "exhird", "moesumm", "lexicon")
 
 OVERRIDES = {
     "seke": {"num_experts_per_tok": 9},
@@ -39,18 +50,26 @@ def backbones(tmp_path_factory):
     return folder
 
 
-def over_backbone(name, backbones, form="", **options):
-    """`from_backbone` of a class on a backbone of its kind."""
+def backbone_of(name):
+    """The folder in `backbones` of a class's kind, and one of another kind."""
+    return ("summariser", "encoder") if name.startswith("MoeSumm") else ("encoder", "summariser")
+
+
+def from_folder(name, folder, **options):
+    """`from_backbone` of a class."""
     cls = CASES[name].cls
     if name.startswith("MoeSumm"):
-        return cls.from_backbone(backbones / f"summariser{form}", ["news"], deputy_intermediate_size=8, **options)
+        return cls.from_backbone(folder, ["news"], **{"deputy_intermediate_size": 8, **options})
     if name.startswith("Exhird"):
-        return cls.from_backbone(backbones / f"encoder{form}", exhird_tokenizer(), hidden_size=8, **options)
-    return (
-        cls.from_backbone(backbones / f"encoder{form}", meta_embedding_size=4, hidden_size=8, **options)
-        if (name.startswith("Hypernet"))
-        else cls.from_backbone(backbones / f"encoder{form}", **options)
-    )
+        return cls.from_backbone(folder, exhird_tokenizer(), **{"hidden_size": 8, **options})
+    if name.startswith("Hypernet"):
+        return cls.from_backbone(folder, **{"meta_embedding_size": 4, "hidden_size": 8, **options})
+    return cls.from_backbone(folder, **options)
+
+
+def over_backbone(name, backbones, form="", **options):
+    """`from_backbone` of a class on a backbone of its kind."""
+    return from_folder(name, backbones / f"{backbone_of(name)[0]}{form}", **options)
 
 
 def exhird_tokenizer():
@@ -82,10 +101,6 @@ def test_a_pickled_model_computes_the_same_and_shares_nothing(name):
     assert torch.equal(run(model, inputs), expected) and model.config.name_or_path != "changed"
 
 
-def spawned(names, queue):
-    queue.put({name: run(make_model(name), make_inputs(name)).numpy() for name in names})
-
-
 def spawned_with_models(models, queue):
     torch.set_num_threads(1)
     queue.put({name: run(model, make_inputs(name)).numpy() for name, model in models.items()})
@@ -103,26 +118,6 @@ def test_models_are_sent_to_a_spawned_process():
     for name, logits in found.items():
         torch.testing.assert_close(torch.from_numpy(logits), expected[name], rtol=1e-5, atol=1e-6)
     assert set(found) == set(CASES)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_two_threads_share_a_model_that_reads_or_trains(name):
-    model, batches = make_model(name), [make_inputs(name, seed) for seed in (1, 2)]
-    if "dataset_ids" in batches[0]:
-        batches[0]["dataset_ids"], batches[1]["dataset_ids"] = torch.tensor([0, 0]), torch.tensor([1, -1])
-    expected = [run(model, batch) for batch in batches]
-
-    def repeat(i):
-        return sum(not torch.equal(run(model, batches[i]), expected[i]) for _ in range(50))
-
-    def train(_):
-        for _ in range(20):
-            first_output(model(**batches[0])).square().sum().backward()
-        return 0
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(repeat, [0, 1])) == [0, 0]
-        assert list(pool.map(lambda call: call(1), [repeat, train])) == [0, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -151,7 +146,10 @@ def test_an_override_out_of_range_is_refused(name, tmp_path):
 def test_from_backbone_takes_the_weights_of_every_form(name, backbones):
     model = over_backbone(name, backbones)
     assert model.dtype == torch.float32 and not model.training and model.config.name_or_path == ""
-    expected = pretrained_weight(model)
+    expected, inside = pretrained_weight(model), model.get_submodule(model.backbone_path).base_model.state_dict()
+    for key, p in AutoModel.from_pretrained(backbones / backbone_of(name)[0]).state_dict().items():
+        assert "pooler" in key or torch.equal(inside[key], p), key
+    assert not any("pooler" in key for key in inside) and model.config.text_config.name_or_path == ""
     half = over_backbone(name, backbones, "-base-bf16", dtype="auto")  # without the prefix of a model with a head
     assert half.dtype == torch.bfloat16
     assert torch.equal(pretrained_weight(half), expected.bfloat16())
@@ -159,6 +157,8 @@ def test_from_backbone_takes_the_weights_of_every_form(name, backbones):
     for options in ({"device_map": "cpu"}, {"device_map": "auto"}, {"low_cpu_mem_usage": True}):
         assert torch.equal(pretrained_weight(over_backbone(name, backbones, **options)), expected)
     assert torch.equal(pretrained_weight(over_backbone(name, backbones, "-variant", variant="fp16")), expected)
+    dropout = over_backbone(name, backbones, attention_dropout=0.25).config.text_config.to_dict()
+    assert 0.25 in (dropout.get("attention_dropout"), dropout.get("attention_probs_dropout_prob"))
     with pytest.raises(ValueError, match="'devise_map'.*'device_map'"):
         over_backbone(name, backbones, devise_map="cpu")
 
@@ -201,18 +201,85 @@ def test_a_backbone_that_lacks_its_own_weights_is_refused(backbones, tmp_path):
         CASES["SekeForTokenClassification"].cls.from_backbone(tmp_path)
 
 
+@pytest.mark.parametrize("name", FROM_BACKBONE)
+def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
+    cls, (own, other) = CASES[name].cls, (backbones / kind for kind in backbone_of(name))
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    unsupported = "model_type='bert'" if name.startswith("MoeSumm") else "'bart' is an encoder with a decoder"
+    for folder, message in (
+        ("nowhere/at-all", "'nowhere/at-all' could not be opened as a backbone.*such as '"),
+        (tmp_path, f"'{model.config.model_type}' model already.*from_pretrained"),
+        (other, unsupported),
+    ):
+        with pytest.raises(OSError, match=message):
+            from_folder(name, folder)
+    for opens in (cls, type(model.config)):
+        with pytest.raises(ValueError, match=r"model_type='b\w+t'.*from_backbone"):
+            opens.from_pretrained(own)
+    option = next(iter(OVERRIDES[model.config.model_type]))
+    with pytest.raises(ValueError, match=f"'{option[:-1]}'.*Did you mean '{option}'"):
+        from_folder(name, own, **{option[:-1]: 1})
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_experts_implementations_have_the_names_of_transformers(name):
+def test_embeddings_are_resized_and_saved(name, tmp_path):
     model, inputs = make_model(name), make_inputs(name)
+    if name.startswith("Exhird"):  # its vocabulary is its own tokenizer's
+        assert model.resize_token_embeddings(VOCABULARY) is model.get_input_embeddings()
+        with pytest.raises(ValueError, match=f"{VOCABULARY:,} words .* {VOCABULARY + 8:,}"):
+            model.resize_token_embeddings(VOCABULARY + 8)
+        return
     expected = run(model, inputs)
+    model.resize_token_embeddings(VOCABULARY + 8)
+    model.save_pretrained(tmp_path)
+    again = CASES[name].cls.from_pretrained(tmp_path)
+    assert len(again.get_input_embeddings().weight) == again.config.get_text_config().vocab_size == VOCABULARY + 8
+    torch.testing.assert_close(run(again, inputs)[..., : expected.shape[-1]], expected, rtol=0, atol=1e-5)
+
+
+def values_and_gradients(model, inputs):
+    model.zero_grad()
+    output = first_output(model(**inputs))
+    output.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return output.detach(), gradients
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_implementations_have_the_names_of_transformers(name, tmp_path):
+    model, inputs = make_model(name), make_inputs(name)
     if model.config.model_type in ("hypernet", "exhird"):  # no experts: as a stock BERT
         model.set_experts_implementation("eager")
         with pytest.raises(ValueError, match="experts"):
             model.set_experts_implementation("grouped_mm")
         return
+    cls, config = CASES[name].cls, CASES[name].config
+    model.save_pretrained(tmp_path)
+    values, gradients = values_and_gradients(model, inputs)
     for implementation in ("eager", "batched_mm", "grouped_mm"):
+        opened = cls.from_pretrained(tmp_path, experts_implementation=implementation)
+        built = cls(type(config())(**config().to_diff_dict(), experts_implementation=implementation))
         model.set_experts_implementation(implementation)
-        assert model.config._experts_implementation == implementation
-        torch.testing.assert_close(run(model, inputs), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="loop"):
-        model.set_experts_implementation("loop")
+        for each in (model, opened, built):
+            assert each.config._experts_implementation == implementation
+            assert implementation not in each.config.to_json_string()
+        found = values_and_gradients(model, inputs)
+        torch.testing.assert_close(found[0], values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[1], gradients, rtol=1e-3, atol=1e-4)
+    for unknown in ("loop", "grouped"):
+        for call in (
+            lambda unknown=unknown: model.set_experts_implementation(unknown),
+            lambda unknown=unknown: cls.from_pretrained(tmp_path, experts_implementation=unknown),
+            lambda unknown=unknown: cls(type(config())(**config().to_diff_dict(), experts_implementation=unknown)),
+        ):
+            with pytest.raises(ValueError, match=unknown):
+                call()
+    assert model.config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_documented(package):
+    module = importlib.import_module(f"modeling_{package}")
+    for name in module.__all__:
+        assert getattr(module, name).__doc__, name

@@ -245,15 +245,6 @@ def test_another_pipeline_is_named_only_where_its_file_is(name, tmp_path):
         assert (saved == other) == present and model.config.custom_pipelines == other
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_damaged_weights_file_is_named(name, tmp_path):
-    make_model(name).save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(OSError, match=f"{re.escape(str(tmp_path))}.*truncated or damaged"):
-        CLASSES[name].cls.from_pretrained(tmp_path)
-
-
 def test_the_trainer_saves_the_pipeline(checkpoints, tmp_path):
     model = AutoModelForTokenClassification.from_pretrained(checkpoints[0] / "seke-bert")
     rows = [{"input_ids": [2, 9, 10, 3], "attention_mask": [1] * 4, "labels": [-100, 1, 2, -100]}] * 4

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -25,6 +26,13 @@ from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
 from .tiny_models import TRAINABLE, make_trainable, make_trainer, weights
 from .torchrun import run_by_torchrun
 
+# of ExHiRD's encoder
+TRANSFORMER_OPTIONS = [
+    {},
+    {"relative_attention": "separate", "use_top_k": False, "sparse_attention_implementation": "block"},
+    {"relative_attention": "none", "segment_length": 4},
+    {"relative_attention": None, "use_lead": False, "use_window": False, "use_top_k": False},
+]
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`", "ignore:`is_gradient_checkpointing`")
 
 
@@ -39,7 +47,7 @@ def for_each(names=TRAINABLE):
 
 def with_options(options):
     """Every model, and those of a family with each of its options."""
-    cases = [(name, case) for name in TRAINABLE for case in options.get(name.split()[0], [{}])]
+    cases = [(name, case) for name in TRAINABLE for case in options.get(name) or options.get(name.split()[0], [{}])]
     return pytest.mark.parametrize("trainable, options", cases, indirect=["trainable"])
 
 
@@ -94,6 +102,18 @@ def test_saved_and_loaded_it_gives_the_same(trainable, options, tmp_path):
     bare, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert type(bare) is not type(model)
     assert not info["missing_keys"]
+    inputs = {name: x for name, x in batch.items() if name not in ("labels", "copy_ids", "word_start_mask")}
+    if "encoder_last_hidden_state" in (outputs := model(**batch)):
+        found = bare.eval()(
+            **inputs,
+            **(
+                {}
+                if "subword_ids" in batch or trainable.output == "log_probs"
+                else {"decoder_input_ids": batch["input_ids"]}
+            ),
+        )
+        name = "last_hidden_state" if trainable.output == "log_probs" else "encoder_last_hidden_state"
+        assert_close(found[name], outputs.encoder_last_hidden_state, rtol=0, atol=1e-5)
 
 
 @for_each()
@@ -119,6 +139,7 @@ def test_what_a_checkpoint_lacks_is_initialised(trainable):
             {"normalize_meta_embedding": False, "shared_base_weights": True},
         ],
         "ExHiRD": [{}, {"exclusive_loss_coef": 0, "decoder_init": "mean"}, {"decoder_init": "zeros"}],
+        "ExHiRD transformer": TRANSFORMER_OPTIONS,
     }
 )
 def test_every_trainable_parameter_gets_a_gradient(trainable, options):
@@ -206,7 +227,7 @@ ONE_LAYER["MoeSumm"] = {"changes": {"encoder_layers": 1, "decoder_layers": 1}}
 @pytest.mark.parametrize(
     "trainable, family, whole",
     [
-        *((f"SEKE {name}", "SEKE", False) for name in ("bert", "deberta-v2", "modernbert")),
+        ("SEKE bert", "SEKE", False),
         *((f"hypernet {name}", "hypernet", False) for name in ("tags", "answers")),
         *((f"ExHiRD {name}", "ExHiRD", False) for name in ("transformer", "bigru")),
         ("MoeSumm bart", "MoeSumm", True),
@@ -216,6 +237,7 @@ ONE_LAYER["MoeSumm"] = {"changes": {"encoder_layers": 1, "decoder_layers": 1}}
 )
 def test_torch_compile_changes_nothing(trainable, family, whole):
     models = [trainable.make(**trainable.balanced, **ONE_LAYER.get(family, {})) for _ in range(2)]
+    trainable.rows = sorted(trainable.rows, key=lambda row: len(row["input_ids"]))  # loops over steps are unrolled
     batch = trainable.batch(2) | ({"use_cache": False} if family == "Lexicon" else {})
     torch._dynamo.reset()
     compiled = torch.compile(models[1], backend="aot_eager", fullgraph=whole)
@@ -365,6 +387,20 @@ def test_lora_trains_whole_heads_and_opens_again(trainable, options, tmp_path):
     assert_close(trainable.read(reloaded, batch), expected, rtol=0, atol=1e-5)
     for again in (models[0], reloaded) if model.can_generate() else ():
         assert torch.equal(again.generate(**inputs, **generation), written)
+
+
+@for_each(["SEKE bert", "hypernet tags", "ExHiRD pretrained", "MoeSumm bart"])
+def test_an_adapter_over_a_model_that_was_never_saved_is_warned_about(trainable, tmp_path):
+    model = trainable.make()
+    model.save_pretrained(tmp_path)
+    for backbone in ("", "microsoft/deberta-v3-base"):  # the backbone is not this model
+        model.name_or_path = model.config.text_config.name_or_path = backbone
+        with pytest.warns(UserWarning, match="records no base model"):
+            config = model.lora_config(target_modules=["dense"])
+        assert (config.r, config.lora_alpha, config.target_modules) == (16, 16, {"dense"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        type(model).from_pretrained(tmp_path).lora_config()
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ class Trainable:
         collate: the data collator.
         tokenizer: the Trainer's `processing_class`.
         output: the output that `forward` computes from the inputs alone.
+        over: the column over whose tokens this output is; `None` for one output per row.
         regularized: options of `make` with dropout.
         balanced: options of `make` with all additional losses.
         steps: training steps after which the loss is clearly lower.
@@ -183,6 +184,7 @@ class Trainable:
     collate: Callable = default_data_collator
     tokenizer: object = None
     output: str = "logits"
+    over: str | None = "attention_mask"
     regularized: dict = field(default_factory=dict)
     balanced: dict = field(default_factory=dict)
     steps: int = 25
@@ -192,6 +194,14 @@ class Trainable:
     def batch(self, size: int = 4) -> dict[str, torch.Tensor]:
         """The first rows."""
         return dict(self.collate([dict(row) for row in self.rows[:size]]))
+
+    def row(self, i: int, shorter: int = 0) -> dict:
+        """A row; of rows as tensors, the text without its first tokens."""
+        size = len(self.rows[i]["input_ids"])
+        return {
+            name: x[shorter:] if torch.is_tensor(x) and x.dim() and len(x) == size else x
+            for name, x in self.rows[i].items()
+        }
 
     def labels_in(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
         """`num_items_in_batch`, as the Trainer counts it."""
@@ -262,6 +272,7 @@ def trainable_hypernet(kind: str, fixture: Callable) -> Trainable:
         DataCollatorForTextPairs(tokenizer),
         tokenizer,
         output="start_logits" if kind == "answers" else "logits",
+        over=None if kind == "classes" else "attention_mask",
         steps=100,
         first_label=0 if kind == "tags" else None,
     )
@@ -275,6 +286,7 @@ def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
         DataCollatorForKeyphraseGeneration(tokenizer),
         tokenizer,
         output="log_probs",
+        over="labels",
         regularized={"dropout": 0.1},
         steps=80,
         falls_to=0.4,
@@ -297,7 +309,7 @@ def trainable_moesumm(backbone: str, fixture: Callable) -> Trainable:
         )
     make = partial(tiny_moesumm, main_expert=False) if backbone == "flat" else partial(tiny_moesumm, backbone)
     dropout = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
-    return Trainable(make, rows, regularized={"changes": dropout}, falls_to=0.6)
+    return Trainable(make, rows, over="labels", regularized={"changes": dropout}, falls_to=0.6)
 
 
 def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
@@ -323,6 +335,7 @@ def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
     return Trainable(
         make,
         rows,
+        over=None if policy == "classes" else "attention_mask",
         regularized={"attention_dropout": 0.1},
         balanced={"router_aux_loss_coef": 0.5},
         falls_to=0.7 if policy == "classes" else 0.3,

@@ -1,49 +1,124 @@
 """Tables of merging and of merged mixtures."""
 
+import statistics
+
 from . import DOCS, load, provenance
+
+LABELS = {
+    "floor": "floor: `copy_file_range` and fsync of the same bytes",
+    "base": "`lexperts merge compose`, `average: base`",
+    "no-verify": "the same with `--no-verify`",
+    "mean": "`lexperts merge compose`, `average: mean`",
+    "ties": "`lexperts merge compose`, `average: ties`",
+    "mergekit": "mergekit-moe {version} (same as `average: base`)",
+    "check": "`lexperts merge check`",
+}
+SHAPES = {
+    "1b": "Llama-3.2-1B's shape",
+    "8b-thin": "Llama-3-8B's width, 4 layers",
+    "8b-wide": "Llama-3-8B's width, 2 layers",
+}
+
+
+def speed_rows(record: dict) -> list[dict]:
+    """One row per shape, condition and candidate with medians; from rows, or from a record of before they were rows."""
+    if isinstance(record["results"], dict):
+        return [
+            {
+                "shape": shape, "condition": "cached-quiet", "candidate": name, "experts": result["experts"],
+                "output_bytes": result["output_bytes"], "seconds": row["median_seconds"], "cpu_seconds": None,
+                "anonymous_mib": row["peak_anonymous_mib"],
+            }
+            for shape, result in record["results"].items()
+            for name, row in result["candidates"].items()
+        ]  # fmt: skip
+    groups: dict[tuple, list[dict]] = {}
+    for row in record["results"]:
+        groups.setdefault((row["shape"], row["condition"], row["candidate"]), []).append(row)
+    medians = []
+    for rows in groups.values():
+        fields = {name: statistics.median(row[name] for row in rows) for name in ("seconds", "cpu_seconds")}
+        medians.append({**rows[0], **fields, "anonymous_mib": max(row["anonymous_mib"] for row in rows)})
+    return medians
 
 
 def merge_speed() -> str:
-    """Time and memory of composing, relative to copying the same bytes."""
+    """Time, processor time and memory of composing, relative to copying the same bytes."""
     record = load("merge_speed")
-    labels = {
-        "floor": "floor: `copy_file_range` and fsync of the same bytes",
-        "base": "`lexperts merge compose`, `average: base`",
-        "mean": "`lexperts merge compose`, `average: mean`",
-        "mergekit": f"mergekit-moe {(record['settings']['mergekit'] or {}).get('mergekit', '')} (same as `average: base`)",
-        "check": "`lexperts merge check`",
-    }
-    names = {"1b": "Llama-3.2-1B's shape", "8b-thin": "Llama-3-8B's width, 4 layers"}
-    lines = ["| | | seconds | time / floor | peak anonymous memory |", "| --- | --- | --- | --- | --- |"]
-    for shape, result in record["results"].items():
-        title = f"{names[shape]}: {result['experts']} experts, {result['output_bytes'] / 1e9:.2f} GB written"
-        for name, row in result["candidates"].items():
-            ratio = f"{row['times_floor']:.2f}" if "times_floor" in row else ""
-            memory = f"{row['peak_anonymous_mib']:,.0f} MiB"
-            lines.append(f"| {title} | {labels[name]} | {row['median_seconds']:.1f} | {ratio} | {memory} |")
-            title = ""
-    rounds = record["settings"]["rounds"]
-    note = f"Complete processes, medians of {rounds} interleaved rounds, sources in the page cache. "
+    rows, version = speed_rows(record), (record["settings"]["mergekit"] or {}).get("mergekit", "")
+    lines = ["| | | seconds | time / floor | processor seconds | peak anonymous memory |", "| --- |" + " --- |" * 5]
+    known = set()
+    for row in rows:
+        group = (row["shape"], row["condition"])
+        same = [other for other in rows if (other["shape"], other["condition"]) == group]
+        floor = next((other["seconds"] for other in same if other["candidate"] == "floor"), None)
+        sources, load_ = row["condition"].split("-")
+        size = next((other["output_bytes"] for other in same if "output_bytes" in other), 0)
+        title = f"{SHAPES[row['shape']]}: {row['experts']} experts, {size / 1e9:.2f} GB written; sources {sources}, "
+        title += "idle machine" if load_ == "quiet" else "one of two cores busy"
+        ratio = f"{row['seconds'] / floor:.2f}" if floor and row["candidate"] not in ("floor", "check") else ""
+        cpu = "" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.1f}"
+        label = LABELS[row["candidate"]].format(version=version)
+        memory = f"{row['anonymous_mib']:,.0f} MiB"
+        lines.append(
+            f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
+        )
+        known.add(group)
+    note = "Complete processes. Cached sources are in the page cache, cold ones are not. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT`"
     return "\n".join([*lines, "", note + provenance(record) + command])
 
 
 def comparison() -> str:
     """Composing four experts beside mergekit-moe: seconds and memory."""
-    result = load("merge_speed")["results"]["1b"]
-    rows = {
+    rows = [r for r in speed_rows(load("merge_speed")) if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
+    by_name = {row["candidate"]: row for row in rows}
+    names = {
         "mean": "`lexperts merge compose`",
         "base": "the same, shared weights from the base",
         "mergekit": "mergekit-moe 0.1.5, the same",
     }
+    opened = {
+        "mergekit": "transformers 5"
+    }  # its experts are fused; ours have the names of transformers 4, which 5 reads too
+    first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
     lines = [
-        f"| {result['experts']} experts of Llama-3.2-1B's shape, {result['output_bytes'] / 1e9:.1f} GB written | seconds | peak memory |",
-        "| --- | --- | --- |",
+        f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
+        "| --- | --- | --- | --- |",
     ]
-    for name, label in rows.items():
-        row = result["candidates"][name]
-        lines.append(f"| {label} | {row['median_seconds']:.1f} | {row['peak_anonymous_mib']:,.0f} MiB |")
-    return "\n".join([*lines, "", f"[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
+    for name, label in names.items():
+        row = by_name[name]
+        opens = opened.get(name, "transformers 4 and 5, llama.cpp")
+        lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
+    where = "On an idle machine, with the sources in the page cache. "
+    return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
+
+
+def merge_engines() -> str:
+    """What engines compute for the mixtures of every family."""
+    record = load("merge_engines")
+
+    def cell(row: dict | None) -> str:
+        if row is None:
+            return ""
+        if "difference" not in row:
+            return "refused" if "refused" in row else "does not open"
+        return f"{row['difference']:.1g}" + (f", {row['equal_tokens']} of 30 tokens" if "equal_tokens" in row else "")
+
+    rows = record["results"]["families"]
+    versions = {
+        engine: next((row[engine]["version"] for row in rows.values() if "version" in row.get(engine, {})), "")
+        for engine in ("transformers_4", "llama_cpp")
+    }
+    lines = [
+        "| experts | composed as | equal experts and dense model | "
+        f"transformers {versions['transformers_4']} | llama.cpp (llama-cpp-python {versions['llama_cpp']}) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        engines = " | ".join(cell(row.get(engine)) for engine in ("transformers_4", "llama_cpp"))
+        lines.append(f"| {name} | `{row['class']}` | {row['equal_experts']:.1g} | {engines} |")
+    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/merge_engines.py --help`"])
 
 
 def moe_speed() -> str:
@@ -80,3 +155,22 @@ def lexicon_merge() -> str:
         name = label.replace(" a token", " per token").replace(" a row", " per row")
         lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+
+
+def merge_means() -> str:
+    """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
+    record = load("merge_means")
+    runs = record["results"]
+    columns = list(next(iter(runs[0]["perplexity"].values())))
+    lines = [f"| perplexity, mean of {len(runs)} seeds | {' | '.join(columns)} | standard deviation of all |"]
+    lines.append("| --- |" + " --- |" * (len(columns) + 1))
+    for label in runs[0]["perplexity"]:
+        values = {name: [run["perplexity"][label][name] for run in runs] for name in columns}
+        cells = [f"{statistics.mean(values[name]):.1f}" for name in columns]
+        deviation = statistics.stdev(values["all"]) if len(runs) > 1 else 0.0
+        lines.append(f"| {label} | {' | '.join(cells)} | {deviation:.2f} |")
+    chosen = {name: ", ".join(str(run["densities"][name]) for run in runs) for name in runs[0]["densities"]}
+    note = (
+        "Densities, chosen on validation rows for each seed: " + "; ".join(f"{n} {v}" for n, v in chosen.items()) + ". "
+    )
+    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_means.py --data PATH`"])

@@ -8,11 +8,12 @@ def serving() -> str:
     record = load("serving")
     settings = record["settings"]
     lines = [
-        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after |",
+        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after, median / 99% |",
         "| --- |" + " --- |" * 6,
     ]
     for row in record["results"]:
-        after = "" if row["refused_p99_ms"] is None else f"{row['refused_p99_ms']:,.0f} ms"
+        values = [row.get(f"refused_p{q}_ms") for q in (50, 99)]
+        after = " / ".join(f"{value:,.0f} ms" for value in values if value is not None)
         lines.append(
             f"| {row['clients']} | {row['documents_per_second']:.1f} | {row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | "
             f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} |"
@@ -40,5 +41,51 @@ def many_documents() -> str:
     note = (
         f"{settings['documents']:,} documents, {settings['bad_rows']} of them without a text, from Parquet to Parquet, one core per process, "
         f"start-up not counted. {provenance(record)} `python benchmarks/many_documents.py --data PATH --documents {settings['documents']}`"
+    )
+    return "\n".join([*lines, "", note])
+
+
+def killed_runs() -> str:
+    """What became of runs that were killed."""
+    record = load("killed_runs")
+    settings = record["settings"]
+    lines = ["| engine, killed | moments | blocks finished by then | rows lost | rows twice | same rows | same bytes |"]
+    lines.append("| --- |" + " --- |" * 6)
+    for name in dict.fromkeys(row["kind"] for row in record["results"]):
+        rows = [row for row in record["results"] if row["kind"] == name]
+        finished = [row["blocks_finished"] for row in rows]
+        lost, twice = (sum(row[key] for row in rows) for key in ("lost", "twice"))
+        rows_same, same = (
+            sum(row[key] and not row["blocks_different"] for row in rows) for key in ("same_rows", "same_bytes")
+        )
+        lines.append(
+            f"| {name} | {len(rows)} | {min(finished)} to {max(finished)} | {lost} | {twice} | {rows_same} of {len(rows)} | "
+            f"{same} of {len(rows)} |"
+        )
+    blocks = -(-settings["documents"] // settings["block_size"])
+    note = (
+        f"{settings['documents']:,} documents in {blocks} blocks, a tiny model. Finished blocks are compared when the run is killed, the output "
+        f"at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH`"
+    )
+    return "\n".join([*lines, "", note])
+
+
+def corpus_growth() -> str:
+    """Memory and documents a second by the number of documents and workers."""
+    record = load("corpus_growth")
+    lines = [
+        "| documents | workers | documents a second | MB of a worker, early | at the end | MB of the command | lost | twice | bad rows |"
+    ]
+    lines.append("| --- |" + " --- |" * 8)
+    for row in sorted(record["results"], key=lambda row: (row["workers"], row["documents"])):
+        workers = row["workers"] or "none (local)"
+        reported = f"{row['errors']:,} of {-(-row['documents'] // record['settings']['bad_rows']):,} reported"
+        lines.append(
+            f"| {row['documents']:,} | {workers} | {row['documents_per_second']:.0f} | {row['worker_megabytes_early']:.0f} | "
+            f"{row['worker_megabytes_late']:.0f} | {row['command_megabytes']:.0f} | {row['lost']} | {row['twice']} | {reported} |"
+        )
+    note = (
+        "From Parquet to Parquet, start-up included, one core per process; a tiny model with random weights, so that these are the limits of "
+        f"everything but the model. {provenance(record)} `python benchmarks/corpus_growth.py --data PATH`"
     )
     return "\n".join([*lines, "", note])

@@ -29,7 +29,7 @@ def spans_of(text: str) -> tuple[list[tuple[int, int]], list[tuple[int, int, int
     return marks, words, tokens.attrs["num_experts"]
 
 
-def draw(text: str) -> str:
+def render_svg(text: str) -> str:
     """The picture of a text."""
     marks, words, experts = spans_of(text)
     lines = textwrap.wrap(text, COLUMNS)
@@ -73,5 +73,5 @@ def draw(text: str) -> str:
 
 if __name__ == "__main__":
     paragraph = (FOLDER.parents[1] / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
-    (FOLDER / "keyphrases.svg").write_text(draw(paragraph), encoding="utf-8")
+    (FOLDER / "keyphrases.svg").write_text(render_svg(paragraph), encoding="utf-8")
     print(f"wrote {FOLDER / 'keyphrases.svg'}")

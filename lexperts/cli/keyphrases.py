@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 
 from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
+from .generate import generate
 from .many import Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
 from .serve import serve
 
-app = new_app("keyphrases", "Keyphrases of documents: extract and score them, analyse a model's experts.")
+app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them, analyse a model's experts.")
 app.command()(serve)
+app.command()(generate)
 
 Source = Annotated[
     str,

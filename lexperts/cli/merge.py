@@ -2,7 +2,9 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -89,13 +91,31 @@ def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool 
     """Runs a command. User errors end it with exit status 2, and are printed without a traceback."""
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or DEFAULT_WIDTH)
     view = Screen(as_json, Console(width=width), Console(stderr=True))
-    errors = (MergeError, OSError, ImportError)
+    errors, restore = (MergeError, OSError, ImportError), handle_sigterm()
     try:
         with user_errors(debug, view.error, errors=errors, format=format_os_error if resumable else format_error):
             yield view
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         view.log("interrupted", "yellow", interruption_hint(out, resumable))
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(error, TerminatedError) else 130) from None
+    finally:
+        restore()
+
+
+class TerminatedError(KeyboardInterrupt):
+    """The process has received SIGTERM, as schedulers and `kill` send it."""
+
+
+def handle_sigterm() -> Callable[[], Any]:
+    """Lets SIGTERM end a command like Ctrl-C, so that it says what was written. Returns what restores the handler."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+
+    def terminate(*_):
+        raise TerminatedError
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    return lambda: signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
 def format_os_error(error: Exception) -> str:
@@ -129,6 +149,12 @@ def compose(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     low_memory: LowMemory = False,
     allow: Allow = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Trust the disks: sources are not hashed or scanned for NaN. Faster.")
+    ] = False,
+    sha256: Annotated[
+        bool, typer.Option("--sha256", help="Record the SHA-256 of every source file, besides the faster XXH3.")
+    ] = False,
     shard_size: Annotated[float, typer.Option(help="Maximum size of a weights file in GB.")] = SHARD_BYTES / 1e9,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="REPO", help="Upload the mixture to this repository afterwards.")
@@ -148,6 +174,7 @@ def compose(
             return show_plan(view, config, out, allow)
         with progress_bars(view) as progress:
             options = {"resume": resume, "low_memory": low_memory, "allow": allow or None, "progress": progress}
+            options |= {"verify": not no_verify, "sha256": sha256}
             result = merge_tools.compose(config, out, shard_bytes=int(shard_size * 1e9), **options)
         if push_to_hub:
             result["pushed_to"] = push(out, push_to_hub, private)
@@ -230,16 +257,32 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
 
 
 @app.command()
-def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
-    """Compare a mixture with its sources, byte by byte. Exit status 1 if they differ.
+def verify(
+    folder: Folder,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
+        ),
+    ] = None,
+    sha256: Annotated[bool, typer.Option("--sha256", help="Also show the SHA-256 of every source file.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Compare a mixture with its sources and its record: every tensor byte by byte, config.json, the tokenizer's files.
 
-    Example: lexperts merge verify mixture
+    Exit status 1 if something differs.
+
+    Example: lexperts merge verify mixture --source law=models/llama-law
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
-            result = merge_tools.verify(folder, progress=progress)
+            result = merge_tools.verify(folder, sources=read_pairs(source or []), sha256=sha256, progress=progress)
         if as_json:
             print_json(result)
+        for name, files in result.get("files", {}).items():
+            for file, digest in files.items():
+                view.print(f"{name}: {file}: sha256 {digest}")
         for line in [*result["faults"], *result["notes"]]:
             view.print(line)
         counts, faults = result["compared"], len(result["faults"])
@@ -250,6 +293,14 @@ def verify(folder: Folder, as_json: AsJson = False, debug: Debug = False):
         )
         if not result["ok"]:
             raise typer.Exit(1)
+
+
+def read_pairs(pairs: list[str]) -> dict[str, str]:
+    """`["law=models/law"]` -> `{"law": "models/law"}`."""
+    for pair in pairs:
+        if not all(pair.partition("=")[::2]):
+            raise MergeError(f"--source must be NAME=FOLDER, got {pair!r:.200}.")
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args, **options) -> dict[str, Any]:
@@ -333,7 +384,16 @@ def export(
     folder: Folder,
     out: Out,
     format: Annotated[
-        str | None, typer.Option("--format", help="lexicon, or the family's class of transformers, such as mixtral.")
+        str | None,
+        typer.Option("--format", help="lexicon, gguf, or the family's class of transformers, such as mixtral."),
+    ] = None,
+    converter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="For gguf: llama.cpp's convert_hf_to_gguf.py, to be run instead of the package gguf. Default: the "
+            "environment variable LLAMA_CPP_CONVERTER.",
+        ),
     ] = None,
     from_mergekit: Annotated[
         bool, typer.Option("--from-mergekit", help="DIR is a mixture of mergekit 0.1.5: split its fused experts.")
@@ -341,9 +401,9 @@ def export(
     as_json: AsJson = False,
     debug: Debug = False,
 ):
-    """Write a mixture in the other format, or one of mergekit with the tensor names that engines read.
+    """Write a mixture in another format, or one of mergekit with the tensor names that engines read.
 
-    Example: lexperts merge export mixture as-lexicon --format lexicon
+    Example: lexperts merge export mixture mixture.gguf --format gguf
     """
     with screen(as_json, debug, out) as view:
         if (format is None) != from_mergekit:
@@ -351,7 +411,55 @@ def export(
         if from_mergekit:
             edit(view, out, merge_tools.repair, folder, out)
         else:
-            edit(view, out, merge_tools.export, folder, out, format)
+            edit(view, out, merge_tools.export, folder, out, format, converter=converter)
+
+
+@app.command()
+def tune(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A mixture that routes per token, also of other tools.")
+    ],
+    out: Out,
+    domain: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=FILE", help="Texts of a domain: .jsonl with text, or .txt. Repeat for each domain."),
+    ],
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 200,
+    learning_rate: Annotated[float, typer.Option(help="Largest learning rate of AdamW.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(help="Windows of text per step.")] = 8,
+    max_length: Annotated[int, typer.Option(help="Tokens of a window; longer texts are cut.")] = 256,
+    holdout: Annotated[float, typer.Option(help="Share of each domain's texts that perplexity is measured on.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 42,
+    device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Train the gates of a mixture with frozen experts, and show perplexity per domain before and after.
+
+    Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
+    """
+    with screen(as_json, debug, out) as view:
+        domains = dict(read_domain(text) for text in domain)
+        if len(domains) < len(domain):
+            raise MergeError("Two domains have the same name. Give each --domain another name.")
+        options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+        options |= {"holdout": holdout, "seed": seed, "device": device}
+
+        def on_step(step: int, loss: float):
+            if step % max(steps // 10, 1) == 0:
+                view.log("step", "cyan", f"{step} of {steps}, loss {loss:.3f}")
+
+        result = merge_tools.tune(folder, out, domains, **options, on_step=on_step)
+        view.result(result, lambda: console.render_tuning(result))
+        view.print(f"wrote {out}")
+
+
+def read_domain(text: str) -> tuple[str, str]:
+    """NAME=FILE as a pair."""
+    name, equals, file = text.partition("=")
+    if not (name.strip() and equals and file.strip()):
+        raise MergeError(f"--domain {text!r:.200} is not NAME=FILE. Example: --domain law=law.jsonl")
+    return name.strip(), file.strip()
 
 
 @app.command()

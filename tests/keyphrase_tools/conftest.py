@@ -1,6 +1,7 @@
 """Tiny models for the pipeline."""
 
 import pytest
+import torch
 from transformers import pipeline
 
 from tests.keyphrase_tools.known_answers import Lookup
@@ -32,3 +33,26 @@ def lookup(backbone_config, tiny_tokenizer):
         )
 
     return build
+
+
+@pytest.fixture(scope="module")
+def extract(sharp_seke, tiny_tokenizer):
+    """A pipeline over a tiny SEKE whose scores spread."""
+    return pipeline("keyphrase-extraction", model=sharp_seke(), tokenizer=tiny_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def everything(lookup):
+    """A pipeline that finds a keyphrase at every word."""
+    extract = lookup(top_k=None)
+    extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
+    return extract
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A saved model that finds keyphrases."""
+    folder = tmp_path_factory.mktemp("model")
+    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)

@@ -35,15 +35,6 @@ TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    """A saved model that finds keyphrases."""
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def extract(folder):
     return pipeline("keyphrase-extraction", model=str(folder))
 
@@ -182,7 +173,7 @@ def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, mon
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(OSError, match="no space left .*000000000002-.*Free some, and repeat"),
+        pytest.raises(OSError, match="too little space .*000000000002-.*Free some, and repeat"),
     ):
         patch.setattr(os, "fsync", full)
         extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
@@ -193,9 +184,43 @@ def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, mon
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
 def test_a_device_without_space_is_named(tmp_path):
     (tmp_path / ".a.1.tmp").symlink_to("/dev/full")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="no space left"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="too little space"):
         patch.setattr(os, "getpid", lambda: 1)
         block_runs.write_file(tmp_path / "a", b"x")
+
+
+@pytest.mark.parametrize(
+    "number, message",
+    [(errno.EDQUOT, "in the user's quota"), (errno.EFBIG, "limit of file sizes")],
+    ids=["quota", "limit"],
+)
+def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(number, "no")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{message} .*repeat the command to resume"):
+        patch.setattr(os, "fsync", full)
+        extract_file(extract, source, tmp_path / "out.jsonl")
+
+
+def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source, tmp_path, monkeypatch):
+    order, flush, remove = [], block_runs.flush, shutil.rmtree
+    monkeypatch.setattr(block_runs, "flush", lambda path: order.append(path.name) or flush(path))
+    monkeypatch.setattr(shutil, "rmtree", lambda path: order.append(path.name) or remove(path))
+    for suffix in ("jsonl", "parquet"):
+        order.clear()
+        extract_file(extract, source, tmp_path / f"out.{suffix}")
+        assert order == [f"out.{suffix}.new", tmp_path.name, f"out.{suffix}.parts"]
+
+
+def test_two_processes_do_not_write_the_same_output(extract, source, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 1, extract, source, tmp_path / "out.jsonl", block_size=1)
+    with (
+        block_runs.lock_parts(tmp_path / "out.jsonl.parts"),
+        pytest.raises(BlockingIOError, match="Another process writes .*out.jsonl.parts"),
+    ):
+        extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
+    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
 
 
 def test_a_file_that_cannot_be_read_ends_the_command_with_an_error(folder, tmp_path):

@@ -1,19 +1,13 @@
 """Cleaning: what is joined, what is left unchanged, and the mapping of spans back to the source."""
 
-import doctest
 import time
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import keyphrase_tools.clean_text
 from keyphrase_tools.clean_text import CleanText, clean
 from keyphrase_tools.words import join_title, split_words
-
-
-def test_the_docstrings_example_holds():
-    assert doctest.testmod(keyphrase_tools.clean_text).failed == 0
 
 
 @pytest.mark.parametrize(

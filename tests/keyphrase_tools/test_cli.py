@@ -4,7 +4,6 @@ import json
 
 import pytest
 import spacy  # noqa: F401  (explain needs it)
-import torch
 from transformers import pipeline
 from typer.testing import CliRunner
 
@@ -46,25 +45,6 @@ def test_extract_then_score_is_what_the_library_measures(folder, gold, tmp_path)
     shown = call("score", tmp_path / "out.jsonl", gold, "-k", 5).output.splitlines()
     assert shown[0].split() == ["precision", "recall", "F1"]
     assert shown[1].split() == ["@5", *(f"{100 * expected[f'{name}@5']:.1f}" for name in ("precision", "recall", "f1"))]
-
-
-def test_spans_of_extract_refer_to_the_rows_own_fields(tiny_seke, tiny_tokenizer, tmp_path):
-    model = tiny_seke("bert")
-    model.classifier.weight.data *= 0
-    model.classifier.bias.data[:] = torch.tensor([0.0, 5.0, 0.0])  # every word begins a phrase
-    for part in (model, tiny_tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    rows = [{"title": " Graph cuts", "text": "They\nwork."}, {"text": "No title &amp; no field."}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = call("extract", tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--model", tmp_path / "model", "--mentions")
-    assert done.exit_code == 0, done.output
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    for row, own in zip(rows, found, strict=True):
-        for phrase in own["keyphrases"]:
-            assert row[phrase["field"]][phrase["start"] : phrase["end"]] == phrase["keyphrase"]
-            assert phrase["field"] == phrase["mentions"][0]["field"]
-    names = [[phrase["keyphrase"] for phrase in sorted(own["keyphrases"], key=lambda p: p["start"])] for own in found]
-    assert [sorted(own) for own in names] == [["Graph", "They", "cuts", "work"], ["No", "field", "title"]]
 
 
 def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):
@@ -142,7 +122,7 @@ def test_a_missing_model_is_named(command, gold, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["extract", "score", "explain", "card"])
+@pytest.mark.parametrize("command", ["extract", "generate", "score", "explain", "card"])
 def test_the_help_of_each_command_has_an_example(command):
     assert f"  lexperts keyphrases {command} " in call(command, "--help").output
 

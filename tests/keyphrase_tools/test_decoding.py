@@ -1,83 +1,15 @@
-"""Decoding: the reference's vectors, our rules, and the ranking of phrases."""
-
-import doctest
-import json
-from pathlib import Path
+"""Decoding: spans of labels, what a phrase may hold, and the ranking of phrases."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools import decoding
-from keyphrase_tools.decoding import is_phrase, mention_scores, pieces_to_phrases, rank_phrases, tag_spans, word_tags
+from keyphrase_tools.decoding import is_phrase, mention_scores, rank_phrases, tag_spans, word_tags
 from keyphrase_tools.stemming import stem_phrase
 from keyphrase_tools.words import split_words
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
-EXTRACT_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_extract"]
-each_vector = pytest.mark.parametrize("vector", EXTRACT_VECTORS, ids=[v["id"].split("/")[1] for v in EXTRACT_VECTORS])
 some_tags = st.lists(st.integers(0, 2), max_size=12)
-
-
-def extract(vector, **options):
-    return pieces_to_phrases(vector["tags"], vector["word_ids"], vector["words"], rules="seke", **options)
-
-
-def test_the_docstrings_examples_hold():
-    result = doctest.testmod(decoding)
-    assert result.attempted >= 1 and result.failed == 0
-
-
-# ---- the reference's vectors
-
-
-def test_the_vectors_are_all_there():
-    assert len(EXTRACT_VECTORS) == 11
-
-
-@each_vector
-def test_seke_rules_extract_as_the_reference(vector):
-    phrases = extract(vector)
-    assert len(phrases) == vector["expected_len"]
-    if vector["expected_set"] is not None:  # of more than ten, the reference keeps any ten
-        assert sorted(phrases) == vector["expected_set"]
-
-
-@each_vector
-def test_seke_phrases_come_in_text_order(vector):
-    joined = f" {' '.join(vector['words'])} "
-    places = [joined.index(f" {phrase} ") for phrase in extract(vector, max_phrases=None)]
-    assert places == sorted(places)
-
-
-def test_the_first_ten_are_kept_unless_all_are_wanted():
-    (vector,) = (v for v in EXTRACT_VECTORS if v["id"].endswith("more_than_10"))
-    assert extract(vector, max_phrases=None) == vector["words"]
-    assert extract(vector) == vector["words"][:10]
-    assert extract(vector, max_phrases=3) == vector["words"][:3]
-    with pytest.raises(ValueError, match="rules='reference' is not known"):
-        pieces_to_phrases([1], [0], ["graph"], rules="reference")
-
-
-def test_a_b_inside_a_word_ends_a_phrase_under_seke_rules_only():
-    arguments = [0, 1, 2, 1, 2, 0], [None, 0, 1, 1, 2, None], ["neural", "networks", "models"]
-    assert pieces_to_phrases(*arguments, rules="seke") == ["neural networks", "models"]
-    assert pieces_to_phrases(*arguments) == ["neural networks models"]
-
-
-def test_apostrophes_inside_words_are_punctuation_under_seke_rules_only():
-    arguments = [1, 2, 1], [0, 1, 2], ["Bayes's", "rule", "graph"]
-    assert pieces_to_phrases(*arguments) == ["Bayes's rule", "graph"]
-    assert pieces_to_phrases(*arguments, rules="seke") == ["graph"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(some_tags)
-def test_with_one_piece_a_word_both_rules_agree(tags):
-    words = ["graph", "cut", "tree", "net", "flow", "node", "edge", "path", "rank", "seed", "loop", "word"][: len(tags)]
-    arguments = [0, *tags, 0], [None, *range(len(tags)), None], words
-    assert pieces_to_phrases(*arguments) == pieces_to_phrases(*arguments, rules="seke")
 
 
 # ---- phrases as spans

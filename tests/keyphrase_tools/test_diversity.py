@@ -12,17 +12,11 @@ from transformers import AutoModelForTokenClassification, pipeline
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.diversity import WordStates, diversify, phrase_vectors
 from keyphrase_tools.input_documents import split_into_blocks
-from tests.keyphrase_tools.corpora import extract_file, interrupt
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
 
 LABELS = {0: "O", 1: "B-KEY", 2: "I-KEY"}
 LONG = random_text(150, 5)
-
-
-@pytest.fixture(scope="module")
-def extract(sharp_seke, tiny_tokenizer):
-    return pipeline("keyphrase-extraction", model=sharp_seke(), tokenizer=tiny_tokenizer)
 
 
 def hidden_states(extract, text):
@@ -33,7 +27,7 @@ def hidden_states(extract, text):
 
 
 def reference(phrases, vectors, diversity):
-    """Maximal marginal relevance as it is defined, without shortcuts."""
+    """Maximal marginal relevance by its definition, without shortcuts."""
 
     def cosine(i, j):
         return float(vectors[i] @ vectors[j] / (np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])))
@@ -226,17 +220,3 @@ def test_a_stream_of_blocks(extract):
         shares.update(read.shares)
     assert_same([found[i] for i in range(3)], extract(texts, diversity=0.7))
     assert dict(shares) == pytest.approx({0: 1, 1: 1, 2: 1})
-
-
-def test_an_interrupted_corpus_is_resumed(extract, tmp_path, monkeypatch):
-    source, output = tmp_path / "texts", tmp_path / "out.jsonl"
-    source.mkdir()
-    for i in range(12):
-        (source / f"{i:02}.txt").write_text(random_text(5 + 40 * (i % 4), i))
-    options = {"batch_size": 2, "block_size": 3}
-    extract_file(extract, source, tmp_path / "whole.jsonl", diversity=0.6, **options)
-    interrupt(monkeypatch, 2, extract, source, output, diversity=0.6, **options)
-    with pytest.raises(ValueError, match="diversity=0.6 before, 0.5 now"):
-        extract_file(extract, source, output, diversity=0.5, **options)
-    extract_file(extract, source, output, diversity=0.6, **options)
-    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

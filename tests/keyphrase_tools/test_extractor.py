@@ -21,14 +21,6 @@ TITLES = ["Cut graphs", None, "Networks", ""]
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def expected(folder):
     documents = [{"title": title, "text": text} for title, text in zip(TITLES, TEXTS, strict=True)]
     found = [as_written(phrases) for phrases in pipeline("keyphrase-extraction", model=folder)(documents, top_k=3)]

@@ -1,6 +1,5 @@
 """Labels: the reference's vectors, properties of our rules, and rows for training."""
 
-import doctest
 import json
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -10,7 +9,6 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools import labels
 from keyphrase_tools.labels import find, present, tag, tokenize_documents
 from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
@@ -22,11 +20,6 @@ each_vector = pytest.mark.parametrize("vector", LABEL_VECTORS, ids=[v["id"].spli
 # few words, two of them of one stem: keyphrases then nest, overlap and repeat
 some_words = st.lists(st.sampled_from(["graph", "cut", "cuts", "x"]), max_size=12)
 some_keyphrases = st.lists(st.lists(st.sampled_from(["graph", "cut", "x"]), min_size=1, max_size=3).map(" ".join))
-
-
-def test_the_docstrings_examples_hold():
-    result = doctest.testmod(labels)
-    assert result.attempted >= 1 and result.failed == 0
 
 
 # ---- the reference's vectors

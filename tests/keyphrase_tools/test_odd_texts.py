@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import torch
 from transformers import pipeline
 
 from keyphrase_tools import clean_text
@@ -36,14 +35,6 @@ ODD = {
     "decomposed": "cafe\u0301 b\u0308u",
 }
 each = pytest.mark.parametrize("text", ODD.values(), ids=ODD)
-
-
-@pytest.fixture(scope="module")
-def everything(lookup):
-    """A pipeline that finds a keyphrase at every word."""
-    extract = lookup(top_k=None)
-    extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
-    return extract
 
 
 @pytest.fixture(scope="module")

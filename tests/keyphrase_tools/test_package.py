@@ -1,9 +1,13 @@
 """`import keyphrase_tools` registers models and pipeline, imports no NLTK, and offers its modules as attributes."""
 
+import doctest
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,3 +32,9 @@ def test_one_import_registers_the_models_and_gives_the_modules():
     assert modules == "keyphrase_tools.labels keyphrase_tools.metrics"
     assert names.split()[0] == "ExtractionMetrics" and names.split()[1][0].isdigit()
     assert missing == "False" and registered == "seke True"
+
+
+@pytest.mark.parametrize("name", ["clean_text", "decoding", "evaluation", "labels", "metrics"])
+def test_the_examples_of_docstrings_hold(name):
+    result = doctest.testmod(importlib.import_module(f"keyphrase_tools.{name}"))
+    assert result.attempted and not result.failed

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import time
 
 import numpy as np
 import pytest
@@ -13,12 +12,6 @@ from transformers import BertForTokenClassification, pipeline
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.pipeline_keyphrase_extraction import length_limit, read_labels
 from tests.keyphrase_tools.known_answers import LETTERS, Lookup, assert_same, names, random_text
-
-
-@pytest.fixture(scope="module")
-def extract(sharp_seke, tiny_tokenizer):
-    return pipeline("keyphrase-extraction", model=sharp_seke(), tokenizer=tiny_tokenizer)
-
 
 # ---- long documents
 
@@ -99,16 +92,6 @@ def test_no_keyphrase_reaches_beyond_the_cut(lookup, last):
     text, beginning = " ".join(words), " ".join(words[:62])
     assert extract(text, on_long="truncate") == extract(beginning)
     assert bool(extract(beginning)) is (last != "c")
-
-
-def test_two_hundred_thousand_words_are_read_to_the_end(tiny_seke, tiny_tokenizer):
-    extract = KeyphraseExtractionPipeline(tiny_seke(use_rnn=False), tiny_tokenizer)
-    text = "graph cuts of the network " * 40_000
-    start = time.perf_counter()
-    answer = extract(text, batch_size=64, top_k=None)
-    assert time.perf_counter() - start < 40
-    ends = [mention["end"] for phrase in answer for mention in phrase["mentions"]]
-    assert len(ends) > 10_000 and max(ends) > len(text) - 50
 
 
 # ---- models and tokenizers

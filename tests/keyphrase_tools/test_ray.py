@@ -29,14 +29,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "R
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """120 documents, three of which have no text."""
     texts = [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 9)) for i in range(120)]
@@ -47,7 +39,7 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(folder, source, tmp_path_factory):
+def output_without_ray(folder, source, tmp_path_factory):
     """The output without Ray."""
     path = tmp_path_factory.mktemp("whole") / "out.jsonl"
     extract_file(folder, source, path, block_size=10, num_threads=1)
@@ -61,9 +53,9 @@ def cluster():
     ray.shutdown()
 
 
-def test_two_workers_write_what_one_process_writes(cluster, folder, source, whole, tmp_path):
+def test_two_workers_write_what_one_process_writes(cluster, folder, source, output_without_ray, tmp_path):
     found = extract_file(folder, source, tmp_path / "out.jsonl", block_size=10, engine=RayEngine(workers=2))
-    assert found == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == whole.read_bytes()
+    assert found == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == output_without_ray.read_bytes()
 
 
 class Fatal(KeyphraseExtractor):
@@ -78,7 +70,9 @@ class Fatal(KeyphraseExtractor):
 
 
 @pytest.mark.parametrize("is_once", [True, False])
-def test_a_lost_workers_block_is_processed_again_and_not_forever(cluster, is_once, folder, source, whole, tmp_path):
+def test_a_lost_workers_block_is_processed_again_and_not_forever(
+    cluster, is_once, folder, source, output_without_ray, tmp_path
+):
     process = Fatal(folder)
     process.once = tmp_path / "done" if is_once else None
 
@@ -93,12 +87,50 @@ def test_a_lost_workers_block_is_processed_again_and_not_forever(cluster, is_onc
 
     if is_once:
         assert run()[:2] == (120, 3) and (tmp_path / "done").exists()
-        assert lines(tmp_path / "out.jsonl") == lines(whole)
+        assert lines(tmp_path / "out.jsonl") == lines(output_without_ray)
     else:
         with pytest.raises(
             RuntimeError, match="Documents 40 to 49 could not be processed: its worker was lost 4 times"
         ):
             run()
+
+
+class LoadedWhenDescribed:
+    """A process that can work only after `describe`, as those of summaries and definitions, and whose worker is lost once."""
+
+    def __init__(self, mark, lost_in="", differs=False):
+        self.mark, self.lost_in, self.differs = mark, lost_in, differs
+
+    def lose(self, place):
+        if self.lost_in == place and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def describe(self):
+        self.lose("describe")
+        self.is_loaded = True
+        return {"weights": os.getpid() if self.differs else 0}
+
+    def process_rows(self, rows, progress=lambda documents: None):
+        self.lose("process_rows")
+        return [{"loaded": self.is_loaded} for _ in rows]
+
+    def types(self):
+        return {"loaded": pyarrow.bool_(), "error": pyarrow.string()}
+
+
+@pytest.mark.parametrize("workers, lost_in", [(1, "describe"), (1, "process_rows"), (2, "process_rows")])
+def test_a_worker_in_place_of_a_lost_one_loads_the_model(cluster, workers, lost_in, source, tmp_path):
+    corpus, engine = Corpus(source, title_column=None), RayEngine(workers=workers)
+    process = LoadedWhenDescribed(tmp_path / "lost", lost_in)
+    assert run_blocks(process, corpus, tmp_path / "out.jsonl", block_size=10, engine=engine)[:2] == (120, 0)
+    assert (tmp_path / "lost").exists() and all(row["loaded"] for row in lines(tmp_path / "out.jsonl"))
+
+
+def test_workers_with_different_models_are_refused(cluster, source, tmp_path):
+    process, engine = LoadedWhenDescribed(tmp_path / "lost", differs=True), RayEngine(workers=2)
+    with pytest.raises(ValueError, match="not the same in all workers: they differ in weights"):
+        run_blocks(process, Corpus(source, title_column=None), tmp_path / "out.jsonl", block_size=1, engine=engine)
 
 
 def command(source, output, folder, *options):
@@ -116,7 +148,9 @@ def command(source, output, folder, *options):
     ]
 
 
-def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(folder, source, whole, tmp_path):
+def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(
+    folder, source, output_without_ray, tmp_path
+):
     """First the driver is killed, then a worker of the run that resumes."""
     output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
     start = command(source, output, folder, "--engine", "ray", "--workers", "2", "--block-size", "10")
@@ -138,7 +172,7 @@ def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(fo
     _, errors = process.communicate()
     assert process.returncode == 0, errors.decode()[-2000:]
     assert all(finished[name] == content for name, content in kept.items())
-    assert output.read_bytes() == whole.read_bytes()
+    assert output.read_bytes() == output_without_ray.read_bytes()
 
 
 def test_a_model_that_does_not_load_in_a_worker_is_one_message(cluster, source, tmp_path):
@@ -168,6 +202,16 @@ def test_an_address_that_does_not_answer_is_named_quickly(folder, source, tmp_pa
             assert time.monotonic() - started < 20
 
 
+def test_an_address_of_another_server_is_named(cluster, monkeypatch):
+    engines.check_address(ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr(engines, "TIMEOUT", 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        for name in (address, f"ray://{address}"):
+            with pytest.raises(ConnectionError, match="no Ray cluster answers there"):
+                engines.check_address(name)
+
+
 def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     paths = [str(source), str(tmp_path / "out.jsonl")]
@@ -180,7 +224,7 @@ def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["class", "instance"])
-def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, whole, tmp_path):
+def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, output_without_ray, tmp_path):
     data = ray.data.read_parquet(str(source))
     if kind == "class":
         data = data.map_batches(
@@ -194,7 +238,7 @@ def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, 
         data = data.map_batches(KeyphraseExtractor(folder), batch_format="pyarrow", batch_size=10)
     data.write_parquet(str(tmp_path / "out"))
     rows = parquet.read_table(tmp_path / "out").sort_by("id").to_pylist()
-    expected = sorted(lines(whole), key=lambda row: row["id"])
+    expected = sorted(lines(output_without_ray), key=lambda row: row["id"])
     assert [row["id"] for row in rows] == [row["id"] for row in expected]
     assert [row["error"] for row in rows] == [row.get("error") for row in expected]
     for row, other in zip(rows, expected, strict=True):

@@ -1,7 +1,5 @@
 """Scores of spans: computed by hand, and from the Trainer's logits over whole documents."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,11 +11,6 @@ from keyphrase_tools.labels import tag
 from keyphrase_tools.words import split_words
 
 ID2LABEL = {0: "O", 1: "B", 2: "I"}
-
-
-def test_the_docstrings_example_holds():
-    (example,) = doctest.DocTestFinder().find(span_scores, "span_scores", globs={"span_scores": span_scores})
-    assert doctest.DocTestRunner().run(example) == doctest.TestResults(0, 1)
 
 
 @pytest.mark.parametrize(

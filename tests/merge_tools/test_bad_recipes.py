@@ -25,7 +25,7 @@ def pair(tmp_path, experts):
 RECIPES = {
     "unknown key": ({"expert": []}, "'expert' in the recipe. Did you mean 'experts'"),
     "unknown key of mergekit": ({"gate_model": "hidden"}, "'gate_model' in the recipe. Did you mean 'gate_mode'"),
-    "unknown key far off": ({"x": 1}, "'x' in the recipe. Choose from: allow, average, base_model"),
+    "unknown key far off": ({"x": 1}, "'x' in the recipe. Choose from: allow, attention, average"),
     "no key": ({None: 1}, "None in the recipe"),
     "k": ({"experts_per_token": 3}, r"experts_per_token=3 .* \(2\). Use 2"),
     "k of zero": ({"experts_per_token": 0}, "experts_per_token in the recipe must be a positive integer, got 0"),

@@ -29,7 +29,7 @@ DAMAGE = {
     "no experts": ("merge_record.json", lambda content: content.pop("experts")),
     "experts that are numbers": ("merge_record.json", lambda content: content.update(experts=[1, 2])),
     "an expert without files": ("merge_record.json", lambda content: content["experts"][0].update(files=[])),
-    "files without a hash": ("merge_record.json", lambda content: content["experts"][0]["files"][0].pop("sha256")),
+    "files without a size": ("merge_record.json", lambda content: content["experts"][0]["files"][0].pop("bytes")),
     "a recipe of one expert": ("merge_record.json", lambda content: content["recipe"]["experts"].pop()),
     "a size that is a word": ("config.json", lambda content: content.update(hidden_size="wide")),
     "no layers": ("config.json", lambda content: content.pop("num_hidden_layers")),

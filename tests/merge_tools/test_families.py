@@ -38,13 +38,14 @@ MODELS = {
 }
 
 
-def save(folder, name, seed, dtype=torch.float32):
+def save(folder, name, seed, dtype=torch.float32, tokenizer=None, **changes):
     """Saves a tiny model of the family, with norms and biases drawn too, and its tokenizer."""
     model_type, options = MODELS[name]
-    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": 45, **options})
+    tokenizer = tokenizer or tiny_tokenizer()
+    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": len(tokenizer), **options, **changes})
     model = randomize(AutoModelForCausalLM.from_config(config), seed)
     model.to(dtype).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -131,32 +132,55 @@ def test_gates_are_equal_with_one_layer_in_memory(name, tmp_path):
         assert_close(one[key], two[key], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("option", [{"routing_policy": "domain"}, {"router_layers": ["q_proj"]}, {"format": "lexicon"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"format": "lexicon"},
+        {"routing_policy": "domain"},
+        {"routing_policy": "sequence_soft"},
+        {"routing_policy": "sequence_hard", "router_layers": ["v_proj", "down_proj"], "router_layers_index": [1]},
+        {"router_layers": ["q_proj", "k_proj", "o_proj", "mlp"]},
+    ],
+)
 def test_lexicon_takes_the_families_that_it_can_represent(name, option, tmp_path):
     folders = [save(tmp_path / expert, name, 3) for expert in ("birds", "ships")]
     recipe = recipe_of(folders, **option)
-    if name in ("llama", "mistral"):
+    if name not in ("olmo2", "mistral with a window"):
         compose(recipe, tmp_path / "out")
-        ids = {"domain_ids": torch.tensor([1, 1])} if option.get("routing_policy") else {}
+        ids = {"domain_ids": torch.tensor([1, 1])} if option.get("routing_policy") == "domain" else {}
         mixture = open_model(tmp_path / "out")
         assert type(mixture).__name__ == "LexiconForCausalLM"
         assert_close(logits_of(mixture, IDS, **ids), logits_of(open_model(folders[0]), IDS), atol=2e-4, rtol=1e-4)
     else:
-        reason = "sliding_window is 8" if "window" in name else "of these types can be routed like this: llama, mistral"
+        able = "of these types can be routed like this: llama, mistral, qwen2, qwen3"
+        reason = "sliding_window is 8" if "window" in name else able
         refused(tmp_path, recipe, reason)
 
 
-def test_a_stock_mixture_is_exported_to_lexicon_only_if_it_can_hold_it(tmp_path):
-    for kind in ("mistral", "qwen3"):
-        folders = [save(tmp_path / kind / expert, kind, seed) for seed, expert in enumerate(("birds", "ships"))]
-        compose(recipe_of(folders), tmp_path / kind / "out")
-    export(tmp_path / "mistral" / "out", tmp_path / "lexicon", "lexicon")
-    mixture, stock = open_model(tmp_path / "lexicon"), open_model(tmp_path / "mistral" / "out")
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3 with biases"])
+def test_a_stock_mixture_is_exported_to_lexicon_and_back(kind, tmp_path):
+    folders = [save(tmp_path / expert, kind, seed) for seed, expert in enumerate(("birds", "ships", "tools"))]
+    compose(recipe_of(folders), tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "lexicon", "lexicon")
+    mixture, stock = opened(tmp_path / "lexicon"), open_model(tmp_path / "out")
+    assert type(mixture).__name__ == "LexiconForCausalLM"
     assert_close(logits_of(mixture, IDS), logits_of(stock, IDS), atol=2e-4, rtol=1e-4)
-    with pytest.raises(MergeError, match="lexicon: its attention is that of a qwen3"):
-        export(tmp_path / "qwen3" / "out", tmp_path / "other", "lexicon")
-    with pytest.raises(MergeError, match="Use qwen3_moe or lexicon"):
-        export(tmp_path / "qwen3" / "out", tmp_path / "other", "mixtral")
+    assert verify(tmp_path / "lexicon")["ok"]
+    export(tmp_path / "lexicon", tmp_path / "back", FAMILIES[MODELS[kind][0]].mixture)
+    before, after = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "back")
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    add(tmp_path / "lexicon", {"source_model": str(folders[0]), "name": "again"}, tmp_path / "four")
+    extract(tmp_path / "four", "again", tmp_path / "dense")
+    assert type(opened(tmp_path / "dense")) is type(open_model(folders[0]))
+
+
+def test_formats_that_cannot_hold_a_mixture_are_refused(tmp_path):
+    folders = [save(tmp_path / expert, "olmo2", seed) for seed, expert in enumerate(("birds", "ships"))]
+    compose(recipe_of(folders), tmp_path / "out")
+    with pytest.raises(MergeError, match="lexicon: it cannot represent the layers of olmo2"):
+        export(tmp_path / "out", tmp_path / "other", "lexicon")
+    with pytest.raises(MergeError, match="Use flex_olmo, lexicon or gguf"):
+        export(tmp_path / "out", tmp_path / "other", "mixtral")
 
 
 def test_a_window_is_carried_and_two_that_differ_are_warned_about(tmp_path):
@@ -193,7 +217,11 @@ def test_another_family_is_refused_with_the_list_of_those_supported(tmp_path):
     refused(tmp_path, recipe_of(folders), f"'gpt2'; models of these types can be merged: {', '.join(FAMILIES)}")
 
 
-def test_the_tokenizer_travels(name, tmp_path):
+def test_the_tokenizer_travels_with_a_class_of_transformers_4_and_5(name, tmp_path):
     folders = [save(tmp_path / expert, name, 3) for expert in ("birds", "ships")]
     compose(recipe_of(folders), tmp_path / "out")
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("the")["input_ids"]
+    ours, theirs = (json.loads((f / "tokenizer_config.json").read_text()) for f in (tmp_path / "out", folders[0]))
+    assert theirs["tokenizer_class"] == "TokenizersBackend"  # which transformers 4 does not know
+    assert ours == {**theirs, "tokenizer_class": "PreTrainedTokenizerFast"}
+    ids = [AutoTokenizer.from_pretrained(folder)("the owl")["input_ids"] for folder in (tmp_path / "out", folders[0])]
+    assert ids[0] == ids[1]

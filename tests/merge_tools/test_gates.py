@@ -105,9 +105,9 @@ def test_zeros_are_zeros(experts, tmp_path):
     assert len(result) == 2 and all(gate.shape == (3, 32) and not gate.any() for gate in result.values())
 
 
-def test_hidden_gates_are_the_mean_router_input(experts, tmp_path):
+def test_router_input_gates_are_the_mean_router_input(experts, tmp_path):
     folders = experts(3)
-    result = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
+    result = composed(tmp_path / "out", as_experts(folders), gate_mode="router_input")
     for layer in range(2):
         expected = expected_gate(folders[0], f"model.layers.{layer}.mlp", POSITIVE)
         assert_close(result[MLP.format(layer)], expected, atol=1e-5, rtol=1e-5)
@@ -121,7 +121,7 @@ def test_hidden_gates_are_the_mean_router_input(experts, tmp_path):
 def test_router_inputs_are_equal_with_and_without_low_memory(experts, make_expert, tmp_path, low_memory, rope):
     folders, base = experts(3, rope=rope), make_expert(tmp_path / "base", seed=1, rope=rope)
     linears = ["v_proj", "o_proj", "down_proj"]
-    recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="hidden", router_layers=linears)
+    recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="router_input", router_layers=linears)
     compose(recipe, tmp_path / "out", low_memory=low_memory)
     result = read_tensors(tmp_path / "out")
     for layer in range(2):
@@ -140,19 +140,19 @@ def test_the_base_uses_its_rope_settings_in_either_spelling(experts, tmp_path, r
         base = shutil.copytree(folders[0], tmp_path / spelling)
         if spelling == "old":
             old_spelling(base)
-        recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="hidden")
+        recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="router_input")
         compose(recipe, tmp_path / f"{spelling} out", low_memory=low_memory)
         result[spelling] = read_tensors(tmp_path / f"{spelling} out")[MLP.format(1)]
     assert torch.equal(result["new"], result["old"])
     edit_json(tmp_path / "old" / "config.json", rope_scaling=None)  # negative control: the settings lost
-    recipe = recipe_of(as_experts(folders), base_model=str(tmp_path / "old"), gate_mode="hidden", allow=["rope"])
+    recipe = recipe_of(as_experts(folders), base_model=str(tmp_path / "old"), gate_mode="router_input", allow=["rope"])
     compose(recipe, tmp_path / "lost", low_memory=low_memory)
     assert (read_tensors(tmp_path / "lost")[MLP.format(1)] - result["old"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_low_memory_gives_the_same_gates(experts, tmp_path, dtype):
-    recipe = recipe_of(as_experts(experts(3, dtype=dtype, tied=True)), gate_mode="hidden")
+    recipe = recipe_of(as_experts(experts(3, dtype=dtype, tied=True)), gate_mode="router_input")
     compose(recipe, tmp_path / "whole")
     compose(recipe, tmp_path / "layers", low_memory=True)
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
@@ -163,7 +163,7 @@ def test_low_memory_gives_the_same_gates(experts, tmp_path, dtype):
 @pytest.mark.parametrize("low_memory", [False, True])
 def test_padding_changes_nothing(experts, tmp_path, monkeypatch, low_memory):
     """All texts in one padded batch, and each text alone."""
-    recipe = recipe_of(as_experts(experts(3)), gate_mode="hidden")
+    recipe = recipe_of(as_experts(experts(3)), gate_mode="router_input")
     compose(recipe, tmp_path / "together", low_memory=low_memory)
     monkeypatch.setattr(gates, "BATCH_TOKENS", 1)
     compose(recipe, tmp_path / "alone", low_memory=low_memory)
@@ -178,9 +178,9 @@ def test_padding_changes_nothing(experts, tmp_path, monkeypatch, low_memory):
 
 def test_negative_prompts_are_subtracted(experts, tmp_path):
     folders = experts(3)
-    result = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="hidden")[MLP.format(1)]
+    result = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="router_input")[MLP.format(1)]
     assert_close(result, expected_gate(folders[0], "model.layers.1.mlp", POSITIVE, negative=True), atol=1e-5, rtol=1e-5)
-    without = composed(tmp_path / "without", as_experts(folders), gate_mode="hidden")[MLP.format(1)]
+    without = composed(tmp_path / "without", as_experts(folders), gate_mode="router_input")[MLP.format(1)]
     assert_close(result[1], without[1], atol=1e-6, rtol=1e-5)
     assert (result - without)[[0, 2]].abs().amax(1).min() > 0.01
 
@@ -243,25 +243,60 @@ def test_samples_end_at_line_feeds_only_and_are_utf8(tmp_path, monkeypatch):
         gates.read_samples(tmp_path / "latin.txt", 1)
 
 
-def test_cheap_embed_is_the_mean_embedding_at_every_router(experts, tmp_path):
+def unit(row):
+    return row / row.norm()
+
+
+def last_states(folder, texts):
+    """The input of each layer at the last token, averaged over the texts: (layers, d)."""
+    model, tokenizer = open_model(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        found = [
+            model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False), output_hidden_states=True)
+            for text in texts
+        ]
+    return torch.stack([torch.stack(outputs.hidden_states[:-1])[:, 0, -1].double() for outputs in found]).mean(0)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_hidden_gates_are_the_layers_input_at_the_last_token(experts, tmp_path, low_memory):
+    """As in mergekit-moe: of the layer, before attention and norm, minus that of the negative prompts, of length 1."""
+    folders = experts(3)
+    specs = as_experts(folders, negative=True)
+    compose(recipe_of(specs, gate_mode="hidden"), tmp_path / "out", low_memory=low_memory)
+    rows = [
+        last_states(folders[0], POSITIVE[n]) - (last_states(folders[0], NEGATIVE[n]) if n in NEGATIVE else 0)
+        for n in POSITIVE
+    ]
+    for layer in range(2):
+        result = read_tensors(tmp_path / "out")[MLP.format(layer)]
+        assert_close(result, torch.stack([unit(row[layer]) for row in rows]).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_cheap_embed_is_the_direction_of_the_summed_embeddings_at_every_router(experts, tmp_path):
+    """As in mergekit-moe: the sum over all prompts, of length 1, minus that of the negative prompts, of length 1."""
     folders = experts(3)
     result = composed(tmp_path / "out", as_experts(folders, negative=True), gate_mode="cheap_embed")
     table, tokenizer = read_tensors(folders[0])["model.embed_tokens.weight"], AutoTokenizer.from_pretrained(folders[0])
 
-    def mean(texts):
-        return torch.stack([table[tokenizer(text).input_ids].mean(0) for text in texts]).mean(0)
+    def summed(texts):
+        return unit(torch.stack([table[tokenizer(text).input_ids].sum(0) for text in texts]).sum(0))
 
-    expected = torch.stack([mean(POSITIVE[n]) - (mean(NEGATIVE[n]) if n in NEGATIVE else 0) for n in POSITIVE])
+    rows = [unit(summed(POSITIVE[n]) - (summed(NEGATIVE[n]) if n in NEGATIVE else 0)) for n in POSITIVE]
     for gate in result.values():
-        assert_close(gate, expected, atol=1e-6, rtol=1e-5)
-    with pytest.raises(MergeError, match="cheap_embed .*down_proj"):
-        composed(tmp_path / "other", as_experts(folders), gate_mode="cheap_embed", router_layers=["down_proj"])
+        assert_close(gate, torch.stack(rows), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate_mode", ["hidden", "cheap_embed"])
+def test_routers_whose_input_is_not_a_hidden_state_need_router_input(experts, tmp_path, gate_mode):
+    with pytest.raises(MergeError, match=f"{gate_mode} .*down_proj.*router_input"):
+        composed(tmp_path / "out", as_experts(experts(3)), gate_mode=gate_mode, router_layers=["down_proj"])
 
 
 def test_gates_are_rounded_to_the_mixtures_dtype(experts, tmp_path):
     specs = as_experts(experts(3))
-    exact = composed(tmp_path / "exact", specs, gate_mode="hidden")
-    rounded = composed(tmp_path / "rounded", specs, gate_mode="hidden", dtype="bfloat16")
+    exact = composed(tmp_path / "exact", specs, gate_mode="router_input")
+    rounded = composed(tmp_path / "rounded", specs, gate_mode="router_input", dtype="bfloat16")
     for name in exact:
         assert torch.equal(exact[name].bfloat16().float(), rounded[name])
 
@@ -269,8 +304,8 @@ def test_gates_are_rounded_to_the_mixtures_dtype(experts, tmp_path):
 def test_a_domain_mixture_has_its_first_gate_or_none(experts, tmp_path):
     specs = as_experts(experts(3))
     assert composed(tmp_path / "none", specs, routing_policy="domain") == {}
-    result = composed(tmp_path / "first", specs, routing_policy="domain", gate_mode="hidden")
-    everywhere = composed(tmp_path / "token", specs, gate_mode="hidden")
+    result = composed(tmp_path / "first", specs, routing_policy="domain", gate_mode="router_input")
+    everywhere = composed(tmp_path / "token", specs, gate_mode="router_input")
     assert list(result) == [MLP.format(0)] and torch.equal(result[MLP.format(0)], everywhere[MLP.format(0)])
 
 
@@ -283,7 +318,7 @@ def table_of(card):
 
 def test_the_card_shows_the_routing_of_prompts(experts, tmp_path):
     folders = experts(3)
-    result = composed(tmp_path / "out", as_experts(folders), gate_mode="hidden")
+    result = composed(tmp_path / "out", as_experts(folders), gate_mode="router_input")
     names, rows = table_of((tmp_path / "out" / "README.md").read_text())
     assert names == ["birds", "ships", "tools"]
     shown = [text for texts in POSITIVE.values() for text in texts[:2]]
@@ -299,7 +334,7 @@ def test_the_card_shows_the_routing_of_prompts(experts, tmp_path):
 
 def test_the_card_omits_the_routing_of_prompts_after_the_experts_change(experts, tmp_path):
     folders = experts(4)
-    composed(tmp_path / "out", as_experts(folders[:3]), gate_mode="hidden")
+    composed(tmp_path / "out", as_experts(folders[:3]), gate_mode="router_input")
     new = {"source_model": str(folders[3]), "positive_prompts": ["a leaf of the oak"]}
     add(tmp_path / "out", new, tmp_path / "more")
     assert "Routing of the prompts" not in (tmp_path / "more" / "README.md").read_text()

@@ -74,7 +74,7 @@ def test_without_a_base_or_without_prompts_the_defaults_are_random_gates_and_mea
         ("shared_experts: [{source_model: x}]", "shared_experts in the recipe is a key of mergekit-moe"),
         ("gate_mode: uniform_random", "gate_mode: uniform_random of mergekit-moe"),
         ("gate_mode: hidden_avg", "gate_mode: hidden_avg of mergekit-moe"),
-        ("gate_mode: hidden_last", "gate_mode: hidden_last of mergekit-moe"),
+        ("gate_mode: hidden_last", "gate_mode: hidden_last of mergekit-moe .* Use hidden, which is the same"),
         ("experts: [{source_model: a, noise_scale: 0.1}, b]", "noise_scale in the expert 'a' is a key of mergekit-moe"),
         ("experts: [{source_model: a, residual_scale: 0.1}, b]", "residual_scale in the expert 'a' is a key"),
         ("dtype: int64", "Invalid dtype: 'int64'"),
@@ -95,3 +95,24 @@ def test_keys_of_mergekit_without_a_value_are_ignored(key, experts, tmp_path):
     path, _ = written(tmp_path, experts)
     path.write_text(path.read_text() + f"{key}:\n")
     assert read_recipe(path).gate_mode == "hidden"
+
+
+def test_all_keys_that_cannot_be_read_are_named_at_once(experts, tmp_path):
+    path, _ = written(tmp_path, experts)
+    text = path.read_text().replace('    negative_prompts:\n      - "ships"\n', "    noise_scale: 0.1\n    weigth: 2\n")
+    path.write_text(text + "architecture: qwen\ngate_mode: uniform_random\ndtpye: float16\n")
+    with pytest.raises(MergeError) as error:
+        read_recipe(path)
+    lines = str(error.value).split("\n")
+    names = ("architecture", "uniform_random", "dtpye", "noise_scale", "weigth")
+    assert len(lines) == len(names) and all(name in line for name, line in zip(names, lines, strict=True)), lines
+
+
+def test_sparse_upcycling_of_one_model(experts, tmp_path):
+    """The first example of mergekit's docs/moe.md: eight times the same model, random gates."""
+    (folder,) = experts(1)
+    recipe = {"base_model": str(folder), "gate_mode": "random", "dtype": "bfloat16"}
+    compose({**recipe, "experts": [{"source_model": str(folder)}] * 8}, tmp_path / "out")
+    facts = inspect(tmp_path / "out")
+    assert [expert["name"] for expert in facts["experts"]] == [f"birds-{n}" for n in range(1, 9)]
+    assert facts["shared"].startswith("copied from the base")

@@ -28,7 +28,7 @@ POLICIES = {
     "sequence_soft": {"routing_policy": "sequence_soft"},
     "sequence_hard": {"routing_policy": "sequence_hard"},
     "domain": {"routing_policy": "domain"},
-    "domain with a gate": {"routing_policy": "domain", "gate_mode": "hidden"},
+    "domain with a gate": {"routing_policy": "domain", "gate_mode": "router_input"},
 }
 PROMPTS = {"birds": ["owl owl owl", "wing"], "ships": ["mast mast mast", "the sea"], "tools": ["saw saw", "axe axe"]}
 TEXTS = ["owl owl", "a mast is in the wind of the sea", "saw", "axe axe axe axe axe"]
@@ -52,7 +52,7 @@ def mixture(experts, tmp_path_factory):
     made = {}
 
     def make(identical=False, dtype="float32", **options):
-        options = {"gate_mode": None if options.get("routing_policy") == "domain" else "hidden", **options}
+        options = {"gate_mode": None if options.get("routing_policy") == "domain" else "router_input", **options}
         key = json.dumps([identical, dtype, options])
         if key not in made:
             folders = experts(3, identical=identical, dtype=dtype)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from merge_tools import MergeError, compose, repair
 from merge_tools.families import FAMILIES, MIXTURES
@@ -32,6 +33,7 @@ def fused(request, tmp_path):
     for name, content in contents(tmp_path / "good").items():
         if name not in (MODEL, "merge_record.json", "README.md"):
             (tmp_path / "fused" / name).write_bytes(content)
+    AutoConfig.from_pretrained(tmp_path / "good").save_pretrained(tmp_path / "fused")  # its spelling of num_experts
     return tmp_path
 
 
@@ -42,6 +44,10 @@ def test_a_repaired_mixture_has_the_tensors_of_a_stock_one(fused):
     assert all(torch.equal(good[name], repaired[name]) for name in good)
     assert torch.equal(logits_of(open_model(fused / "repaired"), IDS), logits_of(open_model(fused / "good"), IDS))
     assert (fused / "repaired" / "tokenizer.json").is_file()
+    config = json.loads((fused / "repaired" / "config.json").read_text())
+    assert [config[name] for name in MIXTURES[config["model_type"]].counts] == [2] * len(
+        MIXTURES[config["model_type"]].counts
+    )
 
 
 def test_what_is_not_fused_is_refused(fused):
@@ -51,7 +57,7 @@ def test_what_is_not_fused_is_refused(fused):
         repair(fused / "birds", fused / "repaired")
     config = json.loads((fused / "fused" / "config.json").read_text())
     mixture = MIXTURES[config["model_type"]]
-    edit_json(fused / "fused" / "config.json", **{mixture.count: 3})
+    edit_json(fused / "fused" / "config.json", **dict.fromkeys(mixture.counts, 3))
     with pytest.raises(MergeError, match=r"_proj. has shape .* requires \[3, "):
         repair(fused / "fused", fused / "repaired")
     assert not (fused / "repaired").exists()

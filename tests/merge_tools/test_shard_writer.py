@@ -5,11 +5,13 @@ import os
 import shutil
 import signal
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from merge_tools import MergeError, Progress, check, compose, shard_writer, verify
+from merge_tools import journal as journal_module
 
 from .conftest import contents, open_model, recipe_of, run_python
 from .corruptions import snapshot
@@ -60,17 +62,17 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def interrupted(recipe, out, number=22, **options):
-    """Interrupts `compose` at the n-th write event. Returns the staging folder."""
+def interrupted(recipe, out, phase="write", number=22, **options):
+    """Interrupts `compose` at the n-th event of a phase. Returns the staging folder."""
     with pytest.raises(KeyboardInterrupt):
-        compose(recipe, out, shard_bytes=SHARD, progress=Stop("write", number, interrupt), **options)
+        compose(recipe, out, shard_bytes=SHARD, progress=Stop(phase, number, interrupt), **options)
     assert not out.exists()
     return out.parent / f".{out.name}.partial"
 
 
 def journal(partial):
     lines = [json.loads(line) for line in (partial / "journal.jsonl").read_text().splitlines()]
-    return {kind: [line[kind] for line in lines if kind in line] for kind in ("written", "synced", "audit")}
+    return {kind: [line[kind] for line in lines if kind in line] for kind in ("written", "synced", "seen")}
 
 
 # killed
@@ -240,13 +242,50 @@ def test_a_resume_requires_the_same_recipe_and_sources(merge, tmp_path):
         with pytest.raises(MergeError, match=pattern):
             resume(**changes)
         assert snapshot(partial) == begun and not (tmp_path / "out").exists()
-    os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    resume_again = shutil.copytree(partial, tmp_path / "again" / ".out.partial").parent
+    compose(recipe, resume_again / "out", resume=True, shard_bytes=SHARD)
+    assert contents(resume_again / "out") == expected
+    with ships.open("r+b") as file:  # another value, with the size and the time of before
+        file.seek(-4, os.SEEK_END)
+        last = file.read(4)
+        file.seek(-4, os.SEEK_END)
+        file.write(last[::-1])
+    os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (ships.stat().st_size, ships.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
     with pytest.raises(MergeError, match=pattern):
         resume()
     assert snapshot(partial) == begun
+    with ships.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(last)
     os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns))
-    resume()
-    assert contents(tmp_path / "out") == expected
+
+
+class AfterBytes(Progress):
+    """Interrupts a run once it has written so many bytes more than an earlier one."""
+
+    def __init__(self, known, count):
+        self.left = known + count
+
+    def advance(self, phase, count):
+        self.left -= count if phase == "write" else 0
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+def test_every_one_of_several_interruptions_keeps_what_was_written(merge, tmp_path, monkeypatch):
+    recipe, expected = merge
+    monkeypatch.setattr(shard_writer, "PART_BYTES", 1 << 18)
+    out, known = tmp_path / "out", [0]
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            compose(recipe, out, shard_bytes=SHARD, resume=True, progress=AfterBytes(known[-1], 2_200_000))
+        lines = map(json.loads, (tmp_path / ".out.partial" / "journal.jsonl").read_text().splitlines())
+        written = {line["written"]: line["elements"] for line in lines if "written" in line}
+        known.append(4 * sum(written.values()))
+    assert all(after > before for before, after in pairwise(known)) and known[-1] > 3e6, known
+    compose(recipe, out, shard_bytes=SHARD, resume=True)
+    assert contents(out) == expected
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0\0", b"[1]\n", b'{"pl'])
@@ -274,14 +313,14 @@ def test_a_truncated_journal_is_read_up_to_its_last_line(merge, tmp_path):
 def test_after_a_reboot_only_synced_shards_are_trusted(rebooted, merge, tmp_path, monkeypatch):
     """Shards that were written but not synced are overwritten with zeros: only after a reboot are they written again."""
     recipe, expected = merge
-    partial = interrupted(recipe, tmp_path / "out")
+    partial = interrupted(recipe, tmp_path / "out", "sync", 2)
     known = journal(partial)
     assert known["written"] and known["synced"]
     for file in partial.glob("*.safetensors"):
         if file.name not in known["synced"]:
             file.write_bytes(bytes(file.stat().st_size))
     if rebooted:
-        monkeypatch.setattr(shard_writer, "boot_id", lambda: "another")
+        monkeypatch.setattr(journal_module, "boot_id", lambda: "another")
         with pytest.raises(KeyboardInterrupt):  # a second interruption must not bring the old lines back
             compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD, progress=Stop("write", 3, interrupt))
     compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
@@ -291,7 +330,7 @@ def test_after_a_reboot_only_synced_shards_are_trusted(rebooted, merge, tmp_path
 def test_a_deleted_shard_is_written_again(merge, tmp_path):
     """The journal still lists a shard that was deleted; it must be written again, also when resuming twice."""
     recipe, expected = merge
-    partial = interrupted(recipe, tmp_path / "out")
+    partial = interrupted(recipe, tmp_path / "out", "sync", 2)
     (partial / journal(partial)["synced"][0]).unlink()
     with pytest.raises(KeyboardInterrupt):
         compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD, progress=Stop("write", 3, interrupt))

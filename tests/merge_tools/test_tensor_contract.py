@@ -1,8 +1,14 @@
-"""The tensor names of every mixture are those that llama.cpp reads, by the name maps of the `gguf` package."""
+"""The tensor names and configuration keys of every mixture are those that llama.cpp, vLLM and transformers 4 and 5 read.
 
+For llama.cpp by the name maps of the `gguf` package, for the others by `engines.json`, data with their source and version.
+"""
+
+import json
 import re
+from pathlib import Path
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from merge_tools import compose
 from merge_tools.families import FAMILIES, MIXTURES
@@ -50,3 +56,63 @@ def test_the_fused_names_of_mergekit_are_not_among_them():
 
 def test_every_mixture_that_the_converter_lacks_is_known():
     assert set(MIXTURES) - set(READERS) == {"flex_olmo"}
+
+
+ENGINES = json.loads(Path(__file__).with_name("engines.json").read_text())
+del ENGINES["about"]
+READS = [(engine, name) for engine in ENGINES for name in MODELS]
+# What the class of vLLM does not have.
+MISSING = {("vLLM", "qwen3 with biases"): "model.layers.N.self_attn.o_proj.bias"}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """name in MODELS -> names of the tensors with N for numbers, and config.json; each composed once."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("contract")
+            experts = [save(folder / expert, name, seed) for seed, expert in enumerate(("birds", "ships"))]
+            compose(recipe_of(experts), folder / "out")
+            names = {re.sub(r"\.\d+\.", ".N.", tensor) for tensor in read_tensors(folder / "out")}
+            made[name] = names, json.loads((folder / "out" / "config.json").read_text())
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("engine, name", READS)
+def test_every_engine_finds_the_tensors_and_keys_that_it_reads(engine, name, written):
+    tensors, config = written(name)
+    reads = ENGINES[engine]["classes"].get(config["architectures"][0])
+    if reads is None:
+        pytest.skip(f"{engine} is left out for {config['architectures'][0]}: {ENGINES[engine]['source']}")
+    assert not set(reads["config"]) - config.keys()
+    if "tensors" not in reads:  # of llama.cpp: above
+        return
+    optional = {tensor for tensor in reads["tensors"] if tensor.endswith(".bias") or tensor == "lm_head.weight"}
+    missing = {MISSING[engine, name]} if (engine, name) in MISSING else set()
+    assert tensors - set(reads["tensors"]) == missing
+    assert set(reads["tensors"]) - tensors <= optional
+    assert ("lm_head.weight" in tensors) is not config["tie_word_embeddings"]
+
+
+def test_keys_that_are_written_are_known_to_transformers(written):
+    """A key that neither release knows would be a misspelling; both spellings of dtype and RoPE settings are written."""
+    for name in MODELS:
+        _, config = written(name)
+        known = {"architectures", "model_type", "dtype", "torch_dtype", "rope_scaling", "rope_theta", "rope_parameters"}
+        known |= {"head_dim", "output_router_logits", "router_aux_loss_coef", "initializer_range", "use_cache"}
+        known |= {"attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "num_local_experts"}
+        for engine in ("transformers 4", "transformers 5"):
+            known |= set(ENGINES[engine]["classes"][config["architectures"][0]]["config"])
+        assert not config.keys() - known, name
+
+
+def test_the_contract_of_transformers_5_is_that_of_the_installed_release():
+    """The data name the release that they describe; here the fields are looked up again."""
+    for kind in MIXTURES.values():
+        reads = ENGINES["transformers 5"]["classes"][kind.architecture]["config"]
+        config = CONFIG_MAPPING[kind.model_type]()
+        assert not [field for field in reads if not hasattr(config, field)], kind.model_type

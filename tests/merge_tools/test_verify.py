@@ -235,16 +235,18 @@ def test_inspect_measures_gates(experts, tmp_path):
 def test_inspect_names_every_source_with_its_hash_and_licence(own, tmp_path):
     folders = own(3)
     (folders[1] / "README.md").write_text("---\nlibrary_name: x\nlicense: apache-2.0\n---\n# Ships\n")
-    folder = composed(tmp_path / "out", folders, average="base")
+    folder = tmp_path / "out"
+    compose(recipe(folders, average="base"), folder, sha256=True)
     result = inspect(folder)
     for folder_of, record in zip([folders[0], *folders], [result["base"], *result["experts"]], strict=True):
         content = (folder_of / "model.safetensors").read_bytes()
         noted = {"name": "model.safetensors", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        assert record["files"] == [noted] and record["source"] == str(folder_of)
+        xxh3 = record["files"][0].pop("xxh3")
+        assert len(xxh3) == 32 and record["files"] == [noted] and record["source"] == str(folder_of)
     assert [record.get("license") for record in result["experts"]] == [None, "apache-2.0", None]
     assert result["shared"] == f"copied from the base ({folders[0]})"
     card = (folder / "README.md").read_text()
-    assert f"| ships | {folders[1]} | apache-2.0 | `{result['experts'][1]['files'][0]['sha256'][:16]}` |" in card
+    assert f"| ships | {folders[1]} | apache-2.0 | sha256 `{result['experts'][1]['files'][0]['sha256'][:16]}` |" in card
     assert "license:" not in card.split("---")[1]  # the sources' licences differ
 
 

@@ -111,16 +111,6 @@ def test_windows_beyond_the_encoders_positions_are_refused(tiny_exhird, batch_fo
         model(**batch)
 
 
-def test_positions_restart_in_each_segment(tiny_exhird):
-    """Two like segments are then read alike; documents' positions tell them apart."""
-    off = dict.fromkeys(("use_lead", "use_window", "use_top_k"), False)
-    for restart in (True, False):
-        model = tiny_exhird(relative_attention=None, segment_length=4, restart_positions=restart, **off)
-        with torch.no_grad():
-            memory = model.encoder(torch.tensor([[11, 17, 20, 28] * 2])).last_hidden_state[0]
-        assert torch.allclose(memory[:4], memory[4:], atol=1e-5) == restart
-
-
 # ---- decoder, copying and pairs against slow implementations
 
 

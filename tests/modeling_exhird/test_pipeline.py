@@ -1,6 +1,5 @@
 """pipeline("keyphrase-generation"): documents of any form and length in, keyphrases with their places out."""
 
-import json
 import math
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-import modeling_exhird
 from modeling_exhird import ExhirdTokenizer, KeyphraseGenerationPipeline
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 
-from .conftest import DOCUMENTS, KINDS, each_kind, generate_keyphrases
+from .conftest import DOCUMENTS, each_kind, generate_keyphrases
 
 TEXTS = DOCUMENTS["text"]
 PAIRS = [{"title": title, "text": text} for title, text in zip(DOCUMENTS["title"], TEXTS, strict=True)]
@@ -255,28 +253,8 @@ def test_a_tokenizer_of_another_vocabulary_is_named(model_for):
         pipeline("keyphrase-generation", model=model_for(), tokenizer=other, device="cpu")("graph")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_through_its_pipeline_and_opened_again_it_gives_the_same(kind, generate_for, tmp_path):
-    generate = generate_for(kind)
-    generate.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"]
-    assert saved["impl"] == "pipeline_keyphrase_generation.KeyphraseGenerationPipeline"
-    again = pipeline("keyphrase-generation", model=str(tmp_path), device="cpu")  # no flag: the package is imported
-    assert type(again) is KeyphraseGenerationPipeline and type(again.tokenizer) is ExhirdTokenizer
-    assert (again.tokenizer.subword_tokenizer is not None) == (kind == "pretrained")
-    close(again(PAIRS), generate(PAIRS))
-    again.model.save_pretrained(tmp_path / "plain")  # a model alone names it too, and saves its code
-    plain = json.loads((tmp_path / "plain" / "config.json").read_text())["custom_pipelines"]["keyphrase-generation"]
-    assert plain["impl"] == saved["impl"] and (tmp_path / "plain" / "pipeline_keyphrase_generation.py").exists()
-
-
 def test_the_pipeline_works_in_a_reduced_precision(model_for, tokenizer_for, tmp_path):
     model_for().save_pretrained(tmp_path)
     half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     found = pipeline("keyphrase-generation", model=half, tokenizer=tokenizer_for("bigru"), device="cpu")(PAIRS)
     assert len(found) == 4 and all(isinstance(p["score"], float) for own in found for p in own)
-
-
-def test_the_public_names_are_there():
-    for name in modeling_exhird.__all__:
-        assert getattr(modeling_exhird, name).__doc__

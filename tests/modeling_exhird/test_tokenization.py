@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import time
 import unicodedata
 
@@ -18,7 +16,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from modeling_exhird import ExhirdConfig
 from modeling_exhird.tokenization_exhird import MARKS, SPECIAL, ExhirdTokenizer, split_words
-from tests.loopback_hub import LoopbackHub
 
 WORDS = ["graph", "cuts", "the", "naive", "of", ",", ".", "'", "(", ")", "d12", "a", "s", "<", ">"]
 
@@ -374,60 +371,3 @@ def test_auto_tokenizer_finds_the_class_by_name_and_by_configuration(with_subwor
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert type(loaded) is ExhirdTokenizer
     same(loaded, with_subword_tokenizer)
-
-
-FRESH = """
-import json, sys
-
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "modeling_exhird":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-
-sys.meta_path.insert(0, NotInstalled())
-from transformers import AutoTokenizer
-
-text, *places = sys.argv[1:]
-found = []
-for place in places:
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
-    if place != places[-1]:
-        tokenizer.push_to_hub(places[-1])
-    source = tokenizer.encode_source(text, "graph")
-    read = tokenizer.encode_subwords(text, "graph") if tokenizer.subword_tokenizer is not None else None
-    found.append([type(tokenizer).__module__.split(".")[0], tokenizer(text)["input_ids"], list(source), read])
-print("FOUND" + json.dumps(found))
-"""
-
-
-def run(code, *arguments, folder, **environment):
-    """Runs code in a fresh process, in a folder that holds no code, with an empty cache."""
-    folder.mkdir()
-    caches = {"HF_HOME": str(folder / "cache"), "HF_MODULES_CACHE": str(folder / "modules")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **caches, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.split("FOUND")[1])
-
-
-def test_a_checkpoints_own_code_runs_without_the_project_and_goes_through_a_hub(
-    with_subword_tokenizer, tokenizer, tmp_path
-):
-    plain, both = tmp_path / "plain", tmp_path / "both"
-    tokenizer.save_pretrained(plain)
-    with_subword_tokenizer.save_pretrained(both)
-    ExhirdConfig(vocab_size=len(tokenizer)).save_pretrained(both)  # beside a model
-    with LoopbackHub() as hub:
-        found = run(FRESH, TEXT, plain, both, "tester/exhird-words", folder=tmp_path / "x", **hub.env)
-        assert hub.unknown == []
-    source = json.loads(json.dumps(list(tokenizer.encode_source(TEXT, "graph"))))
-    expected = ["transformers_modules", tokenizer(TEXT)["input_ids"], source]
-    read = with_subword_tokenizer.encode_subwords(TEXT, "graph")
-    assert found == [[*expected, None], [*expected, read], [*expected, read]]

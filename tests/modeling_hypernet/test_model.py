@@ -1,18 +1,13 @@
 """The hypernetwork's three heads on three kinds of encoder: loading, padding, gradients, precision, compilation, decoding."""
 
-import copy
-
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import (
-    AutoModel,
-)
 
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification, HypernetModel
 from modeling_hypernet.crf_hypernet import allowed_transitions
 
-from .conftest import KINDS, TEXTS, TITLES
+from .conftest import KINDS
 
 BACKBONES = ("bert", "deberta-v2", "modernbert")
 # every head once and every encoder once: they do not depend on each other
@@ -21,23 +16,6 @@ each_pair = pytest.mark.parametrize("kind, backbone", list(zip(KINDS, BACKBONES,
 
 def first_output(outputs):
     return outputs.start_logits if "start_logits" in outputs else outputs.logits
-
-
-@each_pair
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_and_other_texts_change_nothing(kind, backbone, side, tiny_hypernet, tiny_tokenizer):
-    model = tiny_hypernet(kind, backbone, bidirectional=True)
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.padding_side = side
-    batch = tokenizer(TITLES, TEXTS, padding="max_length", max_length=50, return_tensors="pt")
-    if side == "left":  # absolute positions count from the first real token
-        batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    with torch.no_grad():
-        together = first_output(model(**batch))
-        for row, pair in enumerate(zip(TITLES, TEXTS, strict=True)):
-            alone = first_output(model(**tokenizer(*pair, return_tensors="pt")))[0]
-            actual = together[row] if kind == "classes" else together[row][batch["attention_mask"][row].bool()]
-            assert_close(actual, alone, rtol=0, atol=1e-5)
 
 
 def test_adapters_need_a_saved_model_with_a_trained_backbone(tiny_hypernet):
@@ -73,20 +51,10 @@ def test_precomputed_states_replace_the_backbone(tiny_hypernet, batch):
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_from_backbone_keeps_the_weights_and_scales_the_generators(
-    backbone, normalize, saved_encoder, batch, tiny_tokenizer
-):
-    model = HypernetModel.from_backbone(
-        saved_encoder(backbone), hidden_size=32, normalize_meta_embedding=normalize, attention_dropout=0.25
-    )
-    encoder_config = model.backbone.config.to_dict()
-    assert 0.25 in (encoder_config.get("attention_dropout"), encoder_config.get("attention_probs_dropout_prob"))
-    encoder = AutoModel.from_pretrained(saved_encoder(backbone))
-    for name, p in encoder.state_dict().items():
-        if "pooler" not in name:
-            assert torch.equal(model.backbone.state_dict()[name], p)
+def test_from_backbone_scales_the_generators(backbone, normalize, saved_encoder, batch):
+    options = {"hidden_size": 32, "normalize_meta_embedding": normalize}
+    model = HypernetModel.from_backbone(saved_encoder(backbone), **options)
     assert (model.config.cls_token_id, model.config.sep_token_id) == (2, 3)
-    assert model.config.text_config.name_or_path == ""
     with torch.no_grad():
         z = model(**batch).meta_embedding
         variance = model.reader.generators[0](z).hidden.var() * 32
@@ -96,14 +64,7 @@ def test_from_backbone_keeps_the_weights_and_scales_the_generators(
         assert z.sum(-1).abs().max() < 1e-5 and lengths.min() > 0.5 and lengths.max() < 1 + 1e-5
 
 
-def test_a_wrong_backbone_and_wrong_options_are_named(saved_encoder, tiny_hypernet, tmp_path):
-    with pytest.raises(OSError, match="'nowhere/at-all'"):
-        HypernetModel.from_backbone("nowhere/at-all")
-    with pytest.raises(ValueError, match="'meta_embedding_sise'.*'meta_embedding_size'"):
-        HypernetModel.from_backbone(saved_encoder(), meta_embedding_sise=3)
-    tiny_hypernet().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="'hypernet'.*from_pretrained"):
-        HypernetModel.from_backbone(str(tmp_path))
+def test_wrong_options_are_named(tiny_hypernet):
     for wrong, message in (
         ({"meta_embedding_size": 0}, "meta_embedding_size=0"),
         ({"meta_embedding_size": 1}, "meta_embedding_size=1.*normalize_meta_embedding=False"),

@@ -50,13 +50,6 @@ def test_labels_change_no_logits(kind, tiny_hypernet, batch, target):
             assert torch.equal(logits_of(without_dropout(model)(**labelled)), logits_of(model(**batch)))
 
 
-@each_kind
-def test_training_and_eval_give_the_same_logits(kind, tiny_hypernet, batch, target):
-    model = without_dropout(tiny_hypernet(kind))
-    with torch.no_grad():
-        assert_close(logits_of(model.train()(**target(kind, batch))), logits_of(model.eval()(**batch)))
-
-
 def first_tokens(text, tokenizer):
     """The words' first sub-tokens by the text itself, as the keyphrase pipeline and training rows have them."""
     (window,) = encode_windows([text], [[(start, end) for _, start, end in split_words(text)]], tokenizer)

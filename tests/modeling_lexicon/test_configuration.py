@@ -89,15 +89,6 @@ def test_a_configuration_survives_saving(tmp_path):
     assert {**again.to_dict(), "_name_or_path": ""} == config.to_dict()
 
 
-def test_what_from_pretrained_replaces_is_checked_again(tmp_path):
-    LexiconConfig(**SIZES).save_pretrained(tmp_path)
-    assert LexiconConfig.from_pretrained(tmp_path, routing_policy="domain").routing_policy == "domain"
-    assert LexiconConfig.from_pretrained(tmp_path, router_layers="q_proj").router_layers == ["q_proj"]
-    for options in ({"routing_policy": "doman"}, {"num_experts_per_tok": 9}, {"router_layers": "up"}):
-        with pytest.raises(ValueError, match=str(list(options.values())[0])):
-            LexiconConfig.from_pretrained(tmp_path, **options)
-
-
 def test_a_value_set_afterwards_is_checked_when_the_model_is_built():
     config = LexiconConfig(**SIZES)
     config.num_experts_per_tok = 5

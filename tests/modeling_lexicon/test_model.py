@@ -112,28 +112,6 @@ def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(layers, p
 
 @each_policy
 @each_of_few_layers
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_and_company_change_nothing(policy, layers, side, prompts):
-    model = tiny_lexicon(policy=policy, layers=layers)
-    ids, mask = prompts["input_ids"], prompts["attention_mask"]
-    pad = torch.zeros(3, 4, dtype=torch.long)
-    if side == "left":
-        order = mask.argsort(dim=1, stable=True)  # padding first
-        ids, mask = (torch.cat([pad, x.gather(1, order)], dim=1) for x in (ids, mask))
-    else:
-        ids, mask = torch.cat([ids, pad], dim=1), torch.cat([mask, pad], dim=1)
-    with torch.no_grad():
-        together = model(ids, attention_mask=mask).logits
-        for row in range(3):
-            real = mask[row].bool()
-            alone = model(ids[row, real][None]).logits[0]
-            assert_close(together[row, real], alone, rtol=0, atol=2e-5)
-        other = model(ids.roll(1, 0), attention_mask=mask.roll(1, 0)).logits
-        assert not torch.allclose(other, together, atol=1e-2)  # negative control
-
-
-@each_policy
-@each_of_few_layers
 def test_a_later_token_changes_no_earlier_logits(policy, layers, prompts):
     model, ids = tiny_lexicon(policy=policy, layers=layers), prompts["input_ids"][:2]
     changed = torch.cat([ids[:, :-1], (ids[:, -1:] + 5) % 48], dim=1)

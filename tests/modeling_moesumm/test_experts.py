@@ -156,35 +156,6 @@ def test_with_a_gate_of_zero_a_layer_is_the_backbones_bit_for_bit(backbone):
 # --- in the model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["batched_mm", "grouped_mm", "auto"])
-def test_the_model_gives_the_same_in_every_implementation(way, batch):
-    losses, found = [], []
-    for implementation in ("eager", way):
-        model = tiny_moesumm().double().train()
-        model.set_experts_implementation(implementation)
-        output = model(**batch)
-        output.loss.backward()
-        losses.append(output.logits)
-        found.append(gradients(model))
-    assert_close(losses[1], losses[0])
-    assert set(found[0]) == set(found[1])
-    for name, gradient in found[0].items():
-        assert_close(found[1][name], gradient, msg=name)
-
-
-def test_an_unknown_implementation_is_refused(tmp_path):
-    model = tiny_moesumm(experts_implementation="batched_mm")
-    assert model.config._experts_implementation == "batched_mm"
-    with pytest.raises(ValueError, match=r"experts_implementation='batched'.*Did you mean 'batched_mm'"):
-        model.set_experts_implementation("batched")
-    model.save_pretrained(tmp_path)
-    kind = MoeSummForConditionalGeneration
-    assert kind.from_pretrained(tmp_path).config._experts_implementation == "auto"
-    assert kind.from_pretrained(tmp_path, experts_implementation="eager").config._experts_implementation == "eager"
-    with pytest.raises(ValueError, match="'grouped' is not known.*'grouped_mm'"):
-        kind.from_pretrained(tmp_path, experts_implementation="grouped")
-
-
 def test_an_activation_that_is_not_zero_at_zero_is_refused():
     with pytest.raises(ValueError, match=r"Sigmoid.*gelu, relu or silu"):
         tiny_moesumm(changes={"activation_function": "sigmoid"})

@@ -1,13 +1,11 @@
 """Nothing of a pass is kept on modules: threads, exceptions, pickling, copies; and layers that are transformers' own."""
 
-import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from accelerate import infer_auto_device_map
-from torch.testing import assert_close
 
 from modeling_moesumm.layers_moesumm import LAYER_CLASSES
 from modeling_moesumm.routing_moesumm import RoutingContext
@@ -25,12 +23,6 @@ def without(batch, *names):
 def logits_of(model, batch):
     with torch.no_grad():
         return model(**batch).logits
-
-
-def state_of(model):
-    """Everything that modules hold beside parameters, buffers and children."""
-    held = ("_parameters", "_buffers", "_modules")
-    return {name: {k: v for k, v in vars(m).items() if k not in held} for name, m in model.named_modules()}
 
 
 # --- threads --------------------------------------------------------------------------------------------------------
@@ -53,64 +45,7 @@ def test_two_threads_on_one_model_have_their_own_datasets(backbone, batch):
     assert all(not torch.allclose(a, expected[-1], atol=1e-2) for a in expected[:-1])  # negative control
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_threads_that_checkpoint_have_the_gradients_of_one(reentrant, batch):
-    """The backward pass calls each layer again, from a thread of its own and after other passes."""
-    model = tiny_moesumm().train()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    name = "backbone.model.encoder.layers.0.deputies.experts.up_proj"
-
-    def run(way):
-        embeds = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
-        found = []
-        for _ in range(10):
-            loss = model(**without(batch, "dataset_ids", "input_ids"), inputs_embeds=embeds, **way).loss
-            found.append(torch.autograd.grad(loss, embeds)[0] if not reentrant else loss.detach())
-        return torch.stack(found)
-
-    expected = [run(way) for way in WAYS]
-    with ThreadPoolExecutor(2) as pool:
-        for found, wanted in zip(pool.map(run, WAYS), expected, strict=True):
-            assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(expected[0], expected[1]) and model.get_parameter(name).grad is None
-
-
-def test_two_threads_write_their_own_summaries(texts):
-    model, plain = tiny_moesumm(), without(texts, "dataset_ids")
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": 2}
-    expected = [model.generate(**plain, **way, **options) for way in WAYS]
-    with ThreadPoolExecutor(2) as pool:
-        written = list(pool.map(lambda way: model.generate(**plain, **way, **options), WAYS))
-    assert all(torch.equal(found, wanted) for found, wanted in zip(written, expected, strict=True))
-    assert not torch.equal(expected[0], expected[-1])
-
-
 # --- exceptions -----------------------------------------------------------------------------------------------------
-
-PLACES = ["encoder.layers.1.fc1", "encoder.layers.1.fc2", "decoder.layers.0.self_attn", "decoder.layers.1.deputies"]
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("checkpointing", [None, False, True])
-def test_an_exception_in_the_middle_leaves_nothing_behind(place, checkpointing, batch):
-    model, other = tiny_moesumm().train(), {**batch, "dataset_ids": torch.tensor([2, 2, 0, -1])}
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
-    expected, before = model(**other).logits.detach(), copy.deepcopy(state_of(model))
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    hook = model.backbone.model.get_submodule(place).register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        model(**batch)
-    hook.remove()
-    after = state_of(model)
-    for name, held in before.items():
-        assert held.keys() == after[name].keys()
-        assert not any(isinstance(value, torch.Tensor) for value in after[name].values()), name
-        assert "here" not in held  # nor anything by thread
-    assert torch.equal(model(**other).logits, expected)
 
 
 def test_an_exception_in_the_backward_pass_leaves_nothing_behind(batch):

@@ -71,9 +71,3 @@ def test_a_configuration_survives_saving_with_its_backbone(tmp_path):
     assert type(again) is SekeConfig
     assert {**again.to_dict(), "_name_or_path": ""} == config.to_dict()
     assert again.get_text_config().hidden_size == 48
-
-
-def test_an_encoders_configuration_is_refused_and_from_backbone_named(tmp_path):
-    BertConfig(hidden_size=48, num_attention_heads=4).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"model_type='bert'.*from_backbone"):
-        SekeConfig.from_pretrained(tmp_path)

@@ -61,15 +61,6 @@ def test_from_backbone_accepts_it(kind, tiny_tokenizer, tmp_path):
     assert any("lora_A" in name for name in gradients) and any("classifier" in name for name in gradients)
 
 
-def test_an_encoder_with_a_decoder_is_refused(tiny_tokenizer, tmp_path):
-    config = AutoConfig.for_model(
-        "bart", vocab_size=len(tiny_tokenizer), d_model=16, encoder_layers=1, decoder_layers=1
-    )
-    config.save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="'bart'.*encoder only"):
-        SekeForTokenClassification.from_backbone(tmp_path)
-
-
 def test_projections_with_unknown_names_must_be_passed(tiny_tokenizer):
     config = SekeConfig(text_config={"model_type": "xlnet", **ENCODERS["xlnet"], "vocab_size": len(tiny_tokenizer)})
     with pytest.raises(ValueError, match=r"XLNetModel.*lora_config\(target_modules="):

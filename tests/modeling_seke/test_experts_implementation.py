@@ -3,9 +3,8 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForTokenClassification
 
-from modeling_seke import SekeConfig, SekeForTokenClassification, layers_seke
+from modeling_seke import layers_seke
 
 NAMES = ("eager", "batched_mm", "grouped_mm")
 
@@ -48,35 +47,6 @@ def test_every_implementation_gives_the_same_logits_and_gradients(tiny_seke, bat
     assert ran == ["eager", *NAMES]
     model.moe.experts.up_proj.data[1] *= 1.5  # negative control
     assert not torch.allclose(model(**batch).logits, logits, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_implementation_is_chosen_by_transformers_arguments(name, tiny_seke, batch, ran, tmp_path, backbone_config):
-    tiny_seke().save_pretrained(tmp_path)
-    for model in (
-        AutoModelForTokenClassification.from_pretrained(tmp_path, experts_implementation=name),
-        AutoModelForTokenClassification.from_config(
-            SekeConfig(text_config=backbone_config()), experts_implementation=name
-        ),
-        SekeForTokenClassification(SekeConfig(text_config=backbone_config(), experts_implementation=name)),
-    ):
-        model(**batch)
-        assert ran.pop() == name and not ran
-        assert "experts_implementation" not in model.config.to_json_string()
-
-
-def test_unknown_implementations_are_named(tiny_seke, backbone_config, tmp_path):
-    model = tiny_seke()
-    model.save_pretrained(tmp_path)
-    for name in ("fast", "deepgemm", "grouped"):
-        known = f"experts_implementation='{name}'.*'eager', 'batched_mm', 'grouped_mm'"
-        with pytest.raises(ValueError, match=known):
-            model.set_experts_implementation(name)
-        with pytest.raises(ValueError, match=known):
-            SekeForTokenClassification.from_pretrained(tmp_path, experts_implementation=name)
-        with pytest.raises(ValueError, match=known):
-            SekeForTokenClassification(SekeConfig(text_config=backbone_config(), experts_implementation=name))
-    assert model.config._experts_implementation == "eager"
 
 
 @pytest.mark.parametrize("name", ["batched_mm", "grouped_mm"])

@@ -1,8 +1,5 @@
 """SEKE's models on three kinds of encoder: loading, padding, gradients, precision, compilation, outputs, losses."""
 
-import copy
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -48,36 +45,6 @@ def test_automodel_opens_it_without_the_classifier(backbone, tiny_seke, batch, t
     assert bare.lora_config(r=2).modules_to_save == ["moe", "rnn"] and bare.lora_config().task_type is None
 
 
-@each_backbone
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_padding_and_other_documents_change_nothing(backbone, side, rnn_type, tiny_seke, tiny_tokenizer):
-    model = tiny_seke(backbone, rnn_type=rnn_type)
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.padding_side = side
-    texts = ["graph cuts in the network", "learning", "the problem of learning graph networks is the cut of a network"]
-    batch = tokenizer(texts, padding="max_length", max_length=40, return_tensors="pt")
-    if side == "left":  # absolute positions count from the first real token
-        batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    with torch.no_grad():
-        together = model(**batch).logits
-        for row, text in enumerate(texts):
-            alone = model(**tokenizer(text, return_tensors="pt")).logits[0]
-            inside = together[row, batch["attention_mask"][row].bool()]
-            assert_close(inside, alone, rtol=0, atol=1e-5)
-            assert torch.equal(inside.argmax(-1), alone.argmax(-1))
-    assert (together[batch["attention_mask"] == 0] == 0).all()
-
-
-def test_an_expert_without_tokens_gets_zero_gradients(tiny_seke, batch):
-    model = tiny_seke()
-    with torch.no_grad():
-        model.moe.router.gate.bias[3] = -1e4
-    model(**with_labels(batch)).loss.backward()
-    assert model.moe.experts.up_proj.grad[3].abs().max() == 0
-    assert model.moe.experts.up_proj.grad[:3].abs().amax(dim=(1, 2)).min() > 0
-
-
 def test_new_experts_start_near_the_identity_and_differ(tiny_seke):
     x = torch.randn(200, 32)
     model = tiny_seke(expert_init="identity").moe.experts
@@ -92,32 +59,6 @@ def test_new_experts_start_near_the_identity_and_differ(tiny_seke):
     assert_close(outputs, x.expand_as(outputs))
     other = tiny_seke(expert_init="uniform").moe.experts  # negative control
     assert (other.expert_forward(x, other.unbind_experts()[0]) - x).std() > 0.9
-
-
-@each_backbone
-def test_embeddings_can_be_resized_and_saved(backbone, tiny_seke, tmp_path):
-    model = tiny_seke(backbone)
-    size = model.config.text_config.vocab_size + 8
-    model.resize_token_embeddings(size)
-    model.save_pretrained(tmp_path)
-    again = SekeForTokenClassification.from_pretrained(tmp_path)
-    assert again.get_input_embeddings().weight.shape[0] == size == again.config.text_config.vocab_size
-
-
-@each_backbone
-def test_from_backbone_computes_what_the_encoder_computes(backbone, backbone_config, batch, tmp_path):
-    torch.manual_seed(3)
-    encoder = AutoModel.from_config(backbone_config(backbone)).eval()
-    encoder.save_pretrained(tmp_path)
-    model = SekeForTokenClassification.from_backbone(tmp_path, num_experts=3)
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    with torch.no_grad():
-        expected = encoder(**inputs).last_hidden_state
-        actual = model(**inputs, output_hidden_states=True)
-        real = inputs["attention_mask"].bool()
-        assert_close(model.backbone(**inputs).last_hidden_state[real], expected[real], rtol=0, atol=1e-6)
-    assert len(actual.hidden_states) >= 2 and actual.router_logits.shape[-1] == 3
-    assert not model.training and model.config.text_config.name_or_path == ""
 
 
 def test_ablations_leave_out_their_modules(tiny_seke, batch):
@@ -176,29 +117,6 @@ def test_a_mask_of_another_shape_is_refused(tiny_seke, batch):
         model(input_ids=batch["input_ids"], attention_mask=square)
 
 
-def test_an_unknown_backbone_is_named_with_an_example():
-    with pytest.raises(OSError, match="'no/such-encoder'.*deberta-v3-base"):
-        SekeForTokenClassification.from_backbone("no/such-encoder")
-
-
-def test_a_misspelt_option_is_named_with_the_nearest(tmp_path, backbone_config):
-    BertModel(backbone_config()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="'num_expert'.*'num_experts'"):
-        SekeForTokenClassification.from_backbone(tmp_path, num_expert=8)
-
-
-def test_from_pretrained_on_an_encoders_folder_names_from_backbone(tmp_path, backbone_config):
-    BertModel(backbone_config()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="from_backbone"):
-        SekeForTokenClassification.from_pretrained(tmp_path)
-
-
-def test_from_backbone_on_a_seke_folder_names_from_pretrained(tmp_path, tiny_seke):
-    tiny_seke().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="'seke'.*from_pretrained"):
-        SekeForTokenClassification.from_backbone(tmp_path)
-
-
 def test_nesting_a_live_encoders_configuration_leaves_the_encoder_as_it_was(backbone_config, tmp_path, batch):
     encoder = BertModel(backbone_config()).eval()
     encoder.save_pretrained(tmp_path)
@@ -206,20 +124,6 @@ def test_nesting_a_live_encoders_configuration_leaves_the_encoder_as_it_was(back
     SekeForTokenClassification.from_backbone(tmp_path)
     assert encoder.config._attn_implementation == before
     assert SekeConfig(text_config=AutoConfig.from_pretrained(tmp_path)).text_config.hidden_size == 32
-
-
-def test_an_adapter_over_a_model_that_was_never_saved_is_warned_about(tiny_seke, backbone_config, tmp_path):
-    AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "backbone")
-    model = SekeForTokenClassification.from_backbone(str(tmp_path / "backbone"))
-    with pytest.warns(UserWarning, match="records no base model"):
-        model.lora_config()
-    model.name_or_path = model.config.text_config.name_or_path = "microsoft/deberta-v3-base"  # its backbone is not it
-    with pytest.warns(UserWarning, match="records no base model"):
-        model.lora_config()
-    model.save_pretrained(tmp_path / "base")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        SekeForTokenClassification.from_pretrained(tmp_path / "base").lora_config()
 
 
 def test_lora_targets_fit_encoders_by_their_own_names(tiny_seke):

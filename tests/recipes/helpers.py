@@ -6,6 +6,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
+from transformers import Trainer
+
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
@@ -40,3 +42,18 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
 
 def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+class KilledError(BaseException):
+    """In place of a SIGKILL, right after a checkpoint."""
+
+
+def kill_after_a_checkpoint(patch):
+    """From now on the first checkpoint of a training ends it with a `KilledError`."""
+    save = Trainer._save_checkpoint
+
+    def save_and_end(trainer, *args, **kwargs):
+        save(trainer, *args, **kwargs)
+        raise KilledError
+
+    patch.setattr(Trainer, "_save_checkpoint", save_and_end)

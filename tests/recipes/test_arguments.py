@@ -92,8 +92,8 @@ CONFIGURATIONS = [(*command, name) for command in COMMANDS for name in config_na
 
 def test_every_yaml_file_is_a_configuration_of_one_command():
     files = {(path.parent.name, path.stem) for path in Path(recipes.__file__).parent.glob("*/*.yml")}
-    listed = [(recipe, name) for recipe, _, name in CONFIGURATIONS]
-    assert sorted(listed) == sorted(file for file in files if file[1] != "ablations")
+    configurations = [(recipe, name) for recipe, _, name in CONFIGURATIONS]
+    assert sorted(configurations) == sorted(file for file in files if file[1] != "ablations")
 
 
 # the configurations of `define run` are tested with it

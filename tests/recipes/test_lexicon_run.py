@@ -30,7 +30,7 @@ from lexperts.recipes.lexicon import run as recipe
 from lexperts.recipes.lexicon import runner as runner_module
 from lexperts.recipes.lexicon import steps as steps_module
 from modeling_lexicon.data_lexicon import format_prompt
-from tests.recipes.helpers import read_rows, write_rows
+from tests.recipes.helpers import fails, read_rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("cat", "dog", "saw", "axe")
@@ -160,15 +160,6 @@ def run(capsys, path, *options, jobs=1):
     runner = runner_module.Runner(jobs, start_here)
     recipe.run(args, runner)
     return capsys.readouterr().out, runner.ran
-
-
-def refused(capsys, path, *options):
-    """The error of a run that ends with exit status 2, in one line."""
-    with pytest.raises(SystemExit) as ended:
-        recipe.main([str(path), *map(str, options)])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert ended.value.code == 2 and len(lines) == 1
-    return lines[0]
 
 
 # --- the plan ---
@@ -594,22 +585,22 @@ SHORT = {
         ({}, ("--jobs", 0), "jobs=0"),
     ],
 )
-def test_errors_are_reported_before_the_first_step(changes, options, error, config, capsys, tmp_path):
-    line = refused(capsys, config(**changes), *options)
+def test_errors_are_reported_before_the_first_step(changes, options, error, config, tmp_path):
+    line = fails(recipe.main, config(**changes), *options)
     assert re.search(error, line), line
     assert not (tmp_path / "work").exists()
 
 
-def test_packages_rows_and_disk_space_are_checked_before_the_first_step(config, data, capsys, monkeypatch, tmp_path):
+def test_packages_rows_and_disk_space_are_checked_before_the_first_step(config, monkeypatch, tmp_path):
     path = config(**SHORT | {"evaluate": {"metrics": ["meteor"]}})
     with monkeypatch.context() as patch:
         patch.setattr(preflight, "find_spec", lambda name: None if name == "nltk" else True)
-        assert "needs nltk" in refused(capsys, path)
+        assert "needs nltk" in fails(recipe.main, path)
     with monkeypatch.context() as patch:
         patch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert "0.0 GB are free" in refused(capsys, path)
+        assert "0.0 GB are free" in fails(recipe.main, path)
     write_rows(tmp_path / "rows.jsonl", [{"word": "cat", "context": "a cat", "definition": "a pet"}])
-    assert "'term'" in refused(capsys, config(**SHORT | {"train_files": [str(tmp_path / "rows.jsonl")]}))
+    assert "'term'" in fails(recipe.main, config(**SHORT | {"train_files": [str(tmp_path / "rows.jsonl")]}))
     assert not (tmp_path / "work").exists()
 
 

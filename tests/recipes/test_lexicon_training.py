@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -198,26 +197,6 @@ def test_a_part_alone_is_trained(part, names, rows_file, tmp_path, capsys):
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "part"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
-
-
-def test_a_killed_run_started_again_ends_in_the_same_weights(rows_file, tmp_path, capsys):
-    """Killed after its first checkpoint, with half a checkpoint left behind."""
-    same = ("--from_scratch", json.dumps(SCRATCH), "--num_train_epochs", 8, "--save_strategy", "epoch")
-    whole, killed = (training_options(rows_file, tmp_path / name, *same) for name in ("whole", "killed"))
-    process = subprocess.Popen(
-        [sys.executable, *map(str, ("-m", "lexperts", "train", "lexicon-expert", *killed))],
-        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    in_this_process(capsys, train_expert.main, *whole)
-    while process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*/trainer_state.json")):
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    assert not (tmp_path / "killed" / "results.json").exists()
-    (tmp_path / "killed" / "checkpoint-999").mkdir()
-    in_this_process(capsys, train_expert.main, *killed)
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
 def test_a_run_of_another_command_or_model_is_not_gone_on_with(rows_file, mixtral, tmp_path, capsys):

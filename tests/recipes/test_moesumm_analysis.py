@@ -1,10 +1,8 @@
 """The analysis of a MoeSumm model's deputies, on tiny models with random weights and synthetic texts."""
 
-import io
 import itertools
 import json
 import random
-from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 from lexperts.recipes.moesumm import analyse, attributes
 from tests.modeling_moesumm.conftest import tiny_backbone
 from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, summaries_by, writing_moesumm
-from tests.recipes.helpers import write_rows
+from tests.recipes.helpers import fails, run_main, write_rows
 
 SETS = ("news", "letters", "papers")
 SHORT = ("--num_beams", 2, "--summary_length", 20)
@@ -61,18 +59,9 @@ def saved(tokenizer, tmp_path_factory):
 
 def run(*given) -> str:
     """What the command prints with these arguments."""
-    with redirect_stdout(io.StringIO()) as printed:
-        analyse.main(list(map(str, given)))
-    return printed.getvalue()
-
-
-def fails(*given) -> str:
-    """The one message of the command, which ends with the status 2."""
-    with redirect_stderr(io.StringIO()) as printed, pytest.raises(SystemExit) as end:
-        run(*given)
-    error = printed.getvalue()
-    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
-    return error
+    done = run_main(analyse.main, *given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # --- shares ---
@@ -240,7 +229,7 @@ def test_flat_moe_has_no_main_expert_and_two_data_sets_no_projection(places, sav
 
 def test_invalid_arguments_are_refused(places, saved, tmp_path):
     def error(kind, *given):
-        return fails("--model", saved[kind], "--output_dir", tmp_path / "out", *given)
+        return fails(analyse.main, "--model", saved[kind], "--output_dir", tmp_path / "out", *given)
 
     assert "is a 'bart' model, which has no deputies" in error("bart", "--datasets", places["news"])
     other = places["news"].replace("news=", "novels=")

@@ -12,7 +12,8 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 from lexperts.recipes import TRAIN
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
-from tests.recipes.helpers import write_rows
+from tests.recipes import helpers
+from tests.recipes.helpers import KilledError, kill_after_a_checkpoint, write_rows
 
 LLAMA = {
     "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -102,20 +103,9 @@ def run(name, *argv):
     import_module(TRAIN[name].name).main([str(argument) for argument in argv])
 
 
-@pytest.fixture
-def fails(capsys):
-    """fails(name, *argv) -> the one line of a command that ends with exit status 2."""
-
-    def call(name, *argv):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            run(name, *argv)
-        error = capsys.readouterr().err
-        errors = [line for line in error.splitlines() if line.startswith("error:")]
-        assert end.value.code == 2 and len(errors) == 1 and "Traceback" not in error, error
-        return errors[0]
-
-    return call
+def fails(name, *argv):
+    """The one error line of a command that ends with exit status 2."""
+    return helpers.fails(import_module(TRAIN[name].name).main, *argv)
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +155,6 @@ def weights_of(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
-class KilledError(BaseException):
-    """In place of a SIGKILL, right after a checkpoint."""
-
-
 def each_command_but(**reasons):
     """All commands; those with a reason are known to fail."""
     marks = {name.replace("_", "-"): pytest.mark.xfail(reason=reason, strict=True) for name, reason in reasons.items()}
@@ -179,14 +165,9 @@ def each_command_but(**reasons):
 
 @each_command_but(moesumm_backbone="the noise starts again from its seed instead of going on")
 def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_path, monkeypatch):
-    argv, save = arguments(name, inputs, tmp_path / "run"), Trainer._save_checkpoint
-
-    def save_and_end(trainer, *args, **kwargs):
-        save(trainer, *args, **kwargs)
-        raise KilledError
-
+    argv = arguments(name, inputs, tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(Trainer, "_save_checkpoint", save_and_end)
+        kill_after_a_checkpoint(patch)
         run(name, *argv)
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -196,7 +177,7 @@ def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_pat
 
 
 @each_command
-def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inputs, trained, fails, monkeypatch):
+def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inputs, trained, monkeypatch):
     output = trained(name)
     argv, before = arguments(name, inputs, output), weights_of(output)
     _, (option, old, new), _ = COMMANDS[name]
@@ -209,7 +190,7 @@ def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inp
 
 
 @each_command
-def test_changed_rows_are_refused_unless_the_run_is_overwritten(name, inputs, trained, fails, tmp_path, capsys):
+def test_changed_rows_are_refused_unless_the_run_is_overwritten(name, inputs, trained, tmp_path, capsys):
     shutil.copytree(trained(name), tmp_path / "run", ignore=shutil.ignore_patterns("optimizer.pt"))
     argv = arguments(name, inputs, tmp_path / "run")
     others = [{**row, "text": row["text"].upper(), "summary": "?"} for row in some_rows()]
@@ -222,7 +203,7 @@ def test_changed_rows_are_refused_unless_the_run_is_overwritten(name, inputs, tr
 
 
 @each_command
-def test_bad_files_and_models_are_named_in_one_line(name, inputs, fails, tmp_path):
+def test_bad_files_and_models_are_named_in_one_line(name, inputs, tmp_path):
     argv = arguments(name, inputs, tmp_path / "run")
     broken = write_rows(tmp_path / "broken.jsonl", some_rows(1))
     broken.write_text(broken.read_text() + '{"text": \n')

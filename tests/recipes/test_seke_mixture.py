@@ -1,11 +1,6 @@
 """Training on several data sets: the shares of the sampler, styles, frozen layers, the ranker, scores per file."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import pytest
@@ -16,7 +11,8 @@ from transformers import AutoModelForTokenClassification, pipeline
 from lexperts.recipes.seke.mixture import HideStyles, MixtureSampler, freeze_layers
 from lexperts.recipes.seke.scoring import join_neighbours
 from modeling_seke import SekeForTokenClassification
-from tests.recipes.test_seke import CORPUS, ROOT, train
+from tests.recipes.helpers import KilledError, kill_after_a_checkpoint
+from tests.recipes.test_seke import CORPUS, train
 
 LENGTHS = [(7 * i) % 50 for i in range(1000)]
 FILES = [0] * 900 + [1] * 100
@@ -164,39 +160,25 @@ def test_invalid_options_are_named(backbone, tmp_path, options, named):
     assert done.returncode == 2 and named in done.stderr
 
 
-LORA = ("--num_train_epochs", 4)
-MIXTURE = (
-    "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}", "--lora", "false",
-    "--validation_files", CORPUS / "test.jsonl", "--mixing_temperature", 2, "--rows_per_epoch", 48,
-    "--num_train_epochs", 4, "--head_learning_rate", 0.02, "--frozen_layers", 0, "--fit_ranker", "true",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [LORA, MIXTURE], ids=["LoRA", "mixture"])
-def test_a_killed_run_started_again_ends_in_the_same_weights(options, backbone, tmp_path):
-    """Killed without warning after its first checkpoint, with half a checkpoint left behind."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-    def command(name):
-        given = ("-m", "lexperts", "train", "seke", "minilm_cpu", "--backbone", backbone, "--output_dir", tmp_path / name,
-                 "--max_length", 64, "--train_files", CORPUS / "test.jsonl", "--learning_rate", 0.01, "--show", 0,
-                 "--early_stopping_patience", 0, *options)  # fmt: skip
-        return [sys.executable, *map(str, given)]
-
-    def finish(name):
-        done = subprocess.run(command(name), env=environment, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    finish("whole")
-    process = subprocess.Popen(command("killed"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not list((tmp_path / "killed").glob("checkpoint-*/trainer_state.json")):
-        time.sleep(0.02)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+def test_a_killed_run_started_again_ends_in_the_same_weights(backbone, tmp_path, monkeypatch):
+    """The mixture and the ranker; the other kinds of runs are in test_recipe_contract.py."""
+    options = (
+        "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}", "--lora", "false",
+        "--validation_files", CORPUS / "test.jsonl", "--mixing_temperature", 2, "--rows_per_epoch", 48,
+        "--num_train_epochs", 2, "--head_learning_rate", 0.02, "--frozen_layers", 0, "--fit_ranker", "true",
+        "--early_stopping_patience", 0,
+    )  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        kill_after_a_checkpoint(patch)
+        train(backbone, tmp_path / "killed", *options)
     assert not (tmp_path / "killed" / "results.json").exists()
-    (tmp_path / "killed" / "checkpoint-999").mkdir()
-    finish("killed")
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    (tmp_path / "killed" / "checkpoint-999").mkdir()  # half a checkpoint
+    found = {}
+    for name in ("whole", "killed"):
+        done = train(backbone, tmp_path / name, *options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        found[name] = load_file(tmp_path / name / "model.safetensors"), config
+    (whole, config), (killed, config_of_killed) = found.values()
     assert whole.keys() == killed.keys() and all(torch.equal(whole[name], killed[name]) for name in whole)
-    whole, killed = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("whole", "killed"))
-    assert whole == killed
+    assert config == config_of_killed

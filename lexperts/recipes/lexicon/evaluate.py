@@ -8,7 +8,7 @@ Files are those of `lexperts define generate`: rows with term, context, definiti
 name are the seeds of one system; a row's score is then their mean. A row's score is the best over its references. There are
 two protocols: all definitions of the same term and context, and all definitions of the same term in any sense (Huang et al.
 2021), in the files and in --references. MAUVE compares all generated definitions with all gold ones. Full stops are removed
-from all texts, except in numbers. The 95 per cent intervals are bootstrapped over rows, those of differences with the same
+from all texts, except decimal points. The 95 per cent intervals are bootstrapped over rows, those of differences with the same
 rows for both systems; p is that of a two-sided paired t-test over rows. A metric whose package or model is missing is
 reported, and the others are computed. The folder gets scores.json and NAME.rows.jsonl of each system.
 """

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from keyphrase_tools.loading import describe_load_errors
+from merge_tools.families import MIXTURES
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
@@ -64,6 +65,11 @@ def freeze(model, parts: tuple[str, ...]) -> None:
         patterns = tuple({"gates": ".gate.", "experts": ".experts.", "all": ""}[part] for part in parts)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(any(pattern in name for pattern in patterns))
+    elif model_type in MIXTURES:
+        raise ValueError(
+            f"model_type={model_type!r} is not supported by lexicon-router. Train its gates with: lexperts merge tune, or export it with: "
+            "lexperts merge export --format lexicon"
+        )
     else:
         raise ValueError(
             f"model_type={model_type!r} has no routers. Compose a mixture of your experts first: lexperts merge compose."

@@ -1,0 +1,189 @@
+"""Mixtures of every family in every engine: the largest difference of logits, and mergekit's mixtures before and after repair.
+
+Each engine runs in a Python of its own, named on the command line; what is not named is left out:
+
+    python -m venv tf4 && tf4/bin/pip install torch==2.13.0 && tf4/bin/pip install transformers==4.57.6
+    python -m venv llama && llama/bin/pip install llama-cpp-python==0.3.36
+    python -m venv mergekit && mergekit/bin/pip install mergekit==0.1.5
+    python benchmarks/merge_engines.py --transformers4 tf4/bin/python --llama-cpp llama/bin/python \
+        --mergekit mergekit/bin/python --converter llama.cpp/convert_hf_to_gguf.py
+
+The models are tiny, with random weights in bfloat16 that are opened in float32: what is compared is what the engines compute.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from merge_tools import MergeError, compose, export, repair
+from merge_tools.families import FAMILIES, MIXTURES
+from tests.merge_tools.conftest import logits_of, open_model, read_tensors, recipe_of
+from tests.merge_tools.gguf_models import byte_level
+from tests.merge_tools.test_families import MODELS, save
+from tests.merge_tools.test_mergekit_differential import RECIPES, recipe_file
+
+IDS = [(7 * i) % 250 + 3 for i in range(40)]
+STEPS = 30
+# Each runs in another Python: the cases and ids as JSON in, a row for each case as JSON out.
+TRANSFORMERS_4 = """
+import json, sys, torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+cases, ids, steps = json.load(sys.stdin)
+for name, folder in cases.items():
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, output_loading_info=True)
+        with torch.no_grad():
+            row = {"logits": model.eval()(torch.tensor([ids])).logits[0].tolist()}
+        row["missing"] = sum(len(info[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        row["tokenizer"] = type(AutoTokenizer.from_pretrained(folder)).__name__
+    except Exception as error:
+        row = {"error": " ".join(str(error).split())[:120]}
+    print("row", json.dumps([name, {"version": transformers.__version__, **row}]))
+"""
+LLAMA_CPP = """
+import json, sys, llama_cpp
+cases, ids, steps = json.load(sys.stdin)
+for name, path in cases.items():
+    options = {"n_ctx": 128, "n_threads": 1, "verbose": False, "type_k": 0, "type_v": 0}  # 0: float32
+    try:
+        model, generated = llama_cpp.Llama(path, logits_all=True, **options), []
+        model.eval(ids)
+        row = {"logits": model.scores[: len(ids)].tolist()}
+        for _ in range(steps):
+            generated.append(int(model.scores[model.n_tokens - 1].argmax()))
+            model.eval(generated[-1:])
+        row["generated"] = generated
+    except Exception as error:
+        row = {"error": " ".join(str(error).split())[:120]}
+    print("row", json.dumps([name, {"version": llama_cpp.__version__, **row}]))
+"""
+MERGEKIT = """
+import importlib.metadata, json, sys
+from mergekit.scripts.moe import main
+cases, ids, steps = json.load(sys.stdin)
+for name, folder in cases.items():
+    flags = ["--device", "cpu", "--i-understand-this-is-not-useful-without-training"]
+    main([folder + "/recipe.yml", folder + "/fused", *flags], standalone_mode=False)
+    print("row", json.dumps([name, {"version": importlib.metadata.version("mergekit")}]))
+"""
+
+
+def run(python: Path | None, script: str, cases: dict[str, Path]) -> dict[str, dict]:
+    """The rows that a script prints in another Python; none without one."""
+    if python is None:
+        return {}
+    text = json.dumps([{name: str(path) for name, path in cases.items()}, IDS, STEPS])
+    ran = subprocess.run([str(python), "-c", script], input=text, capture_output=True, text=True)
+    rows = dict(json.loads(line[4:]) for line in ran.stdout.splitlines() if line.startswith("row "))
+    if ran.returncode or rows.keys() != cases.keys():
+        raise SystemExit(f"{python} failed: {ran.stderr[-2000:]}")
+    return rows
+
+
+def difference(logits, expected: torch.Tensor) -> float:
+    """The largest difference of logits; NaN if there is one."""
+    return float((torch.tensor(logits) - expected).abs().max())
+
+
+def compose_family(folder: Path, name: str) -> dict:
+    """Composes a mixture of other experts and one of equal experts; returns a row, with the reference logits."""
+    tokenizer = byte_level("qwen2" if name.startswith("qwen") else "gpt-2")
+    experts = [save(folder / f"expert {seed}", name, seed, torch.bfloat16, tokenizer) for seed in range(4)]
+    compose(recipe_of(experts), folder / "mixture")
+    equal = [{"source_model": str(experts[0]), "name": f"copy {i}"} for i in range(4)]
+    compose(recipe_of(equal), folder / "equal")
+    ids, dtype = torch.tensor([IDS]), torch.float32
+    dense, same, model = (open_model(folder / sub, dtype=dtype) for sub in ("expert 0", "equal", "mixture"))
+    expected, options = logits_of(model, ids)[0], {"do_sample": False, "min_new_tokens": STEPS, "max_new_tokens": STEPS}
+    model.generation_config.eos_token_id = None
+    generated = model.generate(ids, pad_token_id=0, **options)[0, len(IDS) :].tolist()
+    row = {"class": type(model).__name__, "largest_logit": float(expected.abs().max())}
+    row["equal_experts"] = difference(logits_of(same, ids)[0].tolist(), logits_of(dense, ids)[0])
+    return {"row": row, "expected": expected, "generated": generated}
+
+
+def measure_families(work: Path, options) -> dict[str, dict]:
+    """One row per family: what the engines compute for the same mixture."""
+    found = {name: compose_family(work / name, name) for name in MODELS}
+    files, rows = {}, {name: item["row"] for name, item in found.items()}
+    for name in MODELS:
+        try:
+            export(work / name / "mixture", work / name / "mixture.gguf", "gguf")
+            files[name] = work / name / "mixture.gguf"
+        except MergeError as error:
+            rows[name]["llama_cpp"] = {"refused": str(error).rpartition(": ")[2]}
+    folders = {name: work / name / "mixture" for name in MODELS}
+    for engine, results in (
+        ("transformers_4", run(options.transformers4, TRANSFORMERS_4, folders)),
+        ("llama_cpp", run(options.llama_cpp, LLAMA_CPP, files)),
+    ):
+        for name, row in results.items():
+            if "logits" in row:
+                row["difference"] = difference(row.pop("logits"), found[name]["expected"])
+            if "generated" in row:
+                row["equal_tokens"] = sum(
+                    a == b for a, b in zip(row.pop("generated"), found[name]["generated"], strict=True)
+                )
+            rows[name][engine] = row
+    return rows
+
+
+def measure_mergekit(work: Path, options) -> dict[str, dict]:
+    """One row per recipe and family: mergekit's mixture beside ours, and what llama.cpp's converter says to it."""
+    cases = {}
+    for name in RECIPES if options.mergekit else ():
+        for family in ("llama", "mistral", "qwen3"):
+            cases[f"{family}, {name}"] = folder = work / f"{family} {name}"
+            folder.mkdir()
+            compose(recipe_file(folder, name, family), folder / "ours")
+    rows = run(options.mergekit, MERGEKIT, cases)
+    for name, row in rows.items():
+        repair(cases[name] / "fused", cases[name] / "repaired")
+        ours, theirs = read_tensors(cases[name] / "ours"), read_tensors(cases[name] / "repaired")
+        gates = [key for key in ours if key.endswith("gate.weight")]
+        row["same_names"] = ours.keys() == theirs.keys()
+        row["equal_tensors"] = all(torch.equal(ours[key], theirs[key]) for key in ours if key not in gates)
+        row["gates"] = max(float((ours[key].float() - theirs[key].float()).abs().max()) for key in gates)
+    if options.mergekit and options.transformers4:
+        one = cases["llama, embeddings"]
+        expected = logits_of(open_model(one / "repaired", dtype=torch.float32), torch.tensor([IDS]))[0]
+        opened = run(options.transformers4, TRANSFORMERS_4, {key: one / key for key in ("fused", "repaired")})
+        for key, row in opened.items():
+            row["difference"] = difference(row.pop("logits"), expected)
+            rows["llama, embeddings"][f"transformers_4_{key}"] = row
+    if options.mergekit and options.converter:
+        one = cases["llama, embeddings"]
+        for key in ("fused", "repaired"):
+            command = [sys.executable, options.converter, one / key, "--outfile", one / f"{key}.gguf"]
+            ran = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            said = "converted" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:120]
+            rows["llama, embeddings"][f"llama_cpp_{key}"] = said
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("transformers4", "llama-cpp", "mergekit"):
+        parser.add_argument(f"--{name}", type=Path, metavar="PYTHON")
+    parser.add_argument("--converter", type=Path, metavar="convert_hf_to_gguf.py")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        results = {"families": measure_families(Path(work), options), "mergekit": measure_mergekit(Path(work), options)}
+    for name, row in {**results["families"], **results["mergekit"]}.items():
+        print(f"{name:45}", json.dumps(row))
+    classes = {name: MIXTURES[FAMILIES[kind].mixture].architecture for name, (kind, _) in MODELS.items()}
+    settings = {"ids": len(IDS), "steps": STEPS, "classes": classes, "gguf": importlib.metadata.version("gguf")}
+    common.write("merge_engines", results, **settings)
+
+
+if __name__ == "__main__":
+    main()

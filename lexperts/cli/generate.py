@@ -1,0 +1,63 @@
+"""`lexperts keyphrases generate`: present and absent keyphrases of the documents of files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
+from .many import SOURCE_HELP, Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+
+
+def generate(
+    source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a keyphrase generator.")],
+    num_keyphrases: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of keyphrases per document; by default all.")
+    ] = None,
+    num_beams: Annotated[int, typer.Option(min=1, help="Hypotheses of each phrase.")] = 1,
+    max_phrases: Annotated[
+        int | None, typer.Option(min=1, help="Phrases to generate per document; by default the model's.")
+    ] = None,
+    exclusion_window: Annotated[
+        int | None,
+        typer.Option(
+            min=-1, help="Preceding phrases whose first word is not repeated; -1 for all; by default the model's."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Documents per batch.")] = 8,
+    text_column: Annotated[str, typer.Option(help="The column of texts, or of lists of words.")] = "text",
+    title_column: Annotated[str, typer.Option(help="The column of titles, if any.")] = "title",
+    id_column: Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")] = "id",
+    keep: Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")] = None,
+    device: Device = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = 0.0,
+    block_size: BlockSize = 512,
+    debug: Debug = False,
+):
+    """Generate keyphrases, also such that do not occur in the text. Repeat the command after an interruption to resume.
+
+    \b
+    Example:
+      lexperts keyphrases generate documents.jsonl keyphrases.jsonl --model runs/keyphrases
+    """
+    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+        from keyphrase_tools.block_runs import check_output, run_blocks
+        from keyphrase_tools.corpus import Corpus
+
+        from ..recipes.exhird.generate_file import GenerationProcess
+
+        check_output(output)
+        runner = open_engine(engine, address, workers, gpus_per_worker)
+        corpus = Corpus(source, text_column, title_column, id_column, keep or ())
+        given = {"num_keyphrases": num_keyphrases, "max_phrases": max_phrases, "exclusion_window": exclusion_window}
+        options = {"num_beams": num_beams} | {name: value for name, value in given.items() if value is not None}
+        process = GenerationProcess(
+            model, corpus.text_column, corpus.title_column, batch_size=batch_size, device=device, options=options
+        )
+        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size)
+    print_summary(summary, output)

@@ -1,0 +1,106 @@
+"""Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
+
+from keyphrase_tools.corpus import check_document
+from keyphrase_tools.extractor import assigned_cores
+from keyphrase_tools.failures import process_each
+from keyphrase_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
+from keyphrase_tools.loading import describe_load_errors, parse_device
+
+FIELDS = ("keyphrase", "present", "score", "start", "end", "field")
+SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
+
+
+class GenerationProcess:
+    """Generates keyphrases of rows; see `keyphrase_tools.block_runs.Process`.
+
+    Args:
+        model: folder or Hub id of a keyphrase generator.
+        text_column, title_column: columns of the texts, and of the titles or `None`.
+        batch_size: documents per batch.
+        device: by default an accelerator if there is one.
+        options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
+    """
+
+    def __init__(
+        self, model: str, text_column: str, title_column: str | None, batch_size: int, device: str | None, options: dict
+    ):
+        self.model, self.batch_size, self.device, self.options = model, batch_size, device, options
+        self.text_column, self.title_column = text_column, title_column
+
+    def describe(self) -> dict:
+        """The settings. Loads the model.
+
+        Raises:
+            OSError: if the model cannot be opened.
+            ValueError: for invalid options, and a model that generates no keyphrases.
+        """
+        import torch
+        from transformers import AutoConfig, pipeline
+
+        device = parse_device(self.device)
+        if cores := assigned_cores():
+            torch.set_num_threads(cores)
+        with describe_load_errors("--model", self.model):
+            kind = AutoConfig.from_pretrained(self.model).model_type
+        if kind != "exhird":
+            raise ValueError(
+                f"--model {self.model!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
+                "exhird`, or use `lexperts keyphrases extract`."
+            )
+        with describe_load_errors("--model", self.model):
+            self.generate = pipeline("keyphrase-generation", model=self.model, device=device)
+        model, tokenizer = self.generate.model, self.generate.tokenizer
+        self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
+        hashes = {"weights": hash_weights(model), "tokenizer": hash_tokenizer(tokenizer)}
+        if tokenizer.subword_tokenizer is not None:
+            hashes["tokenizer"] += hash_tokenizer(tokenizer.subword_tokenizer)
+        columns = {"text_column": self.text_column, "title_column": self.title_column}
+        settings = {**columns, "batch_size": self.batch_size, **self.options}
+        return {"model": str(self.model), **hashes, **hash_config(model.config), **settings}
+
+    def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
+        """`keyphrases`, or `error`, of each row."""
+        results: list = [None] * len(rows)
+        valid = {}
+        for i, row in enumerate(rows):
+            document = {"text": row.get(self.text_column), "title": row.get(self.title_column)}
+            content, error = check_document(document, self.text_column, self.title_column)
+            if error is None:
+                valid[i] = content
+            else:
+                results[i] = {"error": error}
+        progress(len(rows) - len(valid))
+
+        def generate(documents: list[dict]) -> list[list[dict]]:
+            found, step = [], SORT_WINDOW * self.batch_size
+            for start in range(0, len(documents), step):
+                part = documents[start : start + step]
+                found += self.generate(part, batch_size=self.batch_size, **self.options)
+                progress(len(part))
+            return found
+
+        for i, (phrases, error) in zip(valid, process_each(generate, list(valid.values())), strict=True):
+            results[i] = {"keyphrases": list(map(with_all_fields, phrases))} if error is None else {"error": error}
+        return results
+
+    def types(self) -> dict:
+        """The Arrow types of the values to add."""
+        import pyarrow
+
+        kinds = (
+            pyarrow.string(),
+            pyarrow.bool_(),
+            pyarrow.float64(),
+            pyarrow.int64(),
+            pyarrow.int64(),
+            pyarrow.string(),
+        )
+        phrase = pyarrow.struct(list(zip(FIELDS, kinds, strict=True)))
+        return {"keyphrases": pyarrow.list_(phrase), "error": pyarrow.string()}
+
+
+def with_all_fields(phrase: dict) -> dict:
+    """A keyphrase whose `field` is "text" if the document has no title, and `None` if it is absent."""
+    return {name: phrase.get(name) for name in FIELDS} | {
+        "field": phrase.get("field", "text") if phrase["present"] else None
+    }

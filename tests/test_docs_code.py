@@ -1,0 +1,251 @@
+"""The code of the pages: each page is one notebook whose blocks run on tiny models, one after the other.
+
+What a page expects (checkpoints, files) is made in a folder of its own. Statements that need more than a test has, such as the
+Hub or a cluster, are listed with the reason; their names and arguments are checked like those of all others.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import spacy
+import torch
+import yaml
+from transformers import PreTrainedModel
+
+import merge_tools
+from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
+from tests.merge_tools.conftest import save_expert
+from tests.modeling_lexicon.conftest import tiny_lexicon
+from tests.test_docs import PACKAGES, PAGES, ROOT, blocks_of, checkpoints, exists, tiny_tokenizer  # noqa: F401
+from tests.tiny_models import encoder_config, make_model, summariser_config
+
+NOT_RUN = {  # part of a statement -> why it does not run here
+    "push_to_hub": "the Hub",
+    "me/seke-inspec": "the Hub",
+    "exported": "an export takes long; test_export.py runs it",
+    "ray.data": "Ray; test_ray_data.py runs it",
+    "keyphrases.write_parquet": "Ray; test_ray_data.py runs it",
+    "SparkSession": "Spark; test_spark.py runs it",
+    "mapInArrow": "Spark; test_spark.py runs it",
+}
+PYTHON_PAGES = [page.name for page in PAGES if blocks_of(page.name, "python")]
+each_python_page = pytest.mark.parametrize("page", PYTHON_PAGES)
+TEXTS = ["Graph cuts solve the problem of learning a graph.", "The problem of the cut is a graph."]
+ROWS = {
+    "train.jsonl": [{"title": "Graph", "text": text, "keyphrases": ["graph", "problem"]} for text in TEXTS * 4],
+    "documents.jsonl": [{"title": "Graph", "text": text, "id": str(number)} for number, text in enumerate(TEXTS)],
+}
+SUMMARIES = [
+    {"document": text, "summary": "the graph", "dataset": name}
+    for text in TEXTS
+    for name in ("cnn_dm", "pubmed", "wikihow")
+]
+
+
+def notebook(page: str) -> str:
+    """All Python of a page."""
+    return "\n".join(blocks_of(page, "python"))
+
+
+def statements(page: str) -> list[str]:
+    """The statements of a page that run here."""
+    parts = [ast.unparse(node) for node in ast.parse(notebook(page)).body]
+    return [part for part in parts if not any(name in part for name in NOT_RUN)]
+
+
+def undefined_names(folder, notebooks: dict[str, str]) -> list[str]:
+    """What ruff finds: undefined names and syntax errors, as `page: name`."""
+    for page, code in notebooks.items():
+        (folder / f"{page}.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821,F822,F823,F632"]
+    found = subprocess.run([*command, "--output-format", "concise", "."], cwd=folder, capture_output=True, text=True)
+    return [line for line in found.stdout.splitlines() if ".py:" in line]
+
+
+def callable_of(node: ast.expr, space: dict):
+    """The function, class or method that a call names, if it is an import of the page."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts, node = [node.attr, *parts], node.value
+    if not isinstance(node, ast.Name) or node.id not in space:
+        return None
+    value = space[node.id]
+    for part in parts:
+        value = getattr(value, part, None)
+    return value
+
+
+def wrong_arguments(code: str) -> list[str]:
+    """Keywords that functions of this package do not have."""
+    space, wrong = {}, []
+    tree = ast.parse(code)
+    for node in tree.body:
+        names = node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        for alias in names:
+            module = node.module if isinstance(node, ast.ImportFrom) else alias.name
+            if re.fullmatch(PACKAGES, module.split(".")[0]):
+                value = importlib.import_module(module)
+                value = getattr(value, alias.name) if isinstance(node, ast.ImportFrom) else value
+                space[alias.asname or alias.name] = value
+    for node in ast.walk(tree):
+        called = callable_of(node.func, space) if isinstance(node, ast.Call) else None
+        # the constructors of models pass unknown arguments to their configurations
+        if called is None or (inspect.isclass(called) and issubclass(called, PreTrainedModel)):
+            continue
+        parameters = inspect.signature(called).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            wrong += [k.arg for k in node.keywords if k.arg and k.arg not in parameters]
+    return wrong
+
+
+def test_the_checks_find_what_they_are_for(tmp_path):
+    assert wrong_arguments("import merge_tools\nmerge_tools.route(folder, texts, domains=1)") == ["domains"]
+    assert len(undefined_names(tmp_path, {"a": "print(x)", "b": "y = 1\nprint(y)"})) == 1
+
+
+def test_no_page_has_an_undefined_name(tmp_path):
+    assert undefined_names(tmp_path, {page: notebook(page) for page in PYTHON_PAGES}) == []
+
+
+@each_python_page
+def test_no_page_has_an_unknown_argument(page):
+    assert wrong_arguments(notebook(page)) == []
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory):
+    """A folder with backbones under the names of the pages, with rows to train on."""
+    folder = tmp_path_factory.mktemp("backbones")
+    for name in ("microsoft/deberta-v3-base", "bert-base-cased", "allenai/scibert_scivocab_uncased"):
+        save_model(tiny_encoder(), folder / name)
+    save_model(tiny_summariser(), folder / "facebook/bart-large")
+    for name, rows in ROWS.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    labelled = (ROOT / "examples" / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for name in ("validation.jsonl", "test.jsonl"):
+        (folder / name).write_text("".join(labelled[:8]), encoding="utf-8")
+    return folder
+
+
+def tiny_encoder():
+    """A BERT with random weights."""
+    from transformers import BertModel
+
+    return BertModel(encoder_config())
+
+
+def tiny_summariser():
+    """A BART with random weights."""
+    from transformers import BartForConditionalGeneration
+
+    config = summariser_config()
+    config.max_position_embeddings = 1024
+    return BartForConditionalGeneration(config)
+
+
+def save_model(model: PreTrainedModel, folder) -> None:
+    """A checkpoint with a tokenizer."""
+    model.save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token, tokenizer.model_max_length = "[CLS]", 1024
+    tokenizer.save_pretrained(folder)
+
+
+def prepare(page: str, folder) -> None:
+    """Adds what only this page expects."""
+    if page == "definitions.md":
+        save_model(tiny_lexicon(LexiconForCausalLM, max_position_embeddings=256), folder / "mixture")
+        save_model(
+            tiny_lexicon(LexiconForSequenceClassification, max_position_embeddings=256, num_labels=1), folder / "reward"
+        )
+    if page == "merging.md":
+        (recipe,) = (block for block in blocks_of("README.md", "yaml") if "experts:" in block)
+        for seed, name in enumerate(("llama-base", "llama-law", "llama-medicine")):
+            save_expert(folder / name, seed)
+        (folder / "mixture.yml").write_text(recipe, encoding="utf-8")
+        merge_tools.compose("mixture.yml", "mixture")
+    if page == "summarization.md":
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
+    if page == "many_documents.md":
+        from datasets import Dataset
+
+        (folder / "documents").mkdir()
+        Dataset.from_list(ROWS["documents.jsonl"]).to_parquet(folder / "documents" / "0.parquet")
+    for name in ("runs/seke-minilm", "runs/seke-german", "runs/mine"):
+        save_model(make_model("SekeForTokenClassification"), folder / name)
+
+
+@each_python_page
+def test_every_page_runs(page, checkpoints, backbones, tmp_path, monkeypatch):  # noqa: F811
+    for source in (checkpoints, backbones):
+        shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spacy, "load", lambda name: spacy.blank("en"))  # models of spaCy are downloads
+    prepare(page, tmp_path)
+    torch.manual_seed(0)
+    space = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for part in statements(page):
+            exec(compile(part, f"{page}: {part[:60]}", "exec"), space)
+
+
+def test_every_statement_that_does_not_run_has_a_reason():
+    everything = "\n".join(map(notebook, PYTHON_PAGES))
+    assert [name for name in NOT_RUN if name not in everything] == []
+
+
+@pytest.mark.parametrize("page", [page.name for page in PAGES])
+def test_every_yaml_and_json_block_is_valid(page):
+    for block in blocks_of(page, "yaml|yml"):
+        assert isinstance(yaml.safe_load(block), dict)
+        if "experts:" in block:
+            merge_tools.read_recipe(yaml.safe_load(block))
+    for block in blocks_of(page, "json"):
+        json.loads(block)
+
+
+def messages() -> list[str]:
+    """All strings of the code, with a blank byte where a value is filled in."""
+    found = []
+    for package in ("keyphrase_tools", "merge_tools", "lexperts", "modeling_seke"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                    found.append("".join(parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+def test_every_error_message_of_the_page_exists():
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    cells = [
+        row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `") and "(of transformers)" not in row
+    ]
+    shown = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    known = messages()
+
+    def is_known(message: str) -> bool:
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in re.split(r"\.\.\.|NAME", message)), re.S)
+        return any(pattern.search(other) for other in known)
+
+    assert len(shown) > 30 and not is_known("This message does not exist")
+    assert [message for message in shown if not is_known(message)] == []
+
+
+def test_the_reference_lists_every_public_name():
+    folder = ROOT / "docs" / "reference"
+    listed = set(re.findall(r"^::: (\S+)", "\n".join(page.read_text("utf-8") for page in folder.glob("*.md")), re.M))
+    packages = [folder.name for folder in ROOT.glob("modeling_*")] + ["merge_tools", "keyphrase_tools"]
+    public = {f"{name}.{item}" for name in packages for item in importlib.import_module(name).__all__}
+    assert sorted(public - listed) == [] and [name for name in listed if not exists(name)] == []
