@@ -50,10 +50,10 @@ def test_actions_are_pinned_and_permissions_are_minimal(path):
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", name) for name in uses)
 
 
-def test_tested_pythons_are_those_of_setup_cfg():
+def test_the_supported_pythons_are_tested():
     metadata = read_setup()["metadata"]["classifiers"]
     tested = jobs_of(ROOT / ".github" / "workflows" / "tests.yml")["tests"]["strategy"]["matrix"]["python"]
-    assert re.findall(r"Python :: (3\.\d+)", metadata) == tested
+    assert set(re.findall(r"Python :: (3\.\d+)", metadata)) <= set(tested)
 
 
 def test_hooks_use_the_ruff_of_continuous_integration():
