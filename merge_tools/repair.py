@@ -9,6 +9,7 @@ from .config_values import find_value_errors
 from .edit import write_edited
 from .errors import MergeError
 from .families import MIXTURES, MixtureClass
+from .layout import rope_config_v4_and_v5
 from .output_config import to_json_bytes
 from .plan import OutputTensor, Slice, copy_tensor
 from .shard_writer import Progress
@@ -49,7 +50,13 @@ def repair(folder: str | Path, out: str | Path, *, progress: Progress | None = N
             stored = GATE.sub(rf"\1.{mixture.block}.gate.weight", name)
             tensors.append(copy_tensor(stored, name, entry.dtype, source))
     files = carried_files(source.folder) | {
-        "config.json": to_json_bytes({**dict.fromkeys(mixture.counts, mixture.count(source.config)), **source.config})
+        "config.json": to_json_bytes(
+            {
+                **dict.fromkeys(mixture.counts, mixture.count(source.config)),
+                **source.config,
+                **rope_config_v4_and_v5(source.config),
+            }
+        )
     }
     return write_edited(tensors, [source], Path(out), progress, lambda scans: files)
 

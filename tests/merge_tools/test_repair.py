@@ -45,6 +45,7 @@ def test_a_repaired_mixture_has_the_tensors_of_a_stock_one(fused):
     assert torch.equal(logits_of(open_model(fused / "repaired"), IDS), logits_of(open_model(fused / "good"), IDS))
     assert (fused / "repaired" / "tokenizer.json").is_file()
     config = json.loads((fused / "repaired" / "config.json").read_text())
+    assert config["rope_theta"] == 10000.0  # the spelling of transformers 4, whose default is another
     assert [config[name] for name in MIXTURES[config["model_type"]].counts] == [2] * len(
         MIXTURES[config["model_type"]].counts
     )
