@@ -297,10 +297,13 @@ def test_exported_and_composed_mixtures_have_the_same_facts(experts, tmp_path):
     assert json.loads((tmp_path / "lexicon" / "config.json").read_text())["expert_names"] == ["birds", "ships"]
 
 
-@pytest.mark.parametrize("key, value", [("num_experts_per_tok", 1), ("rope_theta", 5e5), ("rms_norm_eps", 1e-3)])
+@pytest.mark.parametrize("key, value", [("num_experts_per_tok", 1), ("rms_norm_eps", 1e-3)])
 def test_verify_finds_a_changed_configuration(experts, tmp_path, key, value):
     folder = composed(tmp_path / "out", experts(2))
-    edit_json(folder / "config.json", **{key: value})
+    edit_json(folder / "config.json", rope_theta=5e5)
+    with pytest.raises(MergeError, match="rope_theta in config.json is 500000"):  # and another one in rope_parameters
+        verify(folder)
+    edit_json(folder / "config.json", rope_theta=1e4, **{key: value})
     faults = verify(folder)["faults"]
     assert len(faults) == 1 and faults[0].startswith(f"config.json: {key} is {value}")
 
