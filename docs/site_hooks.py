@@ -1,6 +1,7 @@
 """Hooks of mkdocs: links out of docs/ lead to GitHub, figures take the colours of the page, commands describe themselves."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -100,3 +101,8 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
         markdown = markdown.replace(COMMANDS, "\n".join(commands))
     markdown = FIGURE.sub(inline, markdown)
     return LINK.sub(lambda link: to_repository(link, Path(page.file.abs_src_path)), markdown)
+
+
+def on_post_build(config) -> None:
+    """Copies llms.txt, the page for coding agents, to the root of the site."""
+    shutil.copyfile(ROOT / "llms.txt", Path(config.site_dir) / "llms.txt")
