@@ -257,6 +257,12 @@ class SekeMoe(nn.Module):
         return self.experts(x, index, weights, implementation), logits, index
 
 
+try:  # without AVX-512, PyTorch's fused LSTM fails under a CPU's autocast ("could not create a primitive descriptor")
+    LSTM_IN_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+except (AttributeError, RuntimeError):  # a build without oneDNN, whose LSTM is not fused
+    LSTM_IN_BF16 = True
+
+
 class SekeRnn(nn.Module):
     """y + (h_forward + h_backward), h a stacked bidirectional LSTM or GRU over Dropout(y)   (SEKE Sect. 3.1)
 
@@ -275,6 +281,9 @@ class SekeRnn(nn.Module):
         """y (T, d) in packed order -> (T, d)."""
         if len(y) == 0:
             return y
+        if y.device.type == "cpu" and not LSTM_IN_BF16 and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.forward(y.float(), tokens)
         x = self.dropout(y)
         run = self._lstm_padded if self._padded_is_faster(x, tokens) else self._rnn_packed
         forward, backward = run(x, tokens).chunk(2, dim=-1)
