@@ -154,7 +154,7 @@ def lock_parts(parts: Path) -> Iterator[None]:
         BlockingIOError: if another process has locked it.
     """
     parts.mkdir(parents=True, exist_ok=True)
-    with (parts / "lock").open("w") as file:
+    with (parts / "lock").open("w", encoding="utf-8") as file:
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

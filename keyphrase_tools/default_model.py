@@ -17,8 +17,8 @@ def find_default_model() -> str:
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(
-            "No model was given, and the default model is not installed. Install it in the clone with "
-            "`pip install --no-build-isolation ./models/seke-minilm`, or pass model=..., a folder or Hub id."
+            "No model was given, and the default model, lexperts-seke-minilm, is not installed. Install it in the clone "
+            "with `pip install --no-build-isolation ./models/seke-minilm`, or pass model=..., a folder or Hub id."
         )
     return str(Path(spec.submodule_search_locations[0]))
 

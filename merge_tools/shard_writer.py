@@ -141,7 +141,7 @@ class ShardFile:
         self.handle: int | None = None
         self._lock = threading.Lock()
 
-    def open(self) -> int:
+    def open_handle(self) -> int:
         """The file descriptor; the header is written and the disk space allocated when it is opened."""
         with self._lock:
             if self.handle is None:
@@ -279,7 +279,7 @@ class Writer:
         self, file: ShardFile, tensor: OutputTensor, start: int, syncer: ThreadPoolExecutor, syncs: list[Future]
     ):
         tick, width, done = self._tick("write"), DTYPE_BYTES[tensor.dtype], self.journal.written.get(tensor.name, 0)
-        target, saved = file.open(), done
+        target, saved = file.open_handle(), done
         if done:
             tick(done * width)
         with observed(self.scan.see):

@@ -228,7 +228,7 @@ def checkpoints(tmp_path_factory):
 
 def run(code: str) -> dict:
     """Runs a block as a notebook does -> its names, and `_` the values of its expressions."""
-    space = {"_": []}
+    space = {"_": [], "pipeline": pipeline}  # imported by an earlier block of the page
     for statement in ast.parse(code).body:
         part = ast.unparse(statement)
         if isinstance(statement, ast.Expr):

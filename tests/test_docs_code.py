@@ -31,6 +31,7 @@ from tests.tiny_models import encoder_config, make_model, summariser_config
 NOT_RUN = {  # part of a statement -> why it does not run here
     "push_to_hub": "the Hub",
     "me/seke-inspec": "the Hub",
+    "launch(": "the app; tests/app runs it",
     "exported": "an export takes long; test_export.py runs it",
     "ray.data": "Ray; test_ray_data.py runs it",
     "keyphrases.write_parquet": "Ray; test_ray_data.py runs it",

@@ -29,6 +29,12 @@ MOST = 50  # keyphrases that the page shows
 KEPT = 3600  # seconds that results and uploads are kept
 HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}
 CSS = Path(__file__).parent / "style.css"
+# Gradio adds its own class to the selectors of `css`, so rules for that class itself are in the head.
+HEAD = """<style>@media (max-width: 640px) {
+  .gradio-container, .gradio-container main {
+    padding: .5rem !important; width: 100% !important; max-width: 100vw !important; box-sizing: border-box !important;
+  }
+}</style>"""
 
 
 def open_reader(settings: AppSettings) -> Reader:
@@ -278,7 +284,7 @@ def launch(settings: AppSettings, *, host: str | None = None, port: int | None =
     page.queue(default_concurrency_limit=1, max_size=64)
     page.launch(
         server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, show_error=True, ssr_mode=False,
-        max_file_size=f"{settings.max_file_mb + 1}mb", footer_links=[], theme=theme(), css=CSS.read_text(encoding="utf-8"),
+        max_file_size=f"{settings.max_file_mb + 1}mb", footer_links=[], theme=theme(), css=CSS.read_text(encoding="utf-8"), head=HEAD,
     )  # fmt: skip
     print(f"the app is at {page.local_url}", flush=True)
     if wait:

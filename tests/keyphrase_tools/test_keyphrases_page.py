@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,18 @@ def blocks_of(section, language="python"):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_lines_of_a_section_run(section, sharp_seke, tiny_tokenizer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples" / "corpus", "examples/corpus")
     sharp_seke().save_pretrained("runs/seke-german")
     extract = pipeline("keyphrase-extraction", model=sharp_seke(), tokenizer=tiny_tokenizer)
     other = "A hash table stores keys."
-    space = {"extract": extract, "text": TEXT, "other": other, "german": "Bäume im Wald", "chinese": "潮汐发电站"}
+    space = {
+        "extract": extract,
+        "text": TEXT,
+        "bread": other,
+        "other": other,
+        "german": "Bäume im Wald",
+        "chinese": "潮汐发电站",
+    }
     results = []
     for statement in (s for block in blocks_of(section) for s in ast.parse(block).body):
         code = ast.unparse(statement)

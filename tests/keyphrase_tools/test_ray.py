@@ -113,6 +113,7 @@ class LoadedWhenDescribed:
 
     def process_rows(self, rows, progress=lambda documents: None):
         self.lose("process_rows")
+        time.sleep(self.differs)  # so that the other worker starts before the run ends
         return [{"loaded": self.is_loaded} for _ in rows]
 
     def types(self):
