@@ -380,10 +380,12 @@ class KeyphraseExtractionPipeline(Pipeline):
 
     def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
         """The outputs of each window, without padding; with hidden states `(S, d)` or gates `(S, E)` if there are any."""
+        p, tags = outputs["probabilities"], outputs.get("tags")
         extra = [outputs[name] for name in ("states", "gates") if name in outputs]
-        arrays = [outputs["probabilities"], outputs.get("tags"), *extra]
-        lengths = [len(window.word_starts) for window in windows]
-        return [tuple(None if of is None else of[n, :length] for of in arrays) for n, length in enumerate(lengths)]
+        return [
+            (p[n, :length], None if tags is None else tags[n, :length], *(of[n, :length] for of in extra))
+            for n, length in enumerate(len(window.word_starts) for window in windows)
+        ]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
         """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`,

@@ -88,7 +88,7 @@ def comparison() -> str:
     ]
     for name, label in names.items():
         row = by_name[name]
-        opens = opened.get(name, "transformers 4 and 5, llama.cpp")
+        opens = opened.get(name, "transformers 4.57 and 5, llama.cpp")
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
     return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
