@@ -7,7 +7,7 @@
     python .ci/release_check.py --only bounds         # print those lower bounds as constraints
     python .ci/release_check.py --tag v0.1.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
 
-The environments are folders of build/release, made anew each time. `make release-check` runs this.
+The environments are folders of build/release, made again each time. `make release-check` runs this.
 """
 
 import argparse

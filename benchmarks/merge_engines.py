@@ -169,8 +169,8 @@ def measure_mergekit(work: Path, options) -> dict[str, dict]:
         for key in ("fused", "repaired"):
             command = [sys.executable, options.converter, one / key, "--outfile", one / f"{key}.gguf"]
             ran = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-            said = "converted" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:120]
-            rows["llama, embeddings"][f"llama_cpp_{key}"] = said
+            message = "converted" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:120]
+            rows["llama, embeddings"][f"llama_cpp_{key}"] = message
     return rows
 
 

@@ -31,8 +31,8 @@ from .fingerprints import describe_differences
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
 FULL = {
-    errno.ENOSPC: ("There is no space left on the disk", "Free some"),
-    errno.EDQUOT: ("There is no space left in the user's quota", "Free some"),
+    errno.ENOSPC: ("The disk has no space left", "Free some"),
+    errno.EDQUOT: ("The user's quota has no space left", "Free some"),
     errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
 }
 

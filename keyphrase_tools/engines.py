@@ -246,7 +246,7 @@ def check_address(address: str | None) -> None:
     """Connects to the address of a cluster, because Ray waits for minutes for one that does not answer.
 
     Raises:
-        ConnectionError: if it does not answer, or does not speak Ray's protocol.
+        ConnectionError: if it does not answer, or does not use Ray's protocol.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():

@@ -240,7 +240,7 @@ def run_base(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Runs the base model on all texts.
 
-    Returns two times name of the gate -> `(texts, d)`: the vectors that gates are made of, with `hidden` the layer's input at the
+    Returns two times name of the gate -> `(texts, d)`: the vectors from which gates are built, with `hidden` the layer's input at the
     last token; and the mean input of each router, which the vectors are otherwise.
     """
     import torch

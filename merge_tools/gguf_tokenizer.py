@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import MergeError, short_reason
 
-SPACE = "▁"  # stands for a space in SentencePiece's tokens
+SPACE = "▁"  # a space in SentencePiece's tokens
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # The start and the end of the patterns by which byte-level tokenizers split a text.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

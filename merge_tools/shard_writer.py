@@ -216,10 +216,10 @@ class Writer:
             hashes = {file: workers.submit(self._sha256, file) for file in self.files if self.look.sha256}
             used = {(e.file, e.name) for shard in self.shards for tensor in shard.tensors for e in tensor.entries()}
             unused = [scan.entry for key, scan in self.scan.tensors.items() if key not in used]
-            finish([*jobs, *(workers.submit(self._read_rest, entry) for entry in unused)])
+            raise_first_error([*jobs, *(workers.submit(self._read_rest, entry) for entry in unused)])
             rest = [scan.entry for scan in self.scan.tensors.values() if not scan.complete]
-            finish([*(workers.submit(self._read_rest, entry) for entry in rest), *hashes.values()])
-            finish(syncs)
+            raise_first_error([*(workers.submit(self._read_rest, entry) for entry in rest), *hashes.values()])
+            raise_first_error(syncs)
             results = {file: self._result(file, hashes) for file in self.files}
             if changed := [file for file, before in self.stat_keys.items() if stat_key(file) != before]:
                 raise MergeError(f"{changed[0]} was modified during the merge. Start again when nothing writes to it.")
@@ -320,7 +320,7 @@ class Writer:
         self._tick("sync")(file.shard.nbytes)
 
 
-def finish(jobs: list[Future]):
+def raise_first_error(jobs: list[Future]):
     """Waits for jobs; raises the first error that is not a consequence of another."""
     wait(jobs, return_when=FIRST_EXCEPTION)
     ended = [job.exception() for job in jobs if job.done() and not job.cancelled()]

@@ -73,7 +73,7 @@ def page(visit):
     return page
 
 
-def show(page, text):
+def type_text(page, text):
     """Types a text, and waits until it is read."""
     page.get_by_label("Text", exact=True).first.fill(text)
     expect(page.locator("#lx-ours .lx-text")).to_contain_text(text.split()[-1])
@@ -93,7 +93,7 @@ def test_it_opens_with_marks_scores_experts_and_yake_and_asks_nobody_else(visit,
 
 def test_typing_shows_other_marks_and_html_in_a_text_stays_text(page):
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
-    show(
+    type_text(
         page,
         "<script>alert(1)</script><img src=x onerror=alert(2)> ${7*7} {{7*7}} Graph cuts segment medical images quickly.",
     )

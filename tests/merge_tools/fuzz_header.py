@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the reader of safetensors headers, run by hand: it takes as long as it is given.
+"""Coverage-guided fuzzing of the reader of safetensors headers, run by hand, for as long as it is allowed to.
 
     pip install atheris  # into the environment of the tests
     python tests/merge_tools/fuzz_header.py -max_total_time=300
@@ -53,7 +53,7 @@ def examine(content: bytes):
 
 
 def one_input(content: bytes):
-    """The input as it is, and as the header of a file whose length is right."""
+    """The input unchanged, and as the header of a file whose length is right."""
     examine(content)
     header, _, data = content.partition(b"\xff")
     examine(with_length(header, data))

@@ -237,6 +237,13 @@ def pair(tmp_path, experts):
 TALLY = Counter()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tally():
+    """Prints how the inputs of this module ended; run with -s to see it."""
+    yield
+    print(f"\nhostile inputs: {sum(TALLY.values())}; {dict(TALLY)}")
+
+
 def merge(recipe, root):
     """("refused" or "warned" or "silent", messages); fails if anything but OUT changes, or an error has many lines."""
     before, out = snapshot(root), root / "out"
@@ -432,11 +439,6 @@ def test_ordinary_configurations_are_recognised_without_transformers(experts, tm
         change(folder)
         if expected == "refused" and json.loads((folder / "config.json").read_text()).get("model_type") == "llama":
             assert not is_plain(json.loads((folder / "config.json").read_text())), name
-
-
-def test_the_tally():
-    """Run with -s to see it; counts what the tests of this process have tried."""
-    print(f"\nhostile inputs tried here: {sum(TALLY.values())}; {dict(TALLY)}")
 
 
 def test_there_are_two_hundred():

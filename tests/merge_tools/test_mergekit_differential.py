@@ -1,4 +1,4 @@
-"""The same recipes in mergekit 0.1.5 and here: the same experts and shared weights, and the same gates to rounding.
+"""The same recipes in mergekit 0.1.5 and in merge_tools: the same experts and shared weights, and the same gates to rounding.
 
 Needs a second Python, made once, and named by LEXPERTS_MERGEKIT:
 
