@@ -4,6 +4,7 @@ import math
 import os
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -15,26 +16,26 @@ PATIENCE = 30  # seconds until the user is told that no worker has started
 TIMEOUT = 10  # seconds for the address of a cluster to answer
 
 
-class Engine:
+class Engine(ABC):
     """Processes blocks. It is a context manager; `start` comes before `run`."""
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        pass
+    def __exit__(self, *_) -> None:
+        return None
 
+    @abstractmethod
     def start(self, process) -> dict:
         """Loads the model where it will run, and returns `process.describe()`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, blocks: Iterable[Block], progress: Callable[[float], None]) -> Iterator[tuple[Block, list[dict]]]:
         """Yields each block, not necessarily in order, with the results of its readable rows.
 
         Args:
             progress: is called with the number of documents that were read, which may be a fraction.
         """
-        raise NotImplementedError
 
 
 class LocalEngine(Engine):

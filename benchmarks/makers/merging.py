@@ -78,9 +78,7 @@ def comparison() -> str:
         "base": "the same, shared weights from the base",
         "mergekit": "mergekit-moe 0.1.5, the same",
     }
-    opened = {
-        "mergekit": "transformers 5"
-    }  # its experts are fused; ours have the names of transformers 4, which 5 reads too
+    ours, theirs = engines_of_a_llama()
     first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
     lines = [
         f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
@@ -88,10 +86,23 @@ def comparison() -> str:
     ]
     for name, label in names.items():
         row = by_name[name]
-        opens = opened.get(name, "transformers 4.57 and 5, llama.cpp")
+        opens = theirs if name == "mergekit" else ours
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
     return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
+
+
+def engines_of_a_llama() -> tuple[str, str]:
+    """Where a mixture of Llamas opens and computes the same: ours, and mergekit's with its fused experts."""
+    results = load("merge_engines")["results"]
+    dense, fused = results["families"]["llama"], results["mergekit"]["llama, embeddings"]
+    version = dense["transformers_4"]["version"].rpartition(".")[0]
+    in_4 = [dense["transformers_4"]["difference"] < 1e-4, not fused["transformers_4_fused"]["missing"]]
+    in_llama_cpp = [dense["llama_cpp"]["equal_tokens"] == 30, fused["llama_cpp_fused"] == "converted"]
+    return tuple(
+        f"transformers {f'{version} and ' * four}5{', llama.cpp' * cpp}"
+        for four, cpp in zip(in_4, in_llama_cpp, strict=True)
+    )
 
 
 def merge_engines() -> str:

@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
-from .many import SOURCE_HELP, Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+from .many import (
+    SOURCE_HELP,
+    Address,
+    BlockSize,
+    EngineName,
+    GpusPerWorker,
+    IdColumn,
+    Keep,
+    TextColumn,
+    TitleColumn,
+    Workers,
+    open_engine,
+    print_summary,
+)
 
 
 def generate(
@@ -27,10 +40,10 @@ def generate(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Documents per batch.")] = 8,
-    text_column: Annotated[str, typer.Option(help="The column of texts, or of lists of words.")] = "text",
-    title_column: Annotated[str, typer.Option(help="The column of titles, if any.")] = "title",
-    id_column: Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")] = "id",
-    keep: Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")] = None,
+    text_column: TextColumn = "text",
+    title_column: TitleColumn = "title",
+    id_column: IdColumn = "id",
+    keep: Keep = None,
     device: Device = None,
     engine: EngineName = "local",
     address: Address = None,

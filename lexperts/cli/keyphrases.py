@@ -11,7 +11,19 @@ import typer
 
 from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
 from .generate import generate
-from .many import Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+from .many import (
+    Address,
+    BlockSize,
+    EngineName,
+    GpusPerWorker,
+    IdColumn,
+    Keep,
+    TextColumn,
+    TitleColumn,
+    Workers,
+    open_engine,
+    print_summary,
+)
 from .serve import serve
 
 app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them, analyse a model's experts.")
@@ -27,8 +39,6 @@ Model = Annotated[
     typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
 ]
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
-TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
-TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Dtype = Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")]
 
@@ -71,8 +81,8 @@ def extract(
     batch_size: BatchSize = 16,
     text_column: TextColumn = "text",
     title_column: TitleColumn = "title",
-    id_column: Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")] = "id",
-    keep: Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")] = None,
+    id_column: IdColumn = "id",
+    keep: Keep = None,
     device: Device = None,
     dtype: Dtype = "float32",
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,

@@ -8,6 +8,10 @@ import typer
 from .common import print_error
 
 SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."
+TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
+TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
+IdColumn = Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")]
+Keep = Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")]
 EngineName = Annotated[str, typer.Option(help="local: this process; ray: workers of Ray.")]
 Address = Annotated[
     str | None, typer.Option(help="With --engine ray: address of a cluster, such as auto or ray://HOST:10001.")
