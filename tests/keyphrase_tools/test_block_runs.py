@@ -191,7 +191,7 @@ def test_a_device_without_space_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "number, message",
-    [(errno.EDQUOT, "in the user's quota"), (errno.EFBIG, "limit of file sizes")],
+    [(errno.EDQUOT, "user's quota has no space left"), (errno.EFBIG, "limit of file sizes")],
     ids=["quota", "limit"],
 )
 def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, monkeypatch):
