@@ -10,7 +10,7 @@ float64 and rounded once. With weights w_e that sum to 1 and the density p:
   2^-16, and is at least that.
 - dare_ties: t_e keeps elements as in dare; signs and means are those of ties, divided by p.
 
-Nothing depends on the size of blocks: the p n largest of n magnitudes are found by counting all of them, and the random numbers
+Nothing depends on the size of blocks: the p n largest of n magnitudes are found by counting, and the random numbers
 of DARE are a function of seed, expert, tensor and position.
 """
 
@@ -30,6 +30,10 @@ FINE = 15  # bits of a magnitude that the first count ignores
 WORDS = 16  # random numbers of 16 bits per step of the counter of Philox
 STEPS = 1 << 16  # the density of DARE is a multiple of 1 / STEPS
 PIECE = 1 << 14  # elements: all arrays of a piece stay in the processor's cache
+SAMPLES, SAMPLE = 256, 4096  # places, and at most so many elements at each, from which a cutoff is estimated
+SHARE = 64  # of so many elements at most one is in the sample
+MARGIN = 0.01  # of the elements, on both sides of an estimate
+RANGE = 1 << 20  # the widest range of an estimate: the memory of its counts
 
 Blocks = Callable[[Source, int, int, int], Iterator[np.ndarray]]  # source, start, stop, elements -> raw elements
 
@@ -65,19 +69,20 @@ class TaskMerge:
         cutoffs = [self.cutoff(tensor, source, read, elements) for source in sources]
         dtypes, base_dtype = [source.entry(tensor).dtype for source in sources], self.base.entry(tensor).dtype
         position = span.start
+        total = Sum() if self.method == "dare" else ElectedMean(weights)
         streams = [read(source, span.start, span.stop, size) for source in (self.base, *sources)]
         for raw_base, *raws in zip(*streams, strict=True):
             words = [self.random_words(source, tensor, position, position + len(raw_base)) for source in sources]
             for start in range(0, len(raw_base), PIECE):
                 piece = slice(start, start + PIECE)
                 task = TaskBase(raw_base[piece], base_dtype)
-                total = Sum(len(task.raw)) if self.method == "dare" else ElectedMean(len(task.raw), weights)
+                total.clear(len(task.raw))
                 for expert, raw in enumerate(raws):
                     vector = task.difference(raw[piece], dtypes[expert])
                     if words[expert] is not None:
-                        vector *= words[expert][piece] < int(self.probability * STEPS)
+                        np.multiply(vector, words[expert][piece] < int(self.probability * STEPS), out=vector)
                     elif cutoffs[expert]:
-                        vector *= (vector.view(np.uint32) & MAGNITUDE) >= cutoffs[expert]
+                        np.multiply(vector, magnitudes_of(vector) >= cutoffs[expert], out=vector)
                     total.add(vector, weights[expert])
                 merged = total.result()
                 if self.method != "ties":
@@ -99,16 +104,17 @@ class TaskMerge:
             return np.uint32(0)
         dtypes = source.entry(tensor).dtype, self.base.entry(tensor).dtype
 
-        def magnitudes() -> Iterator[np.ndarray]:
-            for raw, base in zip(*(read(s, 0, count, elements) for s in (source, self.base)), strict=True):
+        def magnitudes(start: int = 0, stop: int = count) -> Iterator[np.ndarray]:
+            for raw, base in zip(*(read(s, start, stop, elements) for s in (source, self.base)), strict=True):
                 bits = np.empty(len(raw), np.uint32)
-                for start in range(0, len(raw), PIECE):
-                    piece = slice(start, start + PIECE)
+                for first in range(0, len(raw), PIECE):
+                    piece = slice(first, first + PIECE)
                     vector = TaskBase(base[piece], dtypes[1]).difference(raw[piece], dtypes[0])
-                    np.bitwise_and(vector.view(np.uint32), MAGNITUDE, out=bits[piece])
+                    magnitudes_of(vector, out=bits[piece])
                 yield bits
 
-        return largest(magnitudes, keep)
+        is_stored = source.is_verbatim(tensor) and self.base.is_verbatim(tensor)  # parts of it can be read
+        return largest(magnitudes, keep, estimate(magnitudes, count, keep) if is_stored else None)
 
     def random_words(self, source: Source, tensor: str, start: int, stop: int) -> np.ndarray | None:
         """The random numbers by which elements of an expert are kept; None if that does not depend on any."""
@@ -135,7 +141,8 @@ class TaskBase:
 class Sum:
     """sum_e w_e t_e in float64."""
 
-    def __init__(self, count: int):
+    def clear(self, count: int):
+        """Starts with new elements."""
         self.total = np.zeros(count)
 
     def add(self, vector: np.ndarray, weight: float):
@@ -148,33 +155,64 @@ class Sum:
 
 
 class ElectedMean:
-    """The weighted mean of the positive or of the negative values, whichever have the larger weighted sum; in float64."""
+    """The weighted mean of the positive or of the negative values, whichever have the larger weighted sum; in float64.
 
-    def __init__(self, count: int, weights: tuple[float, ...]):
-        self.up, self.down = np.zeros(count), np.zeros(count)
-        # Sums of equal weights only depend on the number of summands, which is faster to count.
-        self.table = np.cumsum([0.0, *weights]) if len(set(weights)) == 1 else None
-        counter = np.uint8 if len(weights) < 256 else np.uint32
-        self.shares = np.zeros((2, count), np.float64 if self.table is None else counter)
+    Equal weights cancel out, so that their shares are counts.
+    """
+
+    def __init__(self, weights: tuple[float, ...]):
+        self.equal = len(set(weights)) == 1
+        self.dtype = np.dtype(np.uint8 if self.equal and len(weights) < 256 else np.float64)
+
+    def clear(self, count: int):
+        """Starts with new elements."""
+        self.up, self.down = np.zeros((2, count))
+        self.share_up, self.share_down = np.zeros((2, count), self.dtype)
 
     def add(self, vector: np.ndarray, weight: float):
         """Adds an expert."""
-        weighted = np.multiply(vector, weight, dtype=np.float64)
-        for share, selected in zip(self.shares, (vector > 0, vector < 0), strict=True):
-            share += selected.view(np.uint8) if self.table is not None else selected * weight
-        self.up += np.maximum(weighted, 0)
-        self.down += np.minimum(weighted, 0, out=weighted)
+        wide = vector.astype(np.float64)
+        positive, negative = (vector > 0).view(np.uint8), (vector < 0).view(np.uint8)
+        if not self.equal:
+            wide *= weight
+            positive, negative = positive * weight, negative * weight
+        self.share_up += positive
+        self.share_down += negative
+        self.up += np.maximum(wide, 0)
+        self.down += np.minimum(wide, 0, out=wide)
 
     def result(self) -> np.ndarray:
         """The mean, or 0 where the sums cancel out."""
-        up, down = self.shares if self.table is None else self.table[self.shares]
         order = self.up + self.down
-        merged, share = np.where(order > 0, self.up, self.down), np.where(order > 0, up, down)
+        is_up = order > 0
+        merged, share = np.where(is_up, self.up, self.down), np.where(is_up, self.share_up, self.share_down)
         return np.divide(merged, share, out=np.zeros(len(order)), where=order != 0)
 
 
-def largest(magnitudes: Callable[[], Iterator[np.ndarray]], rank: int) -> np.uint32:
-    """The element with this rank, 1 for the largest, among blocks of integers below 2^31, which are read twice."""
+def magnitudes_of(vector: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """The magnitudes of float32 values as integers of the same order."""
+    return np.bitwise_and(vector.view(np.uint32), MAGNITUDE, out=out)
+
+
+def estimate(magnitudes: Callable[[int, int], Iterator[np.ndarray]], count: int, rank: int) -> tuple[int, int] | None:
+    """A range, first and one past the last, that most likely holds the element with this rank; from samples all over."""
+    size = min(count // (SAMPLES * SHARE), SAMPLE)
+    if size * SAMPLES < 1 / MARGIN**2:  # the sample's error would exceed the margin
+        return None
+    starts = (count - size) * np.arange(SAMPLES) // (SAMPLES - 1)
+    found = np.sort(np.concatenate([block for start in starts for block in magnitudes(start, start + size)]))
+    above, margin = len(found) * rank / count, len(found) * MARGIN
+    low, high = (found[int(np.clip(len(found) - place, 0, len(found) - 1))] for place in (above + margin, above - margin))
+    return int(low), int(high) + 1
+
+
+def largest(
+    magnitudes: Callable[[], Iterator[np.ndarray]], rank: int, near: tuple[int, int] | None = None
+) -> np.uint32:
+    """The element with this rank, 1 for the largest, among blocks of integers below 2^31.
+
+    They are read once if it lies in the range `near`, and otherwise twice more.
+    """
 
     def find(counts: np.ndarray, rank: int) -> tuple[int, int]:
         """The bin of a rank, and the rank within the bin."""
@@ -182,6 +220,10 @@ def largest(magnitudes: Callable[[], Iterator[np.ndarray]], rank: int) -> np.uin
         index = int(np.searchsorted(above, rank))
         return len(counts) - 1 - index, rank - (int(above[index - 1]) if index else 0)
 
+    if near is not None and near[1] - near[0] <= RANGE:
+        above, counts = count_range(magnitudes(), *near)
+        if 0 < rank - above <= counts.sum():
+            return np.uint32(near[0] + find(counts, rank - above)[0])
     counts = np.zeros(1 << (31 - FINE), np.int64)
     for block in magnitudes():
         counts += np.bincount(block >> FINE, minlength=len(counts))
@@ -191,6 +233,24 @@ def largest(magnitudes: Callable[[], Iterator[np.ndarray]], rank: int) -> np.uin
         inside = block[(block >> FINE) == coarse]
         counts += np.bincount(inside & (len(counts) - 1), minlength=len(counts))
     return np.uint32(coarse << FINE | find(counts, rank)[0])
+
+
+def count_range(blocks: Iterator[np.ndarray], low: int, high: int) -> tuple[int, np.ndarray]:
+    """The number of integers from `high` on, and how often each from `low` to `high` occurs."""
+    above, counts, inside, waiting = 0, np.zeros(high - low, np.int64), [], 0
+    for block in blocks:
+        for start in range(0, len(block), PIECE):
+            piece = block[start : start + PIECE]
+            above += np.count_nonzero(piece >= high)
+            piece = piece - np.uint32(low)  # what is smaller wraps around, to more than high - low
+            inside.append(piece.take(np.flatnonzero(piece < high - low)))
+            waiting += len(inside[-1])
+        if waiting > len(counts):
+            counts += np.bincount(np.concatenate(inside), minlength=len(counts))
+            inside, waiting = [], 0
+    if inside:
+        counts += np.bincount(np.concatenate(inside), minlength=len(counts))
+    return above, counts
 
 
 def random_words(seed: int, expert: str, tensor: str, start: int, stop: int) -> np.ndarray:

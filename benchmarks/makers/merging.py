@@ -74,9 +74,9 @@ def comparison() -> str:
     rows = [r for r in speed_rows(load("merge_speed")) if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
     by_name = {row["candidate"]: row for row in rows}
     names = {
-        "mean": "`lexperts merge compose`",
-        "base": "the same, shared weights from the base",
-        "mergekit": "mergekit-moe 0.1.5, the same",
+        "mean": "`lexperts merge compose`, `average: mean`",
+        "base": "`lexperts merge compose`, shared weights of the base",
+        "mergekit": "mergekit-moe 0.1.5, shared weights of the base",
     }
     ours, theirs = engines_of_a_llama()
     first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
@@ -89,7 +89,7 @@ def comparison() -> str:
         opens = theirs if name == "mergekit" else ours
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
-    return "\n".join([*lines, "", f"{where}[All sizes, and a plain copy as the floor]({DOCS}/results.md#merging)."])
+    return "\n".join([*lines, "", f"{where}[All sizes, compared with copying the files]({DOCS}/results.md#merging)."])
 
 
 def engines_of_a_llama() -> tuple[str, str]:
@@ -100,7 +100,7 @@ def engines_of_a_llama() -> tuple[str, str]:
     in_4 = [dense["transformers_4"]["difference"] < 1e-4, not fused["transformers_4_fused"]["missing"]]
     in_llama_cpp = [dense["llama_cpp"]["equal_tokens"] == 30, fused["llama_cpp_fused"] == "converted"]
     return tuple(
-        f"transformers {f'{version} and ' * four}5{', llama.cpp' * cpp}"
+        f"transformers {f'{version} and ' * four}5{', llama.cpp (as GGUF)' * cpp}"
         for four, cpp in zip(in_4, in_llama_cpp, strict=True)
     )
 
