@@ -29,7 +29,9 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: ord
 FINE = 15  # bits of a magnitude that the first count ignores
 WORDS = 16  # random numbers of 16 bits per step of the counter of Philox
 STEPS = 1 << 16  # the density of DARE is a multiple of 1 / STEPS
-PIECE = 1 << 14  # elements: all arrays of a piece stay in the processor's cache
+PIECE = (
+    1 << 16
+)  # elements: arrays that the processor's cache holds, and few calls, between which threads wait for each other
 SAMPLES, SAMPLE = 256, 4096  # places, and at most so many elements at each, from which a cutoff is estimated
 SHARE = 64  # of so many elements at most one is in the sample
 MARGIN = 0.01  # of the elements, on both sides of an estimate
@@ -202,7 +204,9 @@ def estimate(magnitudes: Callable[[int, int], Iterator[np.ndarray]], count: int,
     starts = (count - size) * np.arange(SAMPLES) // (SAMPLES - 1)
     found = np.sort(np.concatenate([block for start in starts for block in magnitudes(start, start + size)]))
     above, margin = len(found) * rank / count, len(found) * MARGIN
-    low, high = (found[int(np.clip(len(found) - place, 0, len(found) - 1))] for place in (above + margin, above - margin))
+    low, high = (
+        found[int(np.clip(len(found) - place, 0, len(found) - 1))] for place in (above + margin, above - margin)
+    )
     return int(low), int(high) + 1
 
 

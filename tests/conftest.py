@@ -10,6 +10,7 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
+    RAY_worker_niceness="0",  # by default Ray's workers give way to everything else that runs
     OMP_WAIT_POLICY="PASSIVE",  # threads that wait do not spin: on busy cores a tiny model is a hundred times faster
 )
 if os.environ.get("TEST_CUDA") != "1":

@@ -154,9 +154,7 @@ def comparison() -> str:
         "default model, `style=`": [with_style(trained, name)[1]["seke"] for name in names],
     } | {system: [others[system, name]["seke"] for name in names] for system in systems(others)}
     lines = [
-        "| F1@5 (%) | "
-        + " | ".join(name.removesuffix("_sample").removesuffix("500") for name in names)
-        + " |",
+        "| F1@5 (%) | " + " | ".join(name.removesuffix("_sample").removesuffix("500") for name in names) + " |",
         "| --- |" + " --- |" * len(names),
     ]
     lines += [
@@ -176,9 +174,7 @@ def inspec_alone() -> str:
     """The mean F1@5 of three heads that were trained on Inspec alone, as a phrase."""
     heads = {"vanilla": "a plain head", "rnn": "with a BiLSTM", "moe_rnn": "with experts too (SEKE)"}
     rows = [row for row in load("seke_quality")["results"] if row["system"] in heads]
-    scores = {
-        head: [row["test"]["by score"]["F1@5, seke"] for row in rows if row["system"] == head] for head in heads
-    }
+    scores = {head: [row["test"]["by score"]["F1@5, seke"] for row in rows if row["system"] == head] for head in heads}
     return ", ".join(f"{name} {sum(scores[head]) / len(scores[head]):.1f}" for head, name in heads.items())
 
 

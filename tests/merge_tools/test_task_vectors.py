@@ -11,7 +11,7 @@ from merge_tools import MergeError, add, check, compose, inspect, plan, read_rec
 from merge_tools.averaging import from_float, to_float32, to_float64
 from merge_tools.checkpoints import Checkpoint, Source, open_source
 from merge_tools.plan import OutputTensor, Slice, plan_tensors
-from merge_tools.task_vectors import TaskMerge, largest, random_words
+from merge_tools.task_vectors import TaskMerge, estimate, largest, magnitudes_of, random_words
 from merge_tools.tensor_files import pack_header, read_header
 
 from .conftest import read_tensors, recipe_of, save_expert
@@ -52,7 +52,7 @@ def reference(base, experts, names, tensor, out, average, density=0.5, weights=N
             vector = np.where(is_kept(seed, name, tensor, len(vector), density), vector, 0)
         if weight:
             kept.append((vector.astype(np.float64), weight))
-    total = sum(weight for _, weight in kept)
+    total = sum(weight for _, weight in kept) if weights or average == "dare" else 1  # equal weights cancel out
     kept = [(vector, weight / total) for vector, weight in kept]
     if average == "dare":
         merged = sum(vector * weight for vector, weight in kept)
@@ -267,6 +267,33 @@ def test_the_cutoff_is_the_exact_rank(kind):
     for rank in (1, 2, 499, 2500, 5000):
         found = largest(lambda: iter(np.split(bits, 5)), rank)
         assert np.sort(bits)[-rank] == found
+
+
+@pytest.mark.parametrize("kind", ["random", "few values", "zeros", "sorted", "outliers"])
+@pytest.mark.parametrize("density", [1e-5, 0.2, 0.5, 0.99])
+def test_the_cutoff_is_exact_with_an_estimate_right_or_wrong(kind, density):
+    generator, count = np.random.default_rng(0), 700_001
+    values = {
+        "random": generator.standard_normal(count, np.float32),
+        "few values": generator.integers(0, 5, count).astype(np.float32) * 2**-20,
+        "zeros": np.zeros(count, np.float32),
+        "sorted": np.sort(generator.standard_normal(count, np.float32)),
+        "outliers": np.where(np.arange(count) % 3000 < 400, generator.standard_normal(count, np.float32), 0),
+    }[kind]
+    bits, rank, readings = magnitudes_of(values.astype(np.float32)), max(1, round(density * count)), []
+
+    def read(start=0, stop=count):
+        readings.append(stop - start)
+        yield from np.array_split(bits[start:stop], 5)
+
+    near = estimate(read, count, rank)
+    assert near is not None
+    assert sum(readings) < count / 32
+    for place in (near, (0, 1), (1, 2), (near[1], near[1] + 9), (0, 1 << 30)):
+        readings.clear()
+        assert largest(read, rank, place) == np.sort(bits)[-rank]
+        if kind == "random" and place == near:
+            assert readings == [count]
 
 
 def test_dare_keeps_the_given_share_and_differs_by_seed_expert_and_tensor():
