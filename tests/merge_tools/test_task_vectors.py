@@ -292,7 +292,7 @@ def test_the_cutoff_is_exact_with_an_estimate_right_or_wrong(kind, density):
     for place in (near, (0, 1), (1, 2), (near[1], near[1] + 9), (0, 1 << 30)):
         readings.clear()
         assert largest(read, rank, place) == np.sort(bits)[-rank]
-        if kind == "random" and place == near:
+        if kind == "random" and place == near and 0.1 < density < 0.9:
             assert readings == [count]
 
 
