@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from .candidates import parse_candidates
 from .corpus import check_document
 from .default_model import find_default_model
@@ -15,6 +13,7 @@ from .fingerprints import hash_config, hash_tokenizer, hash_weights
 from .input_documents import split_into_blocks
 from .loading import describe_load_errors, parse_device, parse_dtype
 from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
+from .processes import prepare_process
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
 MENTION_FIELDS = ("start", "end", "field", "score")
@@ -93,8 +92,7 @@ class KeyphraseExtractor:
     @property
     def pipeline(self) -> KeyphraseExtractionPipeline:
         """The pipeline, which is loaded if this process has not loaded it yet. Sets the number of threads."""
-        if threads := self.num_threads or assigned_cores():  # of this call: Ray and Spark use a process again
-            torch.set_num_threads(threads)
+        prepare_process(self.num_threads)  # for this call: Ray and Spark use a process again
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = self.model or find_default_model()
@@ -236,17 +234,6 @@ def load_pipeline(
     options |= {} if backend is None else {"backend": backend}
     with describe_load_errors("--model", model):
         return pipeline("keyphrase-extraction", model=model, **options)
-
-
-def assigned_cores() -> int | None:
-    """The cores that Ray or Spark assigned to this worker process; `None` outside a worker."""
-    ray, spark = sys.modules.get("ray"), sys.modules.get("pyspark")
-    cores = None
-    if ray is not None and ray.is_initialized():
-        cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
-    elif spark is not None and (context := spark.TaskContext.get()) is not None:
-        cores = context.cpus()
-    return None if cores is None else max(1, int(cores))
 
 
 def keyphrases_type(mentions: bool = False):

@@ -49,7 +49,9 @@ def open_extractor(model: str | None, **options):
 
     from keyphrase_tools.default_model import find_default_model
     from keyphrase_tools.loading import describe_load_errors
+    from keyphrase_tools.processes import prepare_process
 
+    prepare_process()
     model = model or find_default_model()
     with describe_load_errors("--model", model):
         return pipeline("keyphrase-extraction", model=model, **options)

@@ -1,10 +1,10 @@
 """Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
 
 from keyphrase_tools.corpus import check_document
-from keyphrase_tools.extractor import assigned_cores
 from keyphrase_tools.failures import process_each
 from keyphrase_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
 from keyphrase_tools.loading import describe_load_errors, parse_device
+from keyphrase_tools.processes import prepare_process
 
 FIELDS = ("keyphrase", "present", "score", "start", "end", "field")
 SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
@@ -34,12 +34,10 @@ class GenerationProcess:
             OSError: if the model cannot be opened.
             ValueError: for invalid options, and a model that generates no keyphrases.
         """
-        import torch
         from transformers import AutoConfig, pipeline
 
         device = parse_device(self.device)
-        if cores := assigned_cores():
-            torch.set_num_threads(cores)
+        prepare_process()
         with describe_load_errors("--model", self.model):
             kind = AutoConfig.from_pretrained(self.model).model_type
         if kind != "exhird":

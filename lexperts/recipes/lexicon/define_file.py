@@ -3,8 +3,8 @@
 import json
 from zlib import crc32
 
-from keyphrase_tools.extractor import assigned_cores
 from keyphrase_tools.failures import process_each
+from keyphrase_tools.processes import prepare_process
 
 from ..common.fingerprints import fingerprint
 
@@ -26,11 +26,9 @@ class DefinitionProcess:
 
     def describe(self) -> dict:
         """The settings. Loads the models."""
-        import torch
         from transformers import pipeline
 
-        if cores := assigned_cores():
-            torch.set_num_threads(cores)
+        prepare_process()
         self.define = pipeline("definition-modeling", model=self.model, device=self.device, batch_size=self.batch_size)
         self.call_options = dict(self.options)
         if self.reward_model:

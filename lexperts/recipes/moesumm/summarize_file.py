@@ -5,9 +5,9 @@ from pathlib import Path
 from keyphrase_tools.block_runs import RunSummary, check_output, run_blocks
 from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.engines import Engine
-from keyphrase_tools.extractor import assigned_cores
 from keyphrase_tools.failures import process_each
 from keyphrase_tools.loading import describe_load_errors, parse_device
+from keyphrase_tools.processes import prepare_process
 
 from ..common.fingerprints import fingerprint, package_version
 
@@ -21,14 +21,12 @@ class SummaryProcess:
 
     def describe(self) -> dict:
         """The settings. Loads the model."""
-        import torch
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         from modeling_moesumm.generation_moesumm import Summarizer
 
         device = parse_device(self.device)
-        if cores := assigned_cores():
-            torch.set_num_threads(cores)
+        prepare_process()
         with describe_load_errors("--model", self.model):
             tokenizer = AutoTokenizer.from_pretrained(self.model)
             model = AutoModelForSeq2SeqLM.from_pretrained(self.model).to(device)

@@ -1,0 +1,30 @@
+"""What processes that read many documents have in common: threads, and bounded memory."""
+
+import os
+import sys
+
+PRIMITIVES = "64"
+
+
+def prepare_process(num_threads: int | None = None) -> None:
+    """Sets the number of torch's threads, by default to the cores that Ray or Spark assigned, and bounds a cache of oneDNN.
+
+    oneDNN keeps the code that it generates for each shape of a batch, by default for 1,024 of them: hundreds of megabytes for
+    documents of all lengths. It reads its limit on first use; one that is set in the environment stays.
+    """
+    import torch
+
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    if threads := num_threads or assigned_cores():
+        torch.set_num_threads(threads)
+
+
+def assigned_cores() -> int | None:
+    """The cores that Ray or Spark assigned to this worker process; `None` outside a worker."""
+    ray, spark = sys.modules.get("ray"), sys.modules.get("pyspark")
+    cores = None
+    if ray is not None and ray.is_initialized():
+        cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
+    elif spark is not None and (context := spark.TaskContext.get()) is not None:
+        cores = context.cpus()
+    return None if cores is None else max(1, int(cores))
