@@ -29,10 +29,10 @@ quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with i
 	$(RUN) examples/quickstart.py $(ARGS)
 
 test: $(QUANTIZE)  ## the test suite
-	$(RUN) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
-	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(CORE_TESTS) $(ARGS)
+	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(CORE_TESTS) $(ARGS)
 
 test-transformers4: $(READY) $(TRANSFORMERS4)/.ready  ## open composed mixtures in transformers 4
 	LEXPERTS_TRANSFORMERS4=$(CURDIR)/$(TRANSFORMERS4)/bin/python $(RUN) -m pytest tests/merge_tools/test_old_transformers.py $(ARGS)

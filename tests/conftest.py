@@ -31,6 +31,19 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # a core
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WHOLE_WORDS = ("the", "of", "in", "and", "for", "is", "graph", "cut", "cuts", "network", "networks", "learning")
 MAX_LENGTH = 64
+# minutes each: with two workers these come first, so that none of them runs alone at the end
+SLOW_FILES = (
+    "test_ray.py",
+    "test_hub_contract.py",
+    "test_serving.py",
+    "test_block_runs.py",
+    "test_many_documents.py",
+    "test_quickstart_and_readme.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)  # stable
 
 
 @pytest.fixture(scope="session")
