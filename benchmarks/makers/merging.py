@@ -11,6 +11,7 @@ LABELS = {
     "mean": "`lexperts merge compose`, `average: mean`",
     "ties": "`lexperts merge compose`, `average: ties`",
     "mergekit": "mergekit-moe {version} (same as `average: base`)",
+    "mergoo": "mergoo 0.0.10 (a mean, and no router)",
     "check": "`lexperts merge check`",
 }
 SHAPES = {
@@ -21,17 +22,7 @@ SHAPES = {
 
 
 def speed_rows(record: dict) -> list[dict]:
-    """One row per shape, condition and candidate with medians; from rows, or from a record of before they were rows."""
-    if isinstance(record["results"], dict):
-        return [
-            {
-                "shape": shape, "condition": "cached-quiet", "candidate": name, "experts": result["experts"],
-                "output_bytes": result["output_bytes"], "seconds": row["median_seconds"], "cpu_seconds": None,
-                "anonymous_mib": row["peak_anonymous_mib"],
-            }
-            for shape, result in record["results"].items()
-            for name, row in result["candidates"].items()
-        ]  # fmt: skip
+    """One row per shape, condition and candidate with medians."""
     groups: dict[tuple, list[dict]] = {}
     for row in record["results"]:
         groups.setdefault((row["shape"], row["condition"], row["candidate"]), []).append(row)
@@ -65,7 +56,7 @@ def merge_speed() -> str:
         )
         known.add(group)
     note = "Complete processes. Cached sources are in the page cache, cold ones are not. "
-    command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit ENVIRONMENT`"
+    command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
     return "\n".join([*lines, "", note + provenance(record) + command])
 
 
@@ -77,6 +68,7 @@ def comparison() -> str:
         "mean": "`lexperts merge compose`, `average: mean`",
         "base": "`lexperts merge compose`, shared weights of the base",
         "mergekit": "mergekit-moe 0.1.5, shared weights of the base",
+        "mergoo": "mergoo 0.0.10, mean, without a router",
     }
     ours, theirs = engines_of_a_llama()
     first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
@@ -86,7 +78,7 @@ def comparison() -> str:
     ]
     for name, label in names.items():
         row = by_name[name]
-        opens = theirs if name == "mergekit" else ours
+        opens = {"mergekit": theirs, "mergoo": "transformers 4.44, by its own class"}.get(name, ours)
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
     return "\n".join([*lines, "", f"{where}[All sizes, compared with copying the files]({DOCS}/results.md#merging)."])

@@ -1,0 +1,270 @@
+"""What `merge_speed.py` measures: experts with random weights, and the command of each candidate."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from common import check_same_settings
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+MERGEKIT = "0.1.5"
+MERGOO = "0.0.10"
+# mergoo works with no later transformers
+MERGOO_PACKAGES = ("transformers==4.44.2", "peft==0.12.0", "accelerate", "sentencepiece", "protobuf", "tqdm")
+CANDIDATES = ("floor", "base", "no-verify", "mean", "ties", "mergekit", "mergoo", "check")
+VOCABULARY, SPECIAL = 128256, 256
+# Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers and a tied head, so that 8 experts fit on a disk of 25 GB; a small one
+SHAPES = {
+    "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True, "experts": 4},
+    "8b-wide": {"hidden": 4096, "intermediate": 14336, "layers": 2, "head_dim": 128, "tied": True, "experts": 8},
+    "small": {"hidden": 2048, "intermediate": 8192, "layers": 2, "head_dim": 64, "tied": True, "experts": 4},
+}
+HEADS, KV_HEADS = 32, 8
+# only copies the bytes: a lower bound for any merge on this disk
+FLOOR = """
+import os, sys
+target = os.open(sys.argv[1], os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+left = int(sys.argv[2])
+for path in sys.argv[3:]:
+    source = os.open(path, os.O_RDONLY)
+    while left and (copied := os.copy_file_range(source, target, left)):
+        left -= copied
+os.fsync(target)
+sys.exit(left > 0)
+"""
+COMPOSE_BY_MERGOO = """
+import sys, torch
+from mergoo.compose_experts import ComposeExperts
+out, *paths = sys.argv[1:]
+experts = [{"expert_name": f"expert_{i}", "model_id": path} for i, path in enumerate(paths)]
+config = {"model_type": "llama", "num_experts_per_tok": 2, "experts": experts}
+composer = ComposeExperts(config | {"router_layers": ["gate_proj", "up_proj", "down_proj"]}, torch_dtype=torch.bfloat16)
+composer.compose()
+composer.save_checkpoint(out)
+"""
+
+
+# Experts
+
+
+def config_of(shape: dict) -> dict:
+    """config.json in the Hub's spelling for Llama 3."""
+    rope = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "bos_token_id": VOCABULARY - SPECIAL,
+        "eos_token_id": VOCABULARY - SPECIAL + 1,
+        "head_dim": shape["head_dim"],
+        "hidden_act": "silu",
+        "hidden_size": shape["hidden"],
+        "initializer_range": 0.02,
+        "intermediate_size": shape["intermediate"],
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": shape["layers"],
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": rope,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": shape["tied"],
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+    }
+
+
+def tensors_of(shape: dict) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of one expert, in the order of the file."""
+    d, i, kv = shape["hidden"], shape["intermediate"], KV_HEADS * shape["head_dim"]
+    one_layer = {
+        "input_layernorm": (d,),
+        "mlp.down_proj": (d, i),
+        "mlp.gate_proj": (i, d),
+        "mlp.up_proj": (i, d),
+        "post_attention_layernorm": (d,),
+        "self_attn.k_proj": (kv, d),
+        "self_attn.o_proj": (d, d),
+        "self_attn.q_proj": (d, d),
+        "self_attn.v_proj": (kv, d),
+    }
+    sizes = {} if shape["tied"] else {"lm_head.weight": (VOCABULARY, d)}
+    sizes["model.embed_tokens.weight"] = (VOCABULARY, d)
+    for layer in range(shape["layers"]):
+        sizes |= {f"model.layers.{layer}.{name}.weight": size for name, size in one_layer.items()}
+    return sizes | {"model.norm.weight": (d,)}
+
+
+def bytes_of(shape: dict, experts: int) -> int:
+    """Bytes of a mixture's tensors in bf16; of one expert's for experts=1."""
+    sizes = {name: 2 * torch.Size(size).numel() for name, size in tensors_of(shape).items()}
+    routed = sum(count for name, count in sizes.items() if ".mlp." in name)
+    gates = 2 * experts * shape["hidden"] * shape["layers"] if experts > 1 else 0
+    return sum(sizes.values()) + (experts - 1) * routed + gates
+
+
+def write_weights(path: Path, shape: dict, seed: int):
+    """model.safetensors of N(0, 0.02), norms around 1; 64 MB of it in memory at a time."""
+    sizes, header, end = tensors_of(shape), {"__metadata__": {"format": "pt"}}, 0
+    for name, size in sizes.items():
+        start, end = end, end + 2 * torch.Size(size).numel()
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator, part = torch.Generator().manual_seed(seed), 1 << 24
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, size in sizes.items():
+            left, mean = torch.Size(size).numel(), float("norm" in name)
+            while left:
+                values = torch.empty(min(left, part)).normal_(mean, 0.02, generator=generator)
+                values.bfloat16().view(torch.uint8).numpy().tofile(file)
+                left -= len(values)
+
+
+def write_tokenizer(folder: Path):
+    """A tokenizer as large as Llama 3's: 128,000 tokens of one to three bytes with their merges, and 256 special tokens."""
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in signs for b in signs]
+    triples = [(a + b, c) for a, b in pairs for c in signs[:1]]
+    merges = (pairs + triples)[: VOCABULARY - SPECIAL - len(signs)]
+    pieces = signs + [a + b for a, b in merges]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(SPECIAL - 2))]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=special[0], eos_token=special[1])
+    if len(fast) != VOCABULARY:
+        raise RuntimeError(f"The tokenizer has {len(fast)} tokens and the model {VOCABULARY}.")
+    fast.save_pretrained(folder)
+    # in the older spelling, which mergoo's transformers reads too
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        if name == "tokenizer.json":
+            content["model"]["merges"] = [" ".join(merge) for merge in merges]
+        else:
+            content["tokenizer_class"] = "PreTrainedTokenizerFast"
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def make_experts(folder: Path, shape: dict, overwrite: bool) -> list[Path]:
+    """Creates the missing experts, each under another name until it is complete. Returns their folders.
+
+    Raises:
+        SettingsMismatchError: if existing experts were made with another shape or other versions.
+    """
+    experts = [folder / f"expert_{i}" for i in range(shape["experts"])]
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, expert in enumerate(experts):
+        check_same_settings(expert, {"config": config_of(shape), "seed": seed}, overwrite)
+    missing = sum(not expert.exists() for expert in experts)
+    needed, free = missing * bytes_of(shape, 1) + bytes_of(shape, len(experts)), shutil.disk_usage(folder).free
+    if free < 1.05 * needed:
+        raise SystemExit(
+            f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed. Use another --work folder."
+        )
+    for seed, expert in enumerate(experts):
+        if expert.exists():
+            continue
+        print(f"making {expert.name}, {bytes_of(shape, 1) / 1e9:.2f} GB", flush=True)
+        unfinished = folder / f"unfinished_{seed}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n", encoding="utf-8")
+        write_tokenizer(unfinished)
+        write_weights(unfinished / "model.safetensors", shape, seed)
+        unfinished.rename(expert)
+    return experts
+
+
+def linked(experts: list[Path], count: int) -> list[Path]:
+    """`count` experts: the given ones, and hard links to their files under other names."""
+    more = [experts[0].parent / f"linked_{i}" for i in range(count - len(experts))]
+    for i, folder in enumerate(more):
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        shutil.copytree(experts[i % len(experts)], folder, copy_function=os.link)
+    return experts + more
+
+
+# Candidates
+
+
+def recipe(experts: list[Path], path: Path, **more) -> Path:
+    """Writes a recipe that both mergekit and merge-experts read (JSON is YAML)."""
+    sources = [{"source_model": str(expert)} for expert in experts]
+    settings = {"gate_mode": "random", "experts_per_token": 2, "dtype": "bfloat16", **more}
+    path.write_text(
+        json.dumps({"base_model": str(experts[0]), "experts": sources, **settings}, indent=1), encoding="utf-8"
+    )
+    return path
+
+
+def environment(folder: Path, package: str, number: str, installs: list[list[str]]) -> dict[str, str]:
+    """Creates a virtual environment with a package, if it has none. Returns the versions of what matters in it.
+
+    Raises:
+        SystemExit: if it exists with another version of the package or of torch.
+    """
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"creating an environment with {package} {number}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for words in ([f"torch=={torch.__version__.split('+')[0]}"], *installs):
+            subprocess.run([python, "-m", "pip", "install", "-q", *words], check=True)
+    names = (package, "torch", "transformers", "safetensors")
+    show = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {names}}}))"
+    versions = json.loads(subprocess.check_output([python, "-c", show], text=True))
+    for name, expected in ((package, number), ("torch", torch.__version__)):
+        if versions[name].split("+")[0] != expected.split("+")[0]:
+            raise SystemExit(f"{folder} has {name} {versions[name]}, not {expected}. Use another folder.")
+    return versions
+
+
+def mergekit_environment(folder: Path) -> dict[str, str]:
+    """An environment with mergekit."""
+    return environment(folder, "mergekit", MERGEKIT, [[f"mergekit=={MERGEKIT}"]])
+
+
+def mergoo_environment(folder: Path) -> dict[str, str]:
+    """An environment with mergoo, whose own requirements cannot be installed together."""
+    return environment(folder, "mergoo", MERGOO, [list(MERGOO_PACKAGES), ["--no-deps", f"mergoo=={MERGOO}"]])
+
+
+def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, peers: dict[str, Path | None]) -> dict:
+    """The command of each candidate; all but `check` write folder/out."""
+    out, ours = folder / "out", [sys.executable, "-m", "lexperts", "merge"]
+    candidates = {}
+    for name in names:
+        if name == "floor":
+            count = bytes_of(shape, len(experts))
+            candidates[name] = [sys.executable, "-c", FLOOR, out, count, *(e / "model.safetensors" for e in experts)]
+        elif name == "mergekit":
+            tool = peers["mergekit"] / "bin" / "mergekit-moe"
+            candidates[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
+        elif name == "mergoo":
+            candidates[name] = [peers["mergoo"] / "bin" / "python", "-c", COMPOSE_BY_MERGOO, out, *experts]
+        elif name == "check":
+            candidates[name] = [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")]
+        elif name == "no-verify":
+            candidates[name] = [
+                *ours,
+                "compose",
+                recipe(experts, folder / "base.yml", average="base"),
+                out,
+                "--no-verify",
+            ]
+        else:
+            candidates[name] = [*ours, "compose", recipe(experts, folder / f"{name}.yml", average=name), out]
+    return {name: list(map(str, command)) for name, command in candidates.items()}
