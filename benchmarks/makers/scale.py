@@ -65,7 +65,7 @@ def killed_runs() -> str:
     blocks = -(-settings["documents"] // settings["block_size"])
     note = (
         f"{settings['documents']:,} documents in {blocks} blocks, a tiny model. Finished blocks are compared when the run is killed, the output "
-        f"at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH`"
+        f"at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH --documents {settings['documents']}`"
     )
     return "\n".join([*lines, "", note])
 
