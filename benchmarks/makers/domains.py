@@ -163,16 +163,16 @@ def comparison() -> str:
     ]
     return "\n".join([
         *lines, "",
-        "Abstracts, news (kpcrowd, where 46 gold keyphrases a text leave at most 20) and questions; stems are compared. The default model was "
-        "trained on the training splits of five sets and has never seen krapivin and nus. Styles: authors for papers, and for the other sets "
-        f"phrases, words and tags. {keybert_note(others).strip()} Trained on inspec alone, means of three seeds: {inspec_alone()}. "
+        "Abstracts, news (kpcrowd, whose 46 gold keyphrases per text cap F1@5 at 20) and questions; stems are compared. The default model was "
+        "trained on the training splits of five sets and has never seen krapivin and nus. Styles: `authors` for papers, `phrases` "
+        f"for inspec, `words` for kpcrowd, `tags` for stackexchange. {keybert_note(others).strip()} Trained on inspec alone (mean of three seeds): {inspec_alone()}. "
         f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model).",
     ])  # fmt: skip
 
 
 def inspec_alone() -> str:
     """The mean F1@5 of three heads that were trained on Inspec alone, as a phrase."""
-    heads = {"vanilla": "a plain head", "rnn": "with a BiLSTM", "moe_rnn": "with experts too (SEKE)"}
+    heads = {"vanilla": "a plain head", "rnn": "BiLSTM", "moe_rnn": "BiLSTM and experts (SEKE, as the default model)"}
     rows = [row for row in load("seke_quality")["results"] if row["system"] in heads]
     scores = {head: [row["test"]["by score"]["F1@5, seke"] for row in rows if row["system"] == head] for head in heads}
     return ", ".join(f"{name} {sum(scores[head]) / len(scores[head]):.1f}" for head, name in heads.items())

@@ -77,7 +77,8 @@ def comparison() -> str:
         "| --- | --- | --- | --- |",
     ]
     for name, label in names.items():
-        row = by_name[name]
+        if (row := by_name.get(name)) is None:
+            continue
         opens = {"mergekit": theirs, "mergoo": "transformers 4.44, by its own class"}.get(name, ours)
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
     where = "On an idle machine, with the sources in the page cache. "
