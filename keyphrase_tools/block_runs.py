@@ -123,7 +123,9 @@ def check_output(output: str | Path) -> None:
     """
     output = Path(output)
     if output.exists():
-        raise FileExistsError(f"{output} already exists and is complete. Choose another name, or delete it.")
+        killed = f" {output}.parts is of a run that was killed at its end, and can be deleted."
+        left = killed if Path(f"{output}.parts").is_dir() else ""
+        raise FileExistsError(f"{output} already exists and is complete. Choose another name, or delete it.{left}")
     if output.suffix == ".parquet":
         from .corpus import import_parquet
 

@@ -213,6 +213,20 @@ def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source
         assert order == [f"out.{suffix}.new", tmp_path.name, f"out.{suffix}.parts"]
 
 
+def test_blocks_of_a_run_that_was_killed_at_its_end_are_named(extract, source, tmp_path, monkeypatch):
+    def killed(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        extract_file(extract, source, tmp_path / "out.jsonl")
+    with pytest.raises(FileExistsError, match=r"is complete.*out\.jsonl\.parts is of a run"):
+        extract_file(extract, source, tmp_path / "out.jsonl")
+    shutil.rmtree(tmp_path / "out.jsonl.parts")
+    with pytest.raises(FileExistsError, match="or delete it.$"):
+        extract_file(extract, source, tmp_path / "out.jsonl")
+
+
 def test_two_processes_do_not_write_the_same_output(extract, source, tmp_path, monkeypatch):
     interrupt(monkeypatch, 1, extract, source, tmp_path / "out.jsonl", block_size=1)
     with (
