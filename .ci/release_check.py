@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
 MODEL = ROOT / "models" / "seke-minilm"
-EXTRAS = ("train", "serve")
-BOUNDED = (*EXTRAS, "merge", "offline")  # extras whose lower bounds are tested
+STAGES = {"bare": (), "merge": ("merge",), "full": ("merge", "serve", "train")}  # checks of smoke.py and their extras
+BOUNDED = (*STAGES["full"], "offline")  # extras whose lower bounds are tested
 PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
@@ -58,13 +58,13 @@ def fail_if(wrong: bool | set[str], message: str) -> None:
 
 
 def check_contents() -> None:
-    """The wheel has all modules, recipes and licences, and no tests, data or weights; the sdist can build it."""
+    """The wheel has the tracked files of the packages, the licence, and nothing else; the sdist can build it."""
     path = wheel_of("lexperts")
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
         (metadata,) = (file.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True)
-    expected = {name for name in tracked.stdout.split() if name.endswith((".py", ".yml", "py.typed"))}
+    expected = set(tracked.stdout.split())
     fail_if(expected - names, f"{path.name} lacks")
     fail_if({f"{name}/py.typed" for name in PACKAGES} - names, f"{path.name} lacks")
     info = {name for name in names if ".dist-info/" in name}
@@ -112,19 +112,21 @@ def check_tag(tag: str) -> None:
 
 
 def try_wheel(name: str, torch: str, constraints: Path) -> None:
-    """Installs the wheels in a fresh environment and runs `smoke.py` there, without extras and with some."""
+    """Installs the wheels in a fresh environment and runs `smoke.py` there, without extras and then with some."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    shutil.copy(ROOT / "examples" / "corpus" / "paragraph.txt", folder)
     smoke = (python, "-P", shutil.copy(ROOT / ".ci" / "smoke.py", folder))
     run(*pip, f"torch=={torch}", "-c", constraints)  # alone: what asks for it later finds it there
-    run(*pip, "-c", constraints, wheel_of("lexperts"))
-    run(*smoke, "bare", cwd=folder)
-    run(*pip, "-c", constraints, f"{wheel_of('lexperts')}[{','.join(EXTRAS)}]", wheel_of("lexperts_seke_minilm"))
-    run(*pip[:3], "check")
-    run(*smoke, "full", cwd=folder)
+    for stage, extras in STAGES.items():
+        suffix = f"[{','.join(extras)}]" if extras else ""
+        default_model = [wheel_of("lexperts_seke_minilm")] if stage == "full" else []
+        run(*pip, "-c", constraints, f"{wheel_of('lexperts')}{suffix}", *default_model)
+        run(*pip[:3], "check")
+        run(*smoke, stage, cwd=folder)
     run(
         python,
         "-m",
