@@ -256,7 +256,7 @@ def main():
     work, peers = args.work.absolute(), {name: folder and folder.absolute() for name, folder in peers.items()}
     print("Run this on an idle machine: other processes and disk writes change the results.", flush=True)
     makers = {"mergekit": mergekit_environment, "mergoo": mergoo_environment}
-    versions = {name: make(peers[name]) if name in names else None for name, make in makers.items()}
+    versions = {name: make(peers[name]) if peers[name] else None for name, make in makers.items()}
     record = Record(args.name, overwrite=args.overwrite, **versions)
     for i, shape in enumerate(args.shape):
         for earlier in args.shape[:i]:
