@@ -179,6 +179,13 @@ class RayEngine(Engine):
             )
         self._idle += [actor, actor]  # a second block waits at each worker
 
+    def _next_worker(self, busy: list):
+        """The worker for the next block: one without a block, or one where it waits if no other worker is about to start."""
+        free = next((actor for actor in self._idle if actor not in busy), None)
+        if free is None and self._idle and not self._starting:
+            return self._idle[0]
+        return free
+
     def run(self, blocks, progress):
         """As in `Engine`.
 
@@ -188,8 +195,11 @@ class RayEngine(Engine):
         ray, again, blocks = self._ray, deque(), ((block, 0) for block in blocks)
         pending: dict = {}  # the result of `process` -> block, how many of its workers were lost, worker
         while True:
-            while self._idle and (job := again.popleft() if again else next(blocks, None)) is not None:
-                actor = self._idle.popleft()
+            while (actor := self._next_worker([worker for *_, worker in pending.values()])) is not None:
+                job = again.popleft() if again else next(blocks, None)
+                if job is None:
+                    break
+                self._idle.remove(actor)
                 pending[actor.process.remote(readable_rows(job[0]))] = *job, actor
             if not pending and not again and self._idle:
                 return

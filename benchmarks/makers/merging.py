@@ -55,7 +55,7 @@ def merge_speed() -> str:
             f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
         )
         known.add(group)
-    note = "Complete processes. Cached sources are in the page cache, cold ones are not. "
+    note = "Complete processes, medians where there are several rounds. Cached sources are in the page cache, cold ones are not. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
     return "\n".join([*lines, "", note + provenance(record) + command])
 
@@ -71,6 +71,7 @@ def comparison() -> str:
         "mergoo": "mergoo 0.0.10, mean, without a router",
     }
     ours, theirs = engines_of_a_llama()
+    rounds = 1 + max(row["round"] for row in load("merge_speed")["results"] if row["condition"] == "cached-quiet")
     first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
     lines = [
         f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
@@ -81,7 +82,7 @@ def comparison() -> str:
             continue
         opens = {"mergekit": theirs, "mergoo": "transformers 4.44, by its own class"}.get(name, ours)
         lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
-    where = "On an idle machine, with the sources in the page cache. "
+    where = f"On an idle machine, with the sources in the page cache, medians of {rounds} rounds. Single runs vary by a third. "
     return "\n".join([*lines, "", f"{where}[All sizes, compared with copying the files]({DOCS}/results.md#merging)."])
 
 

@@ -128,6 +128,32 @@ def test_a_worker_in_place_of_a_lost_one_loads_the_model(cluster, workers, lost_
     assert (tmp_path / "lost").exists() and all(row["loaded"] for row in lines(tmp_path / "out.jsonl"))
 
 
+class LoadedInTurn:
+    """Its second worker loads its model later; each result names its process."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def describe(self):
+        try:
+            self.first.mkdir()
+        except FileExistsError:
+            time.sleep(2)
+        return {}
+
+    def process_rows(self, rows):
+        time.sleep(3)
+        return [{"process": os.getpid()} for _ in rows]
+
+
+def test_as_many_blocks_as_workers_are_processed_together(cluster, source, tmp_path):
+    corpus = Corpus(source, title_column=None)
+    with RayEngine(workers=2) as engine:
+        engine.start(LoadedInTurn(tmp_path / "first"))
+        results = [rows for _, rows in engine.run(corpus.blocks(60, {}, print), print)]
+    assert len({row["process"] for rows in results for row in rows}) == len(results) == 2
+
+
 def test_workers_with_different_models_are_refused(cluster, source, tmp_path):
     process, engine = LoadedWhenDescribed(tmp_path / "lost", differs=True), RayEngine(workers=2)
     with pytest.raises(ValueError, match="not the same in all workers: they differ in weights"):
