@@ -28,6 +28,14 @@ pytestmark = pytest.mark.skipif(
     reason="LEXPERTS_LLAMA_CPP names no Python with llama-cpp-python. Make one: python -m venv llama && llama/bin/pip "
     "install llama-cpp-python==0.3.36; then LEXPERTS_LLAMA_CPP=llama/bin/python",
 )
+
+
+@pytest.fixture(autouse=True)
+def no_converter(monkeypatch):
+    """Exports are our own, unless a converter is passed."""
+    monkeypatch.delenv("LLAMA_CPP_CONVERTER", raising=False)
+
+
 IDS = [(7 * i) % 250 + 3 for i in range(40)]
 STEPS = 30
 # runs in the other Python: file, ids, steps and texts as JSON, where to put the logits

@@ -29,6 +29,14 @@ pytestmark = pytest.mark.skipif(
     reason="LEXPERTS_MERGEKIT names no Python with mergekit. Make one: python -m venv mergekit && mergekit/bin/pip install "
     "mergekit==0.1.5; then LEXPERTS_MERGEKIT=mergekit/bin/python",
 )
+
+
+@pytest.fixture(autouse=True)
+def no_converter(monkeypatch):
+    """Exports are our own, unless a converter is passed."""
+    monkeypatch.delenv("LLAMA_CPP_CONVERTER", raising=False)
+
+
 PROMPTS = {
     "hermes": ["<|im_start|>user\nHello, who are you?<|im_end|>", "<|im_start|>user\nI need help with"],
     "medicine": ["As a doctor of medicine,"],
