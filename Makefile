@@ -116,5 +116,5 @@ $(TRANSFORMERS4)/.ready: constraints.txt
 	rm -rf $(TRANSFORMERS4)
 	$(PYTHON) -m venv $(TRANSFORMERS4)
 	$(TRANSFORMERS4)/bin/pip install -q '$(TORCH)'
-	$(TRANSFORMERS4)/bin/pip install -q transformers==4.44.2
+	$(TRANSFORMERS4)/bin/pip install -q transformers==4.57.6
 	touch $(TRANSFORMERS4)/.ready
