@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -19,18 +20,29 @@ def hash_weights(model: torch.nn.Module) -> str:
 
     def parts():
         for name, tensor in sorted(model.state_dict().items()):
-            if not isinstance(tensor, torch.Tensor):
-                yield f"{name}{tensor!r}".encode()
-                continue
-            yield f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
-            if tensor.is_meta:  # its values are offloaded
-                continue
-            try:
-                yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-            except (RuntimeError, TypeError, NotImplementedError):  # a tensor subclass, such as a quantised one
-                yield repr(tensor).encode()
+            yield from tensor_parts(name, tensor)
 
     return _digest(parts())
+
+
+def tensor_parts(name: str, tensor) -> Iterator[Any]:
+    """Bytes that identify an entry of a state dict: its name, shape, type and values; of a quantised tensor, those of its parts."""
+    if not isinstance(tensor, torch.Tensor):
+        yield f"{name}{tensor!r}".encode()
+        return
+    yield f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode()
+    if tensor.is_meta:  # its values are offloaded
+        return
+    if hasattr(tensor, "__tensor_flatten__"):  # a subclass, such as torchao's: its repr leaves values out
+        parts, settings = tensor.__tensor_flatten__()
+        yield repr(settings).encode()
+        for part in parts:
+            yield from tensor_parts(f"{name}.{part}", getattr(tensor, part))
+        return
+    if tensor.is_quantized:
+        yield f"{tensor.qscheme()}".encode()
+        tensor = tensor.dequantize()
+    yield tensor.detach().cpu().to_dense().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def hash_tokenizer(tokenizer) -> str:
