@@ -1,0 +1,38 @@
+"""Items that fail: each with its reason, and what fails together but not alone is not kept quiet."""
+
+import warnings
+
+import pytest
+
+from keyphrase_tools.failures import process_each
+
+
+def halve(items):
+    if len(items) > 2:
+        raise MemoryError("too many")
+    return [item / 2 for item in items]
+
+
+def test_items_that_fail_together_only_are_a_warning():
+    with pytest.warns(UserWarning, match="3 items failed together .*too many.* none alone. Use a smaller batch"):
+        assert process_each(halve, [2, 4, 6]) == [(1, None), (2, None), (3, None)]
+
+
+def test_one_bad_item_is_its_own_reason_and_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert process_each(halve, [2, 4]) == [(1, None), (2, None)]
+        (good, bad) = process_each(halve, [2, "x"])
+    assert good == (1, None) and bad[0] is None and "unsupported operand" in bad[1]
+
+
+def test_all_items_that_fail_are_an_error_unless_it_is_their_values():
+    def fail(items):
+        raise RuntimeError("no device")
+
+    with pytest.raises(RuntimeError, match="no device"):
+        process_each(fail, [1, 2])
+    assert [error is None for _, error in process_each(lambda items: [int(i) for i in items], ["x", "y"])] == [
+        False,
+        False,
+    ]
