@@ -96,15 +96,16 @@ class Run:
         """The workers of Ray."""
         return [process for process in self.processes() if name_of(process).startswith("ray::Worker")]
 
-    def end(self) -> None:
+    def end(self, is_repeated: bool = False) -> None:
         """Waits for its end.
 
         Raises:
-            RuntimeError: if it fails, and not because an earlier run had written the whole output before it was killed.
+            RuntimeError: if it fails, unless it repeats one that was killed after it had written the whole output.
         """
         self.process.wait(LIMIT)
-        if self.process.returncode and "already exists and is complete" not in self.log.read_text(encoding="utf-8"):
-            raise RuntimeError(f"the run failed:\n{self.log.read_text(encoding='utf-8')[-3000:]}")
+        log = self.log.read_text(encoding="utf-8")
+        if self.process.returncode and not (is_repeated and "already exists and is complete" in log):
+            raise RuntimeError(f"the run failed:\n{log[-3000:]}")
 
 
 def name_of(process: psutil.Process) -> str:
@@ -189,7 +190,7 @@ class Trial:
             kept = self.compare_blocks(run, finished)
             left = still_there(others) if is_repeated else 0
             if is_repeated:
-                Run(self.source, output, self.model, options).end()
+                Run(self.source, output, self.model, options).end(is_repeated=True)
             else:
                 run.end()
         return {
