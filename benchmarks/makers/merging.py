@@ -11,7 +11,7 @@ LABELS = {
     "mean": "`lexperts merge compose`, `average: mean`",
     "ties": "`lexperts merge compose`, `average: ties`",
     "mergekit": "mergekit-moe {version} (same as `average: base`)",
-    "mergoo": "mergoo 0.0.10 (a mean, and no router)",
+    "mergoo": "mergoo {version} (a mean, and no router)",
     "check": "`lexperts merge check`",
 }
 SHAPES = {
@@ -36,7 +36,7 @@ def speed_rows(record: dict) -> list[dict]:
 def merge_speed() -> str:
     """Time, processor time and memory of composing, relative to copying the same bytes."""
     record = load("merge_speed")
-    rows, version = speed_rows(record), (record["settings"]["mergekit"] or {}).get("mergekit", "")
+    rows = speed_rows(record)
     lines = ["| | | seconds | time / floor | processor seconds | peak anonymous memory |", "| --- |" + " --- |" * 5]
     known = set()
     for row in rows:
@@ -49,7 +49,7 @@ def merge_speed() -> str:
         title += "idle machine" if load_ == "quiet" else "one of two cores busy"
         ratio = f"{row['seconds'] / floor:.2f}" if floor and row["candidate"] not in ("floor", "check") else ""
         cpu = "" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.1f}"
-        label = LABELS[row["candidate"]].format(version=version)
+        label = LABELS[row["candidate"]].format(version=peer_version(record, row["candidate"]))
         memory = f"{row['anonymous_mib']:,.0f} MiB"
         lines.append(
             f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
@@ -60,18 +60,25 @@ def merge_speed() -> str:
     return "\n".join([*lines, "", note + provenance(record) + command])
 
 
+def peer_version(record: dict, name: str) -> str:
+    """The version of a peer that was measured; empty for others."""
+    return (record["settings"].get(name) or {}).get(name, "")
+
+
 def comparison() -> str:
-    """Composing four experts beside mergekit-moe: seconds and memory."""
-    rows = [r for r in speed_rows(load("merge_speed")) if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
+    """Composing four experts beside mergekit-moe and mergoo: seconds and memory."""
+    record = load("merge_speed")
+    chosen = [r for r in record["results"] if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
+    rows = speed_rows({"results": chosen})
     by_name = {row["candidate"]: row for row in rows}
     names = {
         "mean": "`lexperts merge compose`, `average: mean`",
         "base": "`lexperts merge compose`, shared weights of the base",
-        "mergekit": "mergekit-moe 0.1.5, shared weights of the base",
-        "mergoo": "mergoo 0.0.10, mean, without a router",
+        "mergekit": f"mergekit-moe {peer_version(record, 'mergekit')}, shared weights of the base",
+        "mergoo": f"mergoo {peer_version(record, 'mergoo')}, mean, without a router",
     }
     ours, theirs = engines_of_a_llama()
-    rounds = 1 + max(row["round"] for row in load("merge_speed")["results"] if row["condition"] == "cached-quiet")
+    rounds = 1 + max(row["round"] for row in chosen)
     first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
     lines = [
         f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
@@ -80,9 +87,11 @@ def comparison() -> str:
     for name, label in names.items():
         if (row := by_name.get(name)) is None:
             continue
-        opens = {"mergekit": theirs, "mergoo": "transformers 4.44, by its own class"}.get(name, ours)
-        lines.append(f"| {label} | {row['seconds']:.1f} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
-    where = f"On an idle machine, with the sources in the page cache, medians of {rounds} rounds. Single runs vary by a third. "
+        opens = {"mergekit": theirs, "mergoo": "not tried"}.get(name, ours)
+        single = [r["seconds"] for r in chosen if r["candidate"] == name]
+        seconds = f"{row['seconds']:.1f} ({min(single):.1f} to {max(single):.1f})"
+        lines.append(f"| {label} | {seconds} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
+    where = f"On an idle machine, with the sources in the page cache, medians (and extremes) of {rounds} rounds. "
     return "\n".join([*lines, "", f"{where}[All sizes, compared with copying the files]({DOCS}/results.md#merging)."])
 
 
