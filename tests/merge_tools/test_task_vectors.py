@@ -238,13 +238,15 @@ def test_an_overflow_is_an_error(dtype, scale, message, experts, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["ties", "dare_ties"])
-def test_memory_does_not_grow_with_the_size_and_the_number_of_experts(method, tmp_path):
-    count, raws = 1 << 19, np.random.default_rng(0).integers(0, 1 << 14, 1 << 19, dtype=np.uint16)
+@pytest.mark.parametrize("count", [1 << 19, 1 << 21])  # the cutoffs of the second are estimated first
+def test_memory_does_not_grow_with_the_size_and_the_number_of_experts(method, count, tmp_path):
+    raws = np.random.default_rng(0).integers(0, 1 << 14, count, dtype=np.uint16)
     header, _ = pack_header([("w", "BF16", (count,))])
-    (tmp_path / "w.safetensors").write_bytes(header + raws.tobytes())
-    entry = read_header(tmp_path / "w.safetensors")[0]
-    checkpoint = Checkpoint(tmp_path, {}, {"w": entry})
-    sources = [Source(f"expert {i}", str(tmp_path), checkpoint) for i in range(40)]
+    checkpoints = []
+    for name, values in (("base", raws), ("expert", np.roll(raws, 1))):
+        (tmp_path / name).write_bytes(header + values.tobytes())
+        checkpoints.append(Checkpoint(tmp_path, {}, {"w": read_header(tmp_path / name)[0]}))
+    sources = [Source(f"expert {i}", str(tmp_path), checkpoints[i > 0]) for i in range(40)]
     slices = (Slice(tuple(sources[1:]), (1 / 39,) * 39, 0, count, TaskMerge(sources[0], method, 0.5, 1)),)
     tensor = OutputTensor("w", "BF16", (count,), "w", slices)
     tracemalloc.start()
