@@ -22,6 +22,7 @@ def main(argv=None) -> None:
     parser.add_argument("output", help="folder to write")
     parser.add_argument("--model", help="folder or Hub id; by default lexperts-seke-minilm")
     parser.add_argument("--master", default="local[2]", help="of Spark")
+    parser.add_argument("--partitions", type=int, help="that the rows are dealt to; by default four per core")
     args = parser.parse_args(argv)
 
     # a batch of 512 documents is sorted by length and read together
@@ -35,6 +36,8 @@ def main(argv=None) -> None:
             yield from extract(pyarrow.Table.from_batches([batch])).to_batches()
 
     documents = spark.read.parquet(args.source).selectExpr("string(id) as id", "title", "text")
+    # else one core reads a whole row group, which is often the whole file; the shuffle is cheap beside the model
+    documents = documents.repartition(args.partitions or 4 * spark.sparkContext.defaultParallelism)
     documents.mapInArrow(run, schema).write.mode("errorifexists").parquet(args.output)
     spark.stop()
 
