@@ -10,34 +10,14 @@ every two seconds.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 from common import Record, add_record_arguments
-from many_documents import BAD, check, make_source, run
+from many_documents import BAD, check, make_source, run, worker_memory
 from pyarrow import parquet
 from tiny_model import read_documents, save_tiny_model
-
-
-def memory(result: dict) -> dict:
-    """Megabytes of the command and of its largest worker, soon after the start and at the end."""
-    command, *others = sorted(result["memory"], key=lambda process: process["seconds_megabytes"][0][0])
-    workers = [process for process in others if "Worker" in process["process"]] or [command]
-
-    def tenths(process: dict) -> tuple[float, float]:
-        """The medians of the second tenth of the time, when the model has been loaded, and of the last one."""
-        sizes = [size for _, size in process["seconds_megabytes"]]
-        step = max(len(sizes) // 10, 1)
-        return statistics.median(sizes[step : 2 * step] or sizes), statistics.median(sizes[-step:])
-
-    early, late = zip(*map(tenths, workers), strict=True)
-    return {
-        "worker_megabytes_early": max(early),
-        "worker_megabytes_late": max(late),
-        "command_megabytes": max(size for _, size in command["seconds_megabytes"]),
-    }
 
 
 def bad_rows_reported(output: Path, source: Path) -> bool:
@@ -75,7 +55,7 @@ def main() -> None:
                     "documents": documents,
                     "workers": workers,
                     **result,
-                    **memory(result),
+                    **worker_memory(result),
                     **check(output, source, None),
                 }
                 row["documents_per_second"] = documents / row["seconds"]

@@ -87,6 +87,24 @@ def run(command: list[str]) -> dict:
     return {"seconds": time.perf_counter() - begin, "memory": megabytes}
 
 
+def worker_memory(result: dict) -> dict:
+    """Megabytes of the command and of its largest worker, soon after the start and at the end. Without workers the command works."""
+    command, *workers = sorted(result["memory"], key=lambda process: process["seconds_megabytes"][0][0])
+
+    def tenths(process: dict) -> tuple[float, float]:
+        """The medians of the second tenth of the time, when the model has been loaded, and of the last one."""
+        sizes = [size for _, size in process["seconds_megabytes"]]
+        step = max(len(sizes) // 10, 1)
+        return statistics.median(sizes[step : 2 * step] or sizes), statistics.median(sizes[-step:])
+
+    early, late = zip(*map(tenths, workers or [command]), strict=True)
+    return {
+        "worker_megabytes_early": max(early),
+        "worker_megabytes_late": max(late),
+        "command_megabytes": max(size for _, size in command["seconds_megabytes"]),
+    }
+
+
 def thin(values: list, most: int = 50) -> list:
     """At most so many of the values, evenly spaced."""
     return values[:: -(-len(values) // most)]
@@ -143,7 +161,12 @@ def main() -> None:
                     else commands(sources[1], Path(folder, "0-in"), args.ways)[args.ways[0]][1]
                 )
                 seconds = whole[0]["seconds"] - start[0]["seconds"]
-                row = {**whole[0], "start_seconds": start[0]["seconds"], **check(path, sources[1], reference)}
+                row = {
+                    **whole[0],
+                    **worker_memory(whole[0]),
+                    "start_seconds": start[0]["seconds"],
+                    **check(path, sources[1], reference),
+                }
                 row["documents_per_second"] = args.documents / seconds
                 results[name]["rounds"].append(row)
                 print(f"{name:16} {row['documents_per_second']:7.1f} documents/s  {row['seconds']:7.1f} s", flush=True)

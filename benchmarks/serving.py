@@ -4,7 +4,8 @@
 
 Clients over HTTP on the same machine, each of which sends one document, waits for its keyphrases and sends the next one. A
 client that gets 503 waits for the seconds of Retry-After. There are more clients at the end than the queue has room for, and then a
-single one again. The model is the default model; the server and all clients share the machine's cores.
+single one again. The model is the default model; the server and all clients share the machine's cores. Memory is the server's resident
+size at the end of each load.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
+import psutil
 from common import write
 
 from keyphrase_tools.jsonl import read_jsonl
@@ -100,6 +102,7 @@ def main():
     try:
         for clients in args.clients:
             row = asyncio.run(load(url, clients, args.seconds, documents))
+            row["server_megabytes"] = round(psutil.Process(process.pid).memory_info().rss / 1e6)
             results.append(row)
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     finally:

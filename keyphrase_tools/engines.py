@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .corpus import Block
 from .fingerprints import different_settings
+from .processes import release_memory
 
 RETRIES = 3  # of a block whose worker was lost
 PATIENCE = 30  # seconds until the user is told that no worker has started
@@ -49,7 +50,9 @@ class LocalEngine(Engine):
     def run(self, blocks, progress):
         """As in `Engine`."""
         for block in blocks:
-            yield block, self._process.process_rows(readable_rows(block), progress)
+            results = self._process.process_rows(readable_rows(block), progress)
+            release_memory()
+            yield block, results
 
 
 class RayEngine(Engine):
@@ -245,7 +248,9 @@ class Worker:
 
     def process(self, rows: list[dict]) -> list[dict]:
         """The results of rows."""
-        return self._process.process_rows(rows)
+        results = self._process.process_rows(rows)
+        release_memory()
+        return results
 
 
 def readable_rows(block: Block) -> list[dict]:

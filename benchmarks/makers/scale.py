@@ -8,15 +8,15 @@ def serving() -> str:
     record = load("serving")
     settings = record["settings"]
     lines = [
-        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after, median / 99% |",
-        "| --- |" + " --- |" * 6,
+        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after, median / 99% | server's memory |",
+        "| --- |" + " --- |" * 7,
     ]
     for row in record["results"]:
         values = [row.get(f"refused_p{q}_ms") for q in (50, 99)]
         after = " / ".join(f"{value:,.0f} ms" for value in values if value is not None)
         lines.append(
             f"| {row['clients']} | {row['documents_per_second']:.1f} | {row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | "
-            f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} |"
+            f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} | {row['server_megabytes']:,} MB |"
         )
     note = (
         f"{settings['seconds']:.0f} seconds each, documents of {settings['words']:.0f} words, queue of {settings['max-queue']}; clients and "
@@ -29,13 +29,16 @@ def many_documents() -> str:
     """Documents a second by engine, and what became of the rows."""
     record = load("many_documents")
     settings = record["settings"]
-    lines = ["| | documents a second | times the first | lost | twice | with an error | same keyphrases |"]
-    lines.append("| --- |" + " --- |" * 6)
+    lines = [
+        "| | documents a second | times the first | MB of a worker, early | at the end | lost | twice | with an error | same keyphrases |"
+    ]
+    lines.append("| --- |" + " --- |" * 8)
     for name, result in record["results"].items():
         last = result["rounds"][-1]
         same = "" if "same_keyphrases" not in last else f"{100 * last['same_keyphrases']:.1f}%"
         lines.append(
-            f"| {name} | {result['documents_per_second']:.1f} | {result['ratio_to_first']:.2f} | {last['lost']} | {last['twice']} | "
+            f"| {name} | {result['documents_per_second']:.1f} | {result['ratio_to_first']:.2f} | {last['worker_megabytes_early']:,.0f} | "
+            f"{last['worker_megabytes_late']:,.0f} | {last['lost']} | {last['twice']} | "
             f"{last['errors']} | {same} |"
         )
     note = (

@@ -1,10 +1,14 @@
-"""Processes that read many documents: their threads, and a limit of oneDNN."""
+"""Processes that read many documents: their threads, a limit of oneDNN, and free memory."""
 
 import os
+import platform
 
+import psutil
 import pytest
 import torch
 
+from keyphrase_tools.corpus import Block, Row
+from keyphrase_tools.engines import LocalEngine
 from keyphrase_tools.processes import PRIMITIVES, prepare_process
 
 CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
@@ -26,3 +30,25 @@ def test_threads_are_set_and_a_limit_of_the_user_stays(monkeypatch, threads):
     prepare_process()
     assert torch.get_num_threads() == 2
     assert os.environ[CAPACITY] == "7"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no malloc_trim")
+def test_blocks_leave_no_free_memory():
+    class Fragments:
+        """Leaves half of the heap that it allocated free, between pieces that are in use."""
+
+        def describe(self):
+            return {}
+
+        def process_rows(self, rows, progress=None):
+            pieces = [bytearray(100_000) for _ in range(3000)]
+            self.kept = pieces[::2]
+            self.before = psutil.Process().memory_info().rss
+            del pieces
+            return [{"size": len(self.kept)} for _ in rows]
+
+    process, engine = Fragments(), LocalEngine()
+    engine.start(process)
+    list(engine.run([Block(0, [Row(0, "0", {"text": "Graph cuts."})])], lambda documents: None))
+    after = psutil.Process().memory_info().rss
+    assert process.before - after > 100e6
