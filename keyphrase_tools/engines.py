@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from . import __version__
 from .corpus import Block
 from .fingerprints import different_settings
 from .processes import release_memory
@@ -28,7 +29,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, process) -> dict:
-        """Loads the model where it will run, and returns `process.describe()`."""
+        """Loads the model where it will run, and returns `process.describe()` with the version of lexperts there."""
 
     @abstractmethod
     def run(self, blocks: Iterable[Block], progress: Callable[[float], None]) -> Iterator[tuple[Block, list[dict]]]:
@@ -45,7 +46,7 @@ class LocalEngine(Engine):
     def start(self, process) -> dict:
         """As in `Engine`."""
         self._process = process
-        return process.describe()
+        return describe(process)
 
     def run(self, blocks, progress):
         """As in `Engine`."""
@@ -231,6 +232,11 @@ class RayEngine(Engine):
             yield block, results
 
 
+def describe(process) -> dict:
+    """`process.describe()`, and the version of the code that runs it."""
+    return {**process.describe(), "lexperts": __version__}
+
+
 def describe_failure(block: Block, cause) -> str:
     """The message for a block that was not processed."""
     return f"Documents {block.start:,} to {block.end - 1:,} could not be processed: {cause}"
@@ -244,7 +250,7 @@ class Worker:
 
     def describe(self) -> dict:
         """Loads the model."""
-        return self._process.describe()
+        return describe(self._process)
 
     def process(self, rows: list[dict]) -> list[dict]:
         """The results of rows."""

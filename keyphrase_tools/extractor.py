@@ -1,7 +1,6 @@
 """`KeyphraseExtractor`: keyphrases of batches of documents, for Ray Data, Spark, `datasets.map` and plain Python."""
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,11 +13,10 @@ from .fingerprints import hash_config, hash_tokenizer, hash_weights
 from .input_documents import split_into_blocks
 from .loading import describe_load_errors, parse_device, parse_dtype
 from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
-from .processes import prepare_process, release_memory
+from .processes import MemoryRelease, prepare_process
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
 MENTION_FIELDS = ("start", "end", "field", "score")
-SLOW = 1  # seconds
 LONG = 20_000  # characters of a document whose windows are shown as progress on any device
 
 
@@ -180,13 +178,13 @@ class KeyphraseExtractor:
                 progress(1)
             return results
         of_document: dict[int, list[dict]] = {}
+        release = MemoryRelease()
         for block in split_into_blocks(documents, SORT_WINDOW * self.batch_size):
-            first, start = len(of_document), time.monotonic()
+            first = len(of_document)
             for read in extract.read_block(block, batch_size=self.batch_size, **self.options):
                 of_document |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
                 progress(sum(read.shares.values()))
-            if time.monotonic() - start > SLOW:  # releasing takes milliseconds, too many for a few short texts
-                release_memory()
+                release()
         return [of_document[i] for i in range(len(documents))]
 
     def _result(self, phrases: list[dict]) -> list[dict]:

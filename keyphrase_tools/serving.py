@@ -25,10 +25,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag,
 from typing_extensions import TypeAliasType
 
 from .batch_worker import BatchWorker, QueueFullError, WorkerStoppedError
-from .processes import release_memory
+from .processes import MemoryRelease
 from .stemming import LANGUAGES
 
-RELEASE_AFTER = 256  # documents
 BODY_TIMEOUT = 30  # seconds to send a request
 DISCONNECTED = "The client has disconnected."  # with the status 499, which only /metrics shows
 SHOWN_ERRORS = 3
@@ -209,18 +208,14 @@ def create_app(
     limits = {"batch_size": batch_size, "max_queue": max_queue, "max_characters": max_characters}
     check_limits(**limits, max_body_bytes=max_body_bytes, max_wait_ms=max_wait_ms)
 
-    unreleased = 0  # documents since memory was released
+    release = MemoryRelease()
 
     def read(documents: list, **options) -> list:
         return extract(documents, batch_size=batch_size, **options)
 
     def on_batch(documents: int) -> None:
-        nonlocal unreleased
         metrics.batches.observe(documents)
-        unreleased += documents
-        if unreleased >= RELEASE_AFTER:
-            release_memory()
-            unreleased = 0
+        release()
 
     worker = BatchWorker(
         read,

@@ -132,7 +132,7 @@ def backbones(tmp_path_factory):
     for name, rows in ROWS.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     labelled = (ROOT / "examples" / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    for name in ("validation.jsonl", "test.jsonl"):
+    for name in ("validation.jsonl", "test.jsonl", "labelled.jsonl"):
         (folder / name).write_text("".join(labelled[:8]), encoding="utf-8")
     return folder
 

@@ -232,10 +232,8 @@ def pipeline_profile() -> str:
         "clean": "cleaning, words", "tokenize": "tokenizer, windows", "pad": "padding", "model": "model", "rank": "phrases and ranks",
         "rest": "everything else", "total": "together",
     }  # fmt: skip
-    lines = ["| milliseconds per document | before | now |", "| --- | --- | --- |"]
-    lines += [
-        f"| {text} | {results['before'][name]:.2f} | {results['after'][name]:.2f} |" for name, text in stages.items()
-    ]
+    lines = ["| | milliseconds per document |", "| --- | --- |"]
+    lines += [f"| {text} | {results['after'][name]:.2f} |" for name, text in stages.items()]
     words = " | ".join(f"{int(length):,}" for length in growth["words"])
     speeds = " | ".join(f"{speed:,.0f}" for speed in growth["words"].values())
     lines += ["", f"| words per document | {words} |", "| --- |" + " --- |" * len(growth["words"])]
@@ -248,7 +246,7 @@ def pipeline_profile() -> str:
         f"Documents a second: {sizes}. A stream of {last['documents']:,} short documents took {memory[0]:,.0f} MB after "
         f"{first['documents']:,} of them and {memory[-1]:,.0f} MB at the end.",
         "",
-        f"{settings['documents']} test documents of Inspec, the default model, before: {settings['before']}. {provenance(record)} "
+        f"{settings['documents']} test documents of Inspec, the default model. {provenance(record)} "
         f"`python benchmarks/pipeline_profile.py --data PATH --before {settings['before']}`",
     ]
     return "\n".join(lines)

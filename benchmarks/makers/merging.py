@@ -5,7 +5,7 @@ import statistics
 from . import DOCS, load, provenance
 
 LABELS = {
-    "floor": "floor: `copy_file_range` and fsync of the same bytes",
+    "floor": "a plain copy of the same bytes (`copy_file_range`, fsync)",
     "base": "`lexperts merge compose`, `average: base`",
     "no-verify": "the same with `--no-verify`",
     "mean": "`lexperts merge compose`, `average: mean`",
@@ -36,8 +36,14 @@ def speed_rows(record: dict) -> list[dict]:
 def merge_speed() -> str:
     """Time, processor time and memory of composing, relative to copying the same bytes."""
     record = load("merge_speed")
-    rows = speed_rows(record)
-    lines = ["| | | seconds | time / floor | processor seconds | peak anonymous memory |", "| --- |" + " --- |" * 5]
+    rows = sorted(
+        speed_rows(record),
+        key=lambda row: (list(SHAPES).index(row["shape"]), row["condition"], list(LABELS).index(row["candidate"])),
+    )
+    lines = [
+        "| | | seconds | time / plain copy | processor seconds | peak anonymous memory |",
+        "| --- |" + " --- |" * 5,
+    ]
     known = set()
     for row in rows:
         group = (row["shape"], row["condition"])
@@ -55,7 +61,9 @@ def merge_speed() -> str:
             f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
         )
         known.add(group)
-    note = "Complete processes, medians where there are several rounds. Cached sources are in the page cache, cold ones are not. "
+    copies = [row["seconds"] for row in record["results"] if row["candidate"] == "floor"]
+    note = "Complete processes: medians of 3 rounds with cached sources on an idle machine, single rounds otherwise. Cached sources are in "
+    note += f"the page cache, cold ones are not. The plain copy took {min(copies):.1f} to {max(copies):.1f} s. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
     return "\n".join([*lines, "", note + provenance(record) + command])
 
@@ -167,6 +175,7 @@ def lexicon_merge() -> str:
     lines = [f"| perplexity of held-out definitions | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for label, row in rows.items():
         name = label.replace(" a token", " per token").replace(" a row", " per row")
+        name = name.replace("hidden gates", "`router_input` gates")  # what they were called when the table was measured
         lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
     return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
 

@@ -145,7 +145,7 @@ def seke_quality() -> str:
     order = [*(name for name in NAMES if name in systems), *(name for name in systems if name not in NAMES)]
     names = list(systems[order[0]][0]["test"]["by score"])
     lines = [
-        "Inspec's test documents, in percent, means and standard deviations over seeds (`lexperts` and `seke` are conventions for gold keyphrases):",
+        "Inspec's test documents, in percent, means and standard deviations over seeds (`lexperts` and `seke` are rules for matching gold keyphrases):",
         "",
         f"| | seeds | {' | '.join(names)} |",
         "| --- | --- |" + " --- |" * len(names),

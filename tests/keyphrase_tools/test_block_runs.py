@@ -22,7 +22,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools import block_runs
+import keyphrase_tools
+from keyphrase_tools import block_runs, engines
 from keyphrase_tools.block_runs import find_finished, join_blocks, run_blocks
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.corpus import Corpus
@@ -277,9 +278,9 @@ def test_an_unfinished_run_resumes_with_a_model_and_a_source_that_were_moved(unf
 
 
 @pytest.mark.parametrize(
-    "change", ["weights", "config", "tokenizer", "source", "option", "option of the pipeline", "block_size"]
+    "change", ["weights", "config", "tokenizer", "source", "option", "option of the pipeline", "block_size", "version"]
 )
-def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, change):
+def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, change, monkeypatch):
     model, options, config = tmp_path / "model", {}, tmp_path / "model" / "config.json"
     if change == "weights":
         weights = load_file(model / "model.safetensors")
@@ -300,6 +301,9 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         difference = "the documents of the source"
     elif change == "block_size":
         options, difference = {"block_size": 3}, "block_size=2 before, 3 now"
+    elif change == "version":
+        monkeypatch.setattr(engines, "__version__", "9.9")
+        difference = f"lexperts={keyphrase_tools.__version__!r} before, '9.9' now"
     else:
         options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
         difference = "top_k=3 before, 5 now" if change == "option" else "min_score=None before, 0.5 now"

@@ -10,10 +10,12 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForTokenClassification
 
 from keyphrase_tools.cards import build_card, is_hub_id, read_record
+from keyphrase_tools.default_model import find_default_model
 from lexperts.recipes.seke.train import main
 from tests.loopback_hub import LoopbackHub
 from tests.recipes.helpers import run_main
@@ -84,6 +86,24 @@ def train_here(backbone, tmp_path):
         return done.returncode, done.stderr
 
     return call
+
+
+def test_the_default_model_is_trained_further(train_here, tmp_path):
+    pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
+    status, error = train_here("--start_from", "default", "--learning_rate", 1e-3)
+    assert status == 0, error
+    config = AutoConfig.from_pretrained(find_default_model())
+    trained, start = (
+        AutoModelForTokenClassification.from_pretrained(folder) for folder in (tmp_path / "run", find_default_model())
+    )
+    assert (
+        trained.config.styles == config.styles
+        and read_record(tmp_path / "run")["model"]["backbone"] == Path(find_default_model()).name
+    )
+    changed = {
+        name for name, weight in start.named_parameters() if not torch.equal(weight, trained.get_parameter(name))
+    }
+    assert changed and all("query" in name or "value" in name or not name.startswith("backbone.") for name in changed)
 
 
 def test_an_ablation_is_trained_in_a_folder_of_its_own(train_here, tmp_path):

@@ -9,7 +9,7 @@ from keyphrase_tools.failures import process_each
 from keyphrase_tools.loading import describe_load_errors, parse_device
 from keyphrase_tools.processes import prepare_process
 
-from ..common.fingerprints import fingerprint, package_version
+from ..common.fingerprints import fingerprint
 
 
 class SummaryProcess:
@@ -39,7 +39,6 @@ class SummaryProcess:
             **{"weights": print_of_model},
             "dataset": self.dataset,
             "dataset_column": self.dataset_column,
-            "lexperts": package_version(),
         }
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:

@@ -14,7 +14,7 @@ class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
     backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]")
-    start_from: str | None = option(None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone")
+    start_from: str | None = option(None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default")
     attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
     ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn")
     use_moe: bool = option(True, "use the mixture of experts")
@@ -32,6 +32,10 @@ class ModelArguments:
         if self.ablation is not None:
             check_choice("--ablation", self.ablation, ABLATIONS)
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
+        if self.start_from == "default":
+            from keyphrase_tools.default_model import find_default_model
+
+            self.start_from = find_default_model()
         if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
             raise ValueError(
                 f"--frozen_layers {self.frozen_layers} needs --lora false and a number of 0 or more. LoRA freezes the backbone."
