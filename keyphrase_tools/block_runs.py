@@ -91,6 +91,7 @@ def run_blocks(
     """
     output, parts, engine = Path(output), Path(f"{output}.parts"), engine or LocalEngine()
     check_output(output)
+    check_kept(corpus, process)
     with ExitStack() as lock:
         with engine, tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
             about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
@@ -110,7 +111,22 @@ def run_blocks(
                 bar.n = count  # without rounding, and without what was read twice
                 bar.refresh()
             bar.total = count
-        return join_blocks(parts, output, count, process)
+        summary = join_blocks(parts, output, count, process)
+        lock.close()  # NFS and Windows do not delete an open file
+        shutil.rmtree(parts)
+        return summary
+
+
+def check_kept(corpus: Corpus, process: Process) -> None:
+    """Raises a `ValueError` if a column of the source that is kept has the name of a result."""
+    try:
+        results = process.types()
+    except ImportError:  # without pyarrow
+        return
+    if taken := [name for name in corpus.keep or () if name in results]:
+        raise ValueError(
+            f"--keep {taken[0]} is the name of a result. Rename the column of the source, or leave it out of --keep."
+        )
 
 
 def check_output(output: str | Path) -> None:
@@ -142,7 +158,7 @@ def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterato
     results = iter(results)
     for row in block.rows:
         if corpus.keep is None:
-            kept = {} if row.values is None else row.values
+            kept = {name: value for name, value in (row.values or {}).items() if name != "error"}
         else:
             kept = {"id": row.id} | {name: (row.values or {}).get(name) for name in corpus.keep}
         yield kept | ({"error": row.error} if row.values is None else next(results))
@@ -251,7 +267,7 @@ def _describe_space(error: OSError, path: Path) -> OSError:
 
 
 def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> RunSummary:
-    """Joins the files of all blocks in the documents' order, and deletes the folder.
+    """Joins the files of all blocks in the documents' order.
 
     Raises:
         RuntimeError: if the blocks do not contain each document exactly once.
@@ -269,7 +285,7 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
     for path in paths:
         with path.open("rb") as lines:
             for line in lines:
-                if b'"error": ' in line and (error := json.loads(line).get("error")) is not None:
+                if b'"error": ' in line and isinstance(error := json.loads(line).get("error"), str):
                     errors += 1
                     files += [error] if UNREADABLE in error else []
     try:
@@ -288,5 +304,4 @@ def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> 
         raise _describe_space(error, output) from error
     new.replace(output)
     flush(output.parent)  # before the blocks are deleted
-    shutil.rmtree(parts)
     return RunSummary(documents, errors, files)

@@ -90,20 +90,25 @@ class Vocabulary:
                 last[len(stems)] = number + 1
         found = defaultdict(list)
         for start, number in first.items():
-            for phrase, name in index.get(stems[start], ()):
-                end = start + len(phrase)
-                if end in last and stems[start:end] == phrase:
-                    found[name].append((number, last[end]))
+            lengths, named = index.get(stems[start], ((), {}))
+            ends = [start + length for length in lengths if start + length in last]
+            here = [(rank, name, last[end]) for end in ends for rank, name in named.get(tuple(stems[start:end]), ())]
+            for _, name, end in sorted(here):
+                found[name].append((number, end))
         return {name: _without_overlaps(spans) for name, spans in found.items()}
 
-    def _index(self, language: str | None) -> dict[str, list[tuple[list[str], str]]]:
-        """First stem -> (stems, name) of all phrases that begin with it."""
+    def _index(self, language: str | None) -> dict[str, tuple[set[int], dict[tuple, list[tuple[int, str]]]]]:
+        """First stem -> the lengths of all phrases that begin with it, and for the stems of each its number and name."""
         if language not in self._indices:
-            index = defaultdict(list)
+            index: dict = {}
+            rank = 0
             for name, phrases in self.synonyms.items():
                 stems = [tuple(_key(word, language) for word, _, _ in split_words(phrase)) for phrase in phrases]
                 for phrase in dict.fromkeys(stems):
-                    index[phrase[0]].append((list(phrase), name))
+                    lengths, named = index.setdefault(phrase[0], (set(), {}))
+                    lengths.add(len(phrase))
+                    named.setdefault(phrase, []).append((rank, name))
+                    rank += 1
             self._indices[language] = index
         return self._indices[language]
 

@@ -25,7 +25,10 @@ _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}
 _LETTERS = regex.compile(r"[\p{L}\p{M}]++")
 _WORD_BEFORE = regex.compile(r"(?r)[\p{L}\p{M}\p{N}]{1,40}+")  # from its end
 
-_LEADERS = regex.compile(r"([.\u00b7\u2026])(?:[ \t]?\1){4,}(?=[ \t]*(?:[0-9]+|[ivxlc]+)[ \t]*(?:[\n\r\f]|$))")
+# from the beginning of the run only, and without backtracking, which would take quadratic time
+_LEADERS = regex.compile(
+    r"([.\u00b7\u2026])(?<!\1[ \t]?\1)(?:[ \t]?\1){4,}+(?=[ \t]*(?:[0-9]+|[ivxlc]+)[ \t]*(?:[\n\r\f]|$))"
+)
 
 Edit = tuple[int, int, str]  # start, end, replacement
 

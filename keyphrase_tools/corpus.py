@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-import zlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -13,15 +13,14 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from .clean_text import clean
+from .corpus_files import COMPRESSED, common_folder, count_lines, find_files, find_format
+from .failures import CONTENT_ERRORS, is_of_content
 from .fingerprints import hash_text
 from .input_documents import CHARACTERS, is_words
 from .words import join_title
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
-FORMATS |= {".parquet": "parquet"}
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
-FIRST = 20  # rows of a JSON Lines file that are checked for the text column
+FIRST = 20  # rows of a JSON Lines file that are checked for the columns
 UNREADABLE = "cannot be read, at least not to its end"
 ROWS = 1024  # of a Parquet file that are in memory together
 
@@ -29,7 +28,8 @@ ROWS = 1024  # of a Parquet file that are in memory together
 class Row(NamedTuple):
     """One document. `values` are its columns, or `None` if it cannot be read; `error` says why.
 
-    `id` is `None` for a file that cannot be read, and else the id column or the document's index.
+    `id` is `None` for a file of several documents that cannot be read, and else the id column, the path of a .txt file, or the
+    document's index.
     """
 
     number: int
@@ -52,6 +52,14 @@ class Block(NamedTuple):
 
 class UnreadableFileError(ValueError):
     """A file that cannot be read, or not to its end."""
+
+
+class MissingColumnError(ValueError):
+    """A file without a column that is needed."""
+
+
+class EmptySourceError(ValueError):
+    """A source without documents."""
 
 
 class Corpus:
@@ -157,10 +165,12 @@ class Corpus:
             values = record()
         except UnreadableFileError as error:
             return Row(number, None, None, str(error))
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None and self._format != "txt":
+        except CONTENT_ERRORS as error:
+            is_text = self._format == "txt"
+            if not is_of_content(error) and not (is_text and isinstance(error, FileNotFoundError | PermissionError)):
                 raise
-            return Row(number, number, None, f"{type(error).__name__}: {error}")
+            name = self._name(self._paths[number]) if is_text else number
+            return Row(number, name, None, f"{type(error).__name__}: {error}")
         if not isinstance(values, Mapping):
             return Row(number, number, None, f"expected a JSON object, got a {type(values).__name__}")
         name = values.get(self.id_column)
@@ -179,8 +189,8 @@ class Corpus:
         for path in self._paths:
             try:
                 yield from read[self._format](path)
-            except (ValueError, EOFError, zlib.error, csv.Error, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the file's content
+            except CONTENT_ERRORS as error:
+                if not is_of_content(error):
                     raise
                 reason = " ".join(str(error).split()) or type(error).__name__
                 yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {reason}")
@@ -200,33 +210,56 @@ class Corpus:
         yield read
 
     def _check_lines(self) -> int | None:
-        for path in self._paths:
-            rows, count = [], 0
-            for record in islice(self._read_lines(path), FIRST):
-                count += 1
-                try:
-                    rows.append(record())
-                except ValueError:
-                    continue
-            rows = [row for row in rows if isinstance(row, dict)]
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            for name in self._required:
-                if rows and name not in names:
-                    self._raise_missing(path, name, names)
-            if not count and len(self._paths) == 1:
-                raise ValueError(f"There are no documents in {self.source}.")
+        self._check_each(self._check_first_lines)
         if "file" not in self._fs.protocol or any(path.endswith(COMPRESSED) for path in self._paths):
             return None
         return sum(map(count_lines, self._paths))
+
+    def _check_first_lines(self, path: str) -> None:
+        rows, count = [], 0
+        for record in islice(self._read_lines(path), FIRST):
+            count += 1
+            try:
+                rows.append(record())
+            except ValueError:
+                continue
+        rows = [row for row in rows if isinstance(row, dict)]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        for name in self._required:
+            if rows and name not in names:
+                self._raise_missing(path, name, names)
+        for name in (*(self.keep or ()), self.title_column):
+            if rows and name not in (*names, "title", None):
+                columns = ", ".join(map(repr, names))
+                warnings.warn(f"The first rows of {path} have no column {name!r}, only {columns}.", stacklevel=2)
+        if not count and len(self._paths) == 1:
+            raise EmptySourceError(f"There are no documents in {self.source}.")
+
+    def _check_each(self, check: Callable[[str], None]) -> None:
+        """Checks each file. Damaged ones are reported when they are read, unless there are no others."""
+        damaged = []
+        for path in self._paths:
+            try:
+                check(path)
+            except (MissingColumnError, EmptySourceError):
+                raise
+            except CONTENT_ERRORS as error:
+                if not is_of_content(error):
+                    raise
+                damaged.append(f"{self._name(path)}: {' '.join(str(error).split()) or type(error).__name__}")
+        if len(damaged) == len(self._paths):
+            raise ValueError(f"No file of {self.source} can be read. {damaged[0]}")
 
     def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._fs.open(path, "rb", compression="infer") as lines:
             yield from (partial(json.loads, line) for line in lines if line.strip())
 
     def _check_csv(self) -> None:
-        for path in self._paths:
-            with self._fs.open(path, "rb", compression="infer") as file:
-                self._check_columns(path, next(self._csv(path, file), []))
+        self._check_each(self._check_header)
+
+    def _check_header(self, path: str) -> None:
+        with self._fs.open(path, "rb", compression="infer") as file:
+            self._check_columns(path, next(self._csv(path, file), []))
 
     def _csv(self, path: str, file):
         csv.field_size_limit(sys.maxsize)
@@ -248,8 +281,8 @@ class Corpus:
                     parquet = from_pyarrow(file)
                     types = {field.name: field.type for field in parquet.schema_arrow}
                     documents += parquet.metadata.num_rows
-            except (ValueError, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
+            except CONTENT_ERRORS as error:
+                if not is_of_content(error):
                     raise
                 problems.append(f"{self._name(path)}: {error}")
                 continue
@@ -287,7 +320,7 @@ class Corpus:
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
         option = {self.text_column: " Use --text-column.", self.title_column: " Use --title-column."}.get(name, "")
         others = " All files need the same columns." if len(self._paths) > 1 else ""
-        raise ValueError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
+        raise MissingColumnError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
 
 
 class RowGroup:
@@ -296,82 +329,31 @@ class RowGroup:
     def __init__(self, parquet, group: int, columns: list[str] | None):
         self._open = partial(parquet.iter_batches, ROWS, row_groups=[group], columns=columns)
         self._batches: Iterator | None = None
-        self._rows: list[dict] = []
-        self._start = 0
+        self._batch = None
+        self._start = self._count = 0  # of the batch
+        self._rows: list[dict] | None = None  # of the batch; None if a value of it cannot be decoded
 
     def read(self, i: int) -> dict:
         """Row i; rows are read in ascending order."""
         if self._batches is None:
             self._batches = self._open()
-        while i >= self._start + len(self._rows):
-            self._start += len(self._rows)
-            if (batch := next(self._batches, None)) is None:  # as after an error
+        while i >= self._start + self._count:
+            self._start, self._count = self._start + self._count, 0
+            try:
+                self._batch = next(self._batches, None)
+            except Exception:
+                self._batches = iter(())
+                raise
+            if self._batch is None:  # after an error
                 raise ValueError("the rest of its row group cannot be read")
-            self._rows = batch.to_pylist()
+            self._count = self._batch.num_rows
+            try:
+                self._rows = self._batch.to_pylist()
+            except ValueError:
+                self._rows = None
+        if self._rows is None:
+            return self._batch.slice(i - self._start, 1).to_pylist()[0]
         return self._rows[i - self._start]
-
-
-def find_files(source: str) -> tuple:
-    """The file system and the sorted paths of a source.
-
-    Raises:
-        FileNotFoundError: if there are no such files.
-        ImportError: if the package for the protocol is not installed.
-    """
-    from fsspec.core import url_to_fs  # comes with torch
-
-    fs, path = url_to_fs(source)
-    if fs.isfile(path):
-        return fs, [path]
-    if fs.isdir(path):
-        found = [p for p in fs.find(path) if suffix(p) in FORMATS]
-        hidden = {
-            p
-            for p in found
-            if any(part.startswith((".", "_")) for part in PurePosixPath(p).relative_to(path.rstrip("/") or "/").parts)
-        }
-        paths = [p for p in found if p not in hidden]
-    elif any(character in path for character in "*?["):
-        paths = [p for p in fs.glob(path) if fs.isfile(p)]
-    else:
-        raise FileNotFoundError(
-            f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet files."
-        )
-    if not paths:
-        raise FileNotFoundError(f"There are no .txt, .jsonl, .csv or .parquet files in {source}.")
-    return fs, sorted(paths)
-
-
-def suffix(path: str) -> str:
-    """The suffix that names the format, without that of a compression."""
-    name = PurePosixPath(path)
-    return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
-
-
-def find_format(source: str, paths: list[str]) -> str:
-    """The format of all files.
-
-    Raises:
-        ValueError: if it is not known, or differs.
-    """
-    suffixes = sorted({suffix(path) for path in paths})
-    unknown = [name for name in suffixes if name not in FORMATS]
-    if unknown:
-        raise ValueError(f"{source} has the unknown suffix {unknown[0]!r}. Use .txt, .jsonl, .csv, .tsv or .parquet.")
-    formats = {FORMATS[name] for name in suffixes}
-    if len(formats) > 1:
-        raise ValueError(
-            f"{source} has files of different formats, {', '.join(suffixes)}. Pass a pattern such as '*{suffixes[0]}'."
-        )
-    return formats.pop()
-
-
-def common_folder(paths: list[str]) -> str:
-    """The deepest folder that contains all paths."""
-    parents = [PurePosixPath(path).parts[:-1] for path in (paths[0], paths[-1])]  # sorted
-    common = [a for a, b in zip(*parents, strict=False) if a == b]
-    count = next((i for i, (a, b) in enumerate(zip(*parents, strict=False)) if a != b), len(common))
-    return str(PurePosixPath(*parents[0][:count]))
 
 
 def import_parquet():
@@ -385,14 +367,6 @@ def import_parquet():
     except ImportError as error:
         raise ImportError("Parquet needs pyarrow. Install it with: pip install lexperts[parquet]") from error
     return ParquetFile
-
-
-def count_lines(path: str) -> int:
-    """The number of lines of a local file."""
-    with open(path, "rb") as file:
-        chunks = iter(partial(file.read, 1 << 20), b"")
-        ends = [(chunk.count(b"\n"), chunk[-1:]) for chunk in chunks]
-    return sum(count for count, _ in ends) + bool(ends and ends[-1][1] != b"\n")
 
 
 def _fail(message: str):
@@ -419,7 +393,9 @@ def check_document(document: Mapping, text_column: str, title_column: str | None
     text, title = document["text"], document["title"]
     text = text.tolist() if hasattr(text, "tolist") else text
     text = " ".join(text) if is_words(text) else text
-    title = None if title != title else title  # NaN, by which pandas marks a missing value
+    # pandas marks missing values by NaN, NA or NaT
+    if (isinstance(title, float) and title != title) or type(title).__name__ in ("NAType", "NaTType"):
+        title = None
     for column, value, is_valid in (
         (text_column, text, isinstance(text, str)),
         (title_column, title, isinstance(title, str | None)),

@@ -82,6 +82,7 @@ class KeyphraseExtractor:
         self.columns, self.mentions, self.batch_size = None if columns is None else list(columns), mentions, batch_size
         self.loading = {"device": device, "dtype": dtype, "backend": backend}
         self.num_threads, self.options = num_threads, options
+        self._described: tuple | None = None  # the model's files when `describe` was called
         if (candidates := parse_candidates(options.get("candidates"))) is not None:
             if candidates.per_document:
                 raise ValueError(
@@ -96,8 +97,12 @@ class KeyphraseExtractor:
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = self.model or find_default_model()
-        files = [(f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(Path(name).glob("*")) if f.is_file()]
-        return load_pipeline(name, tuple(files), **self.loading)
+        files = model_files(name)
+        if self._described not in (None, files):
+            raise RuntimeError(
+                f"The model in {name} has changed since this run began. Start again, with a copy of the model."
+            )
+        return load_pipeline(name, files, **self.loading)
 
     def __call__(self, batch):
         """Adds the keyphrases of a batch; see the class."""
@@ -203,7 +208,10 @@ class KeyphraseExtractor:
         Raises:
             ValueError: for invalid options.
         """
+        self._described = None
         extract = self.pipeline
+        if not isinstance(self.model, KeyphraseExtractionPipeline):
+            self._described = model_files(self.model or find_default_model())
         list(extract(["Keyphrases."], **self.options))
         name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
         hashes = {"weights": hash_weights(extract.model), "tokenizer": hash_tokenizer(extract.tokenizer)}
@@ -219,6 +227,13 @@ class KeyphraseExtractor:
         import pyarrow
 
         return {"keyphrases": keyphrases_type(self.mentions), "error": pyarrow.string()}
+
+
+def model_files(folder: str) -> tuple:
+    """Names, modification times and sizes of the files in a model's folder; nothing for a Hub id."""
+    return tuple(
+        (f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(Path(folder).glob("*")) if f.is_file()
+    )
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,32 @@
 """Failures of single documents in a batch."""
 
+import csv
+import gzip
+import lzma
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
+from importlib import import_module
+
+CONTENT_ERRORS = [
+    ValueError,
+    EOFError,
+    OSError,
+    csv.Error,
+    zlib.error,
+    lzma.LZMAError,
+]  # of damaged files, see `is_of_content`
+for package in ("compression.zstd", "backports.zstd", "zstandard"):
+    try:
+        CONTENT_ERRORS.append(import_module(package).ZstdError)
+    except ImportError:
+        continue
+CONTENT_ERRORS = tuple(CONTENT_ERRORS)
+
+
+def is_of_content(error: Exception) -> bool:
+    """Whether one of `CONTENT_ERRORS` is about what a file holds. Errors of disks have an errno, those of connections a class."""
+    return not isinstance(error, OSError) or (error.errno is None and type(error) in (OSError, gzip.BadGzipFile))
 
 
 def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> list[tuple]:
@@ -14,7 +39,8 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
         UserWarning: if items fail together and none of them alone, for that costs time, such as when a batch exceeds the memory.
 
     Raises:
-        Exception: if all of several items fail other than by their values: it is the model or the device that fails.
+        Exception: if all of several items fail other than by their values, or if the device fails (`torch.AcceleratorError`):
+            then all that follow would fail too.
     """
     try:
         return [(result, None) for result in process(items)]
@@ -24,6 +50,8 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
         try:
             results += [(result, None) for result in process([item])]
         except Exception as error:
+            if any(kind.__name__ == "AcceleratorError" for kind in type(error).__mro__):
+                raise
             results.append((None, describe_error(error)))
             errors.append(error)
     if 1 < len(errors) == len(items) and not isinstance(errors[0], (ValueError, TypeError)):

@@ -69,6 +69,14 @@ def hash_text(text: str) -> str:
     return _digest([text.encode(errors="replace")])
 
 
+class NotGiven:
+    """A setting that has no value."""
+
+    def __repr__(self) -> str:
+        return "(not given)"
+
+
+NOT_GIVEN = NotGiven()
 FINGERPRINTS = {
     "weights": "the model's weights (the checkpoint in that folder was replaced)",
     "tokenizer": "the tokenizer",
@@ -78,8 +86,8 @@ FINGERPRINTS = {
 
 def different_settings(before: Mapping, about: Mapping) -> list[str]:
     """The settings that differ. If a model or source was renamed, its other fingerprints are left out."""
-    names = [name for name in {**before, **about} if before.get(name) != about.get(name)]
-    if "model" in names and "weights" not in names:
+    names = [name for name in {**before, **about} if before.get(name, NOT_GIVEN) != about.get(name, NOT_GIVEN)]
+    if "model" in names and "weights" not in names and before.get("weights") is not None:
         names.remove("model")  # it was only moved
     elif "model" in names:
         names = [name for name in names if name not in ("weights", "tokenizer") and not name.startswith("config.")]
@@ -91,6 +99,8 @@ def different_settings(before: Mapping, about: Mapping) -> list[str]:
 def describe_differences(before: Mapping, about: Mapping) -> list[str]:
     """Messages that name the settings that differ between an earlier run and this one."""
     return [
-        FINGERPRINTS[name] if name in FINGERPRINTS else f"{name}={before.get(name)!r} before, {about.get(name)!r} now"
+        FINGERPRINTS[name]
+        if name in FINGERPRINTS
+        else f"{name}={before.get(name, NOT_GIVEN)!r} before, {about.get(name, NOT_GIVEN)!r} now"
         for name in different_settings(before, about)
     ]

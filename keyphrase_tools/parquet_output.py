@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow
 from pyarrow.parquet import ParquetWriter
 
-ROWS = 8192  # per row group
+ROWS = 8192  # per row group, at most
+BYTES = 1 << 27  # per row group, about
 SLICE = 512  # rows that are Python objects at a time
 LONE_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\ud[89a-f][0-9a-f]{2}")
 
@@ -25,7 +26,13 @@ def write_parquet(paths: Sequence[Path], output: Path, types: Mapping[str, pyarr
     rows = read_rows(paths)
     slices = iter(lambda: list(islice(rows, SLICE)), [])
     with ParquetWriter(output, schema, compression="zstd") as writer:
-        while tables := [to_table(part, schema) for part in islice(slices, ROWS // SLICE)]:
+        tables: list[pyarrow.Table] = []
+        for part in slices:
+            tables.append(to_table(part, schema))
+            if len(tables) * SLICE >= ROWS or sum(table.nbytes for table in tables) >= BYTES:
+                writer.write_table(pyarrow.concat_tables(tables), row_group_size=ROWS)
+                tables = []
+        if tables:
             writer.write_table(pyarrow.concat_tables(tables), row_group_size=ROWS)
 
 
@@ -52,9 +59,9 @@ def find_schema(paths: Sequence[Path], types: Mapping[str, pyarrow.DataType]) ->
 def merge_types(type: pyarrow.DataType, values: list) -> pyarrow.DataType:
     """The type of earlier and new values."""
     try:
-        new = pyarrow.schema([("x", pyarrow.infer_type(values))])
+        new = pyarrow.schema([("x", pyarrow.array(values).type)])  # infer_type takes [3, "x"] for integers
         return pyarrow.unify_schemas([pyarrow.schema([("x", type)]), new], promote_options="permissive").field("x").type
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
         return pyarrow.string()
 
 

@@ -51,7 +51,8 @@ def assigned_cores() -> int | None:
     ray, spark = sys.modules.get("ray"), sys.modules.get("pyspark")
     cores = None
     if ray is not None and ray.is_initialized():
-        cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
+        with suppress(AssertionError):  # in the driver
+            cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
     elif spark is not None and (context := spark.TaskContext.get()) is not None:
         cores = context.cpus()
     return None if cores is None else max(1, int(cores))

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
 import keyphrase_tools
-from keyphrase_tools import block_runs, engines
+from keyphrase_tools import block_runs, engines, parquet_output
 from keyphrase_tools.block_runs import find_finished, join_blocks, run_blocks
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.corpus import Corpus
@@ -306,7 +306,7 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         difference = f"lexperts={keyphrase_tools.__version__!r} before, '9.9' now"
     else:
         options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
-        difference = "top_k=3 before, 5 now" if change == "option" else "min_score=None before, 0.5 now"
+        difference = "top_k=3 before, 5 now" if change == "option" else "min_score=(not given) before, 0.5 now"
     with pytest.raises(ValueError, match="out.jsonl.parts holds an unfinished run") as error:
         unfinished(**options)
     assert difference in str(error.value) and str(error.value).count(";") == 0
@@ -339,3 +339,57 @@ def test_a_kept_value_that_json_cannot_hold_is_named(extract, tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(TypeError, match="type bytes cannot be kept"):
         run_blocks(KeyphraseExtractor(extract), Corpus(tmp_path / "a.parquet", keep=["raw"]), tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("name", ["keyphrases", "error"])
+def test_a_column_with_the_name_of_a_result_is_not_kept(extract, tmp_path, name):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0], name: 3}])
+    with pytest.raises(ValueError, match=f"--keep {name} is the name of a result"):
+        run_blocks(KeyphraseExtractor(extract), Corpus(source, keep=[name]), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl.parts").exists()
+
+
+class Lengths:
+    """Adds the length of each text."""
+
+    def describe(self):
+        return {}
+
+    def process_rows(self, rows, progress=None):
+        return [{"length": len(row["text"])} for row in rows]
+
+    def types(self):
+        return {"length": pyarrow.int64(), "error": pyarrow.string()}
+
+
+def test_an_error_column_of_the_source_is_no_error(tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph", "error": 0.5}, {"text": "cut", "error": "none"}])
+    assert run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.jsonl") == (2, 0, [])
+    assert lines(tmp_path / "out.jsonl") == [{"text": "graph", "length": 5}, {"text": "cut", "length": 3}]
+
+
+def test_values_of_several_types_in_one_block_are_a_column_of_strings(tmp_path):
+    rows = [{"text": "graph", "year": 3, "hash": 2**63 + 1}, {"text": "cut", "year": "2001a", "hash": 5}]
+    source = write_jsonl(tmp_path / "texts.jsonl", rows)
+    run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table["year"].to_pylist() == ["3", "2001a"] and table["hash"].to_pylist() == [str(2**63 + 1), "5"]
+
+
+def test_row_groups_of_long_texts_are_smaller(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph " * 1000}] * 1200)
+    monkeypatch.setattr(parquet_output, "BYTES", 1_000_000)
+    run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.parquet")
+    assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
+
+
+def test_a_model_that_changes_during_a_run_stops_it(folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    extract = KeyphraseExtractor(model)
+    extract.describe()
+    assert extract.process_rows([{"text": TEXTS[0]}])
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    with pytest.raises(RuntimeError, match="has changed since this run began"):
+        extract.process_rows([{"text": TEXTS[0]}])
+    extract.describe()
+    assert extract.process_rows([{"text": TEXTS[0]}])

@@ -1,6 +1,7 @@
 """Candidates and vocabularies: which mentions are found, how they are scored, and what is refused."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -262,7 +263,7 @@ def test_a_run_with_other_candidates_is_not_resumed(lookup, tmp_path, monkeypatc
     interrupt(monkeypatch, 0, extract, source, output, candidates={"x": [], "bx": []})
     with pytest.raises(ValueError, match="2 candidates, sha256 .* before, '2 candidates, sha256"):
         extract_file(extract, source, output, candidates={"bx": [], "x": []})
-    with pytest.raises(ValueError, match="candidates=.* before, None now"):
+    with pytest.raises(ValueError, match="candidates=.* before, \\(not given\\) now"):
         extract_file(extract, source, output)
     with pytest.raises(ValueError, match="one list per document"):
         extract_file(extract, source, tmp_path / "other.jsonl", candidates=[["x"], ["bx"]])
@@ -319,3 +320,13 @@ def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
     monkeypatch.setattr(Vocabulary, "__init__", counted)
     extract_file(lookup(), source, tmp_path / "out.jsonl", batch_size=2, block_size=30, candidates=["bx"])
     assert len(read) == 1
+
+
+def test_many_candidates_that_begin_alike_are_found_in_time_in_proportion_to_the_text():
+    vocabulary = Vocabulary([f"graph b{i}" for i in range(20_000)] + ["graph", "graph graph"])
+    words = split_words("graph " * 10_000)
+    vocabulary.find(words[:2])
+    start = time.process_time()
+    found = vocabulary.find(words)
+    assert time.process_time() - start < 5
+    assert {name: len(spans) for name, spans in found.items()} == {"graph": 10_000, "graph graph": 5000}

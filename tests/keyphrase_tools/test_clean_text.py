@@ -98,7 +98,16 @@ def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["a" * 400_000, "a-\n" * 20_000, "&amp;" * 20_000, "&#38;" * 20_000, "\u00ad\n" * 20_000, "a-" + "\n" * 400_000],
+    [
+        "." * 400_000,
+        ". " * 200_000,
+        "a" * 400_000,
+        "a-\n" * 20_000,
+        "&amp;" * 20_000,
+        "&#38;" * 20_000,
+        "\u00ad\n" * 20_000,
+        "a-" + "\n" * 400_000,
+    ],
     ids=lambda text: repr(text[:8]),
 )
 def test_cleaning_takes_time_in_proportion_to_the_text(text):

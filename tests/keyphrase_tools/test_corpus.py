@@ -2,7 +2,11 @@
 
 import bz2
 import gzip
+import itertools
 import json
+import lzma
+import warnings
+from functools import partial
 
 import fsspec
 import pyarrow
@@ -30,6 +34,10 @@ def write_csv(path, rows, separator=","):
 
 def contents(corpus):
     return [(row.number, row.id, row.values["text"], row.values["title"] or None) for row in corpus.read()]
+
+
+class HubError(OSError):
+    """An error of a server, which is an OSError without an errno, as huggingface_hub's."""
 
 
 EXPECTED = [(i, row["id"], row["text"], row["title"]) for i, row in enumerate(ROWS)]
@@ -178,6 +186,82 @@ def test_a_damaged_row_group_is_reported_row_by_row(tmp_path):
     path.write_bytes(content)
     found = list(Corpus(path).read())
     assert [row.values is None for row in found] == [False] * 20 + [True] * 20 + [False] * 20
+
+
+def test_a_damaged_page_late_in_a_row_group_does_not_repeat_other_rows(tmp_path):
+    rows = [{"text": f"graph {i} cut {i * i}"} for i in range(5000)]
+    options = {"compression": "zstd", "use_dictionary": False, "data_page_size": 4000}
+    path = write_parquet(tmp_path / "a.parquet", rows, **options)
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    content, middle = bytearray(path.read_bytes()), column.data_page_offset + column.total_compressed_size // 2
+    content[middle : middle + 60] = b"\xff" * 60
+    path.write_bytes(content)
+    found = list(Corpus(path).read())
+    assert len(found) == 5000 and [row.id for row in found] == list(range(5000))
+    read = [row for row in found if row.values is not None]
+    assert 1024 <= len(read) < 5000 and all(row.values["text"] == rows[row.number]["text"] for row in read)
+    assert all(row.error for row in found if row.values is None)
+
+
+def test_a_value_that_is_not_utf_8_is_one_error(tmp_path):
+    texts = [b"graph %d" % i for i in range(3000)]
+    texts[1500] = b"gr\xffph"
+    offsets = pyarrow.array([0, *itertools.accumulate(map(len, texts))], pyarrow.int32()).buffers()[1]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3000, [None, offsets, pyarrow.py_buffer(b"".join(texts))])
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    found = list(Corpus(tmp_path / "a.parquet").read())
+    assert [row.number for row in found if row.values is None] == [1500] and "UnicodeDecodeError" in found[1500].error
+    assert all(row.values["text"] == f"graph {row.number}" for row in found if row.number != 1500)
+
+
+def test_a_lost_connection_is_no_damaged_file(tmp_path, monkeypatch):
+    corpus = Corpus(write_jsonl(tmp_path / "a.jsonl", [{"text": "graph"}]))
+
+    def fail_with(error):
+        def read_lines(path):
+            yield partial(json.loads, b'{"text": "graph"}')
+            raise error
+
+        monkeypatch.setattr(corpus, "_read_lines", read_lines)
+
+    for error in (TimeoutError(), ConnectionResetError(104, "reset"), HubError("503")):
+        fail_with(error)
+        with pytest.raises(type(error)):
+            list(corpus.read())
+    for error in (OSError("Invalid data stream"), gzip.BadGzipFile("crc"), EOFError(), lzma.LZMAError("corrupt")):
+        fail_with(error)
+        first, last = corpus.read()
+        assert first.values["text"] == "graph" and "a.jsonl cannot be read" in last.error
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.xz", "b.csv.gz"])
+def test_a_file_that_is_damaged_at_its_beginning_does_not_stop_the_others(name, tmp_path):
+    kind = name.split(".")[1]
+    (write_jsonl if kind == "jsonl" else write_csv)(tmp_path / f"a.{kind}", ROWS)
+    (tmp_path / name).write_bytes({"gz": gzip, "xz": lzma}[name[-2:]].compress(b"a" * 1000)[:20])
+    found = list(Corpus(tmp_path).read())
+    assert [row.values is None for row in found] == [False] * 4 + [True] and f"{name} cannot be read" in found[4].error
+    with pytest.raises(ValueError, match=f"No file of .* can be read. {name}"):
+        Corpus(tmp_path / name)
+
+
+def test_a_text_file_that_cannot_be_read_has_its_path_as_id(tmp_path):
+    (tmp_path / "a.txt").write_text("graph cuts")
+    (tmp_path / "b.txt").write_bytes(b"gr\xffph")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"graph")[:10])
+    found = list(Corpus(tmp_path).read())
+    assert [(row.id, row.values is None) for row in found] == [("a.txt", False), ("b.txt", True), ("c.txt.gz", True)]
+
+
+def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "graph", "year": 1}])
+    with pytest.warns(UserWarning, match="have no column 'yaer', only 'text', 'year'"):
+        Corpus(path, keep=["yaer"])
+    with pytest.warns(UserWarning, match="have no column 'headlin'"):
+        Corpus(path, title_column="headlin")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Corpus(path, keep=["year"])
 
 
 def test_what_cannot_be_opened_is_named(tmp_path):

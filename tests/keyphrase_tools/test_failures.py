@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 
 from keyphrase_tools.failures import process_each
 
@@ -24,6 +25,14 @@ def test_one_bad_item_is_its_own_reason_and_no_warning():
         assert process_each(halve, [2, 4]) == [(1, None), (2, None)]
         (good, bad) = process_each(halve, [2, "x"])
     assert good == (1, None) and bad[0] is None and "unsupported operand" in bad[1]
+
+
+def test_a_device_that_fails_is_an_error_of_the_run_also_for_one_item():
+    def fail(items):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(torch.AcceleratorError):
+        process_each(fail, [1])
 
 
 def test_all_items_that_fail_are_an_error_unless_it_is_their_values():

@@ -20,6 +20,7 @@ from keyphrase_tools.block_runs import find_finished, run_blocks
 from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.engines import LocalEngine, RayEngine
 from keyphrase_tools.extractor import KeyphraseExtractor
+from keyphrase_tools.processes import assigned_cores
 from lexperts.cli.keyphrases import app
 from tests.keyphrase_tools.corpora import extract_file, lines
 
@@ -44,6 +45,10 @@ def output_without_ray(folder, source, tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "out.jsonl"
     extract_file(folder, source, path, block_size=10, num_threads=1)
     return path
+
+
+def test_a_driver_has_no_assigned_cores(cluster):
+    assert assigned_cores() is None
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
@@ -532,6 +533,11 @@ def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path, monkeypatch):
     (tmp_path / "out.jsonl.parts" / "000000000004-000000000008.jsonl").unlink()
     error = CliRunner().invoke(app, [*command, "--best-of", "2"])
     assert error.exit_code == 2 and "best_of=1 before, 2 now" in error.stderr
+    other = shutil.copytree(folder / "dense", tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
+    assert error.exit_code == 2 and "model='dense' before, 'other' now" in error.stderr
     assert CliRunner().invoke(app, command).exit_code == 0 and output.read_bytes() == whole
 
 

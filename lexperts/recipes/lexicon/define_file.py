@@ -35,7 +35,9 @@ class DefinitionProcess:
             from modeling_lexicon.generation_lexicon import load_reward_model
 
             self.call_options["reward_model"] = load_reward_model(self.reward_model, self.define.model.device)
-        settings = {**self.options, "model": fingerprint(self.model), "seed": self.seed, "batch_size": self.batch_size}
+        model = fingerprint(self.model)
+        settings = {**self.options, "model": model.pop("name"), "weights": model}
+        settings |= {"seed": self.seed, "batch_size": self.batch_size}
         return settings | {"reward_model": self.reward_model and fingerprint(self.reward_model)}
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:

@@ -39,6 +39,7 @@ class SummaryProcess:
             **{"weights": print_of_model},
             "dataset": self.dataset,
             "dataset_column": self.dataset_column,
+            "batch_size": self.batch_size,
         }
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:

@@ -14,7 +14,9 @@ class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
     backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]")
-    start_from: str | None = option(None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default")
+    start_from: str | None = option(
+        None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default"
+    )
     attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
     ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn")
     use_moe: bool = option(True, "use the mixture of experts")

@@ -1,0 +1,79 @@
+"""The files of a corpus: what a path or pattern names, and their common format."""
+
+from functools import partial
+from pathlib import PurePosixPath
+
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+FORMATS |= {".parquet": "parquet"}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+def find_files(source: str) -> tuple:
+    """The file system and the sorted paths of a source.
+
+    Raises:
+        FileNotFoundError: if there are no such files.
+        ImportError: if the package for the protocol is not installed.
+    """
+    from fsspec.core import url_to_fs  # comes with torch
+
+    fs, path = url_to_fs(source)
+    if fs.isfile(path):
+        return fs, [path]
+    if fs.isdir(path):
+        found = [p for p in fs.find(path) if suffix(p) in FORMATS]
+        hidden = {
+            p
+            for p in found
+            if any(part.startswith((".", "_")) for part in PurePosixPath(p).relative_to(path.rstrip("/") or "/").parts)
+        }
+        paths = [p for p in found if p not in hidden]
+    elif any(character in path for character in "*?["):
+        paths = [p for p in fs.glob(path) if fs.isfile(p)]
+    else:
+        raise FileNotFoundError(
+            f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet files."
+        )
+    if not paths:
+        raise FileNotFoundError(f"There are no .txt, .jsonl, .csv or .parquet files in {source}.")
+    return fs, sorted(paths)
+
+
+def suffix(path: str) -> str:
+    """The suffix that names the format, without that of a compression."""
+    name = PurePosixPath(path)
+    return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
+
+
+def find_format(source: str, paths: list[str]) -> str:
+    """The format of all files.
+
+    Raises:
+        ValueError: if it is not known, or differs.
+    """
+    suffixes = sorted({suffix(path) for path in paths})
+    unknown = [name for name in suffixes if name not in FORMATS]
+    if unknown:
+        raise ValueError(f"{source} has the unknown suffix {unknown[0]!r}. Use .txt, .jsonl, .csv, .tsv or .parquet.")
+    formats = {FORMATS[name] for name in suffixes}
+    if len(formats) > 1:
+        raise ValueError(
+            f"{source} has files of different formats, {', '.join(suffixes)}. Pass a pattern such as '*{suffixes[0]}'."
+        )
+    return formats.pop()
+
+
+def common_folder(paths: list[str]) -> str:
+    """The deepest folder that contains all paths."""
+    parents = [PurePosixPath(path).parts[:-1] for path in (paths[0], paths[-1])]  # sorted
+    common = [a for a, b in zip(*parents, strict=False) if a == b]
+    count = next((i for i, (a, b) in enumerate(zip(*parents, strict=False)) if a != b), len(common))
+    return str(PurePosixPath(*parents[0][:count]))
+
+
+def count_lines(path: str) -> int:
+    """The number of lines of a local file."""
+    with open(path, "rb") as file:
+        chunks = iter(partial(file.read, 1 << 20), b"")
+        ends = [(chunk.count(b"\n"), chunk[-1:]) for chunk in chunks]
+    return sum(count for count, _ in ends) + bool(ends and ends[-1][1] != b"\n")
