@@ -14,6 +14,7 @@ LABELS = {
     "mergoo": "mergoo {version} (a mean, and no router)",
     "check": "`lexperts merge check`",
 }
+CONDITIONS = ("cached-quiet", "cached-busy", "cold-quiet", "cold-busy")
 SHAPES = {
     "1b": "Llama-3.2-1B's shape",
     "8b-thin": "Llama-3-8B's width, 4 layers",
@@ -38,7 +39,11 @@ def merge_speed() -> str:
     record = load("merge_speed")
     rows = sorted(
         speed_rows(record),
-        key=lambda row: (list(SHAPES).index(row["shape"]), row["condition"], list(LABELS).index(row["candidate"])),
+        key=lambda row: (
+            list(SHAPES).index(row["shape"]),
+            CONDITIONS.index(row["condition"]),
+            list(LABELS).index(row["candidate"]),
+        ),
     )
     lines = [
         "| | | seconds | time / plain copy | processor seconds | peak anonymous memory |",

@@ -19,8 +19,8 @@ def serving() -> str:
             f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} | {row['server_megabytes']:,} MB |"
         )
     note = (
-        f"{settings['seconds']:.0f} seconds each, documents of {settings['words']:.0f} words, queue of {settings['max-queue']}; clients and "
-        f"server share the cores. {provenance(record)} `python benchmarks/serving.py`"
+        f"{settings['seconds']:.0f} seconds each, {settings['documents']} documents of {settings['words']:.0f} words, queue of {settings['max-queue']}; clients and "
+        f"server share the cores. {provenance(record)} `python benchmarks/serving.py --data FILE`"
     )
     return "\n".join([*lines, "", note])
 
