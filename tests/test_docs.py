@@ -38,6 +38,7 @@ TINY = {  # a checkpoint that the README assumes -> a tiny one
     "runs/quickstart/seke-minilm": ("keyphrase-extraction", "SekeForTokenClassification"),
     "runs/hypernet-minilm": ("keyphrase-extraction", "HypernetForTokenClassification"),
     "runs/hypernet-squad": ("extractive-qa", "HypernetForQuestionAnswering"),
+    "runs/hypernet-news": ("text-classification", "HypernetForSequenceClassification"),
     "runs/keyphrases": ("keyphrase-generation", "ExhirdForKeyphraseGeneration"),
     "runs/moesumm": ("moe-summarization", "MoeSummForConditionalGeneration"),
 }
