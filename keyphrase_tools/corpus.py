@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .clean_text import clean
 from .corpus_files import COMPRESSED, common_folder, count_lines, find_files, find_format
@@ -169,8 +169,8 @@ class Corpus:
             is_text = self._format == "txt"
             if not is_of_content(error) and not (is_text and isinstance(error, FileNotFoundError | PermissionError)):
                 raise
-            name = self._name(self._paths[number]) if is_text else number
-            return Row(number, name, None, f"{type(error).__name__}: {error}")
+            document = self._name(self._paths[number]) if is_text else number
+            return Row(number, document, None, f"{type(error).__name__}: {error}")
         if not isinstance(values, Mapping):
             return Row(number, number, None, f"expected a JSON object, got a {type(values).__name__}")
         name = values.get(self.id_column)
@@ -329,7 +329,7 @@ class RowGroup:
     def __init__(self, parquet, group: int, columns: list[str] | None):
         self._open = partial(parquet.iter_batches, ROWS, row_groups=[group], columns=columns)
         self._batches: Iterator | None = None
-        self._batch = None
+        self._batch: Any = None
         self._start = self._count = 0  # of the batch
         self._rows: list[dict] | None = None  # of the batch; None if a value of it cannot be decoded
 

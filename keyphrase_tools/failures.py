@@ -6,22 +6,24 @@ import lzma
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
-CONTENT_ERRORS = [
-    ValueError,
-    EOFError,
-    OSError,
-    csv.Error,
-    zlib.error,
-    lzma.LZMAError,
-]  # of damaged files, see `is_of_content`
-for package in ("compression.zstd", "backports.zstd", "zstandard"):
-    try:
-        CONTENT_ERRORS.append(import_module(package).ZstdError)
-    except ImportError:
-        continue
-CONTENT_ERRORS = tuple(CONTENT_ERRORS)
+
+def errors_of_zstd() -> list[type[Exception]]:
+    """The exceptions of the packages that fsspec may use for .zst files."""
+    found = []
+    for package in ("compression.zstd", "backports.zstd", "zstandard"):
+        with suppress(ImportError):
+            found.append(import_module(package).ZstdError)
+    return found
+
+
+# of damaged files, see `is_of_content`
+CONTENT_ERRORS: tuple[type[Exception], ...] = (
+    *(ValueError, EOFError, OSError, csv.Error, zlib.error, lzma.LZMAError),
+    *errors_of_zstd(),
+)
 
 
 def is_of_content(error: Exception) -> bool:
