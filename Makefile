@@ -22,7 +22,7 @@ export HF_HUB_OFFLINE ?= 1
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
-demo: $(DEMO)  ## keyphrases of a paragraph, a long document and a folder, and a page that shows them
+demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and a page that shows them
 	$(RUN) examples/demo.py $(ARGS)
 
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)

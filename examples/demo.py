@@ -1,4 +1,4 @@
-"""Keyphrases by the default model: of a paragraph, of a long document and of a folder, and a page that shows them.
+"""Keyphrases by the default model: of a paragraph, of a long document and of many texts, and a page that shows them.
 
 python examples/demo.py                  # writes runs/demo.html
 python examples/demo.py article.txt      # the same for your own text files
@@ -12,13 +12,20 @@ from transformers import logging, pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.html_page import render_page
+from keyphrase_tools.jsonl import read_jsonl
 
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = {
-    "A paragraph (examples/corpus/paragraph.txt)": [ROOT / "examples" / "corpus" / "paragraph.txt"],
-    "A long document (docs/summarization.md)": [ROOT / "docs" / "summarization.md"],
-}
-FOLDER = ROOT / "docs"
+CORPUS = Path(__file__).resolve().parent / "corpus"
+SUBJECT = "astronomy"  # of the long document
+EACH = 7  # of the many texts one in so many is shown
+
+
+def read_examples() -> dict[str, str]:
+    """A paragraph, and the texts of one subject as one document."""
+    texts = [row["text"] for row in read_jsonl(CORPUS / "train.jsonl") if row["subject"] == SUBJECT]
+    return {
+        "A paragraph (examples/corpus/paragraph.txt)": (CORPUS / "paragraph.txt").read_text(encoding="utf-8"),
+        f"A long document ({len(texts)} texts on {SUBJECT}, joined)": "\n\n".join(texts),
+    }
 
 
 def print_phrases(name: str, phrases: list[dict], limit: int) -> None:
@@ -38,17 +45,17 @@ def main():
     extract = pipeline("keyphrase-extraction", model=options.model)
     print(f"model opened in {time.perf_counter() - start:.1f} s\n")
 
-    groups = {file.name: [file] for file in options.files} or EXAMPLES
-    texts = {name: "\n\n".join(file.read_text(encoding="utf-8") for file in files) for name, files in groups.items()}
+    texts = {file.name: file.read_text(encoding="utf-8") for file in options.files} or read_examples()
     start = time.perf_counter()
     results = {name: extract(text) for name, text in texts.items()}
     for name, phrases in results.items():
         print_phrases(f"{name}, {len(texts[name].split()):,} words", phrases, 8)
     if not options.files:
-        pages = {file.name: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.md"))}
-        print("\nA folder (docs/, the beginning of each page)")
-        for name, phrases in zip(pages, extract(list(pages.values()), on_long="truncate"), strict=True):
-            print_phrases(f"  {name}", phrases, 4)
+        rows = read_jsonl(CORPUS / "test.jsonl")
+        found = extract([row["text"] for row in rows])
+        print(f"\n{len(rows)} texts (examples/corpus/test.jsonl), of which some:")
+        for row, phrases in list(zip(rows, found, strict=True))[::EACH]:
+            print_phrases(f"  {row['title']}", phrases, 4)
     print(f"\nextracted in {time.perf_counter() - start:.1f} s")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     page = render_page(list(texts.values()), list(results.values()), list(texts))

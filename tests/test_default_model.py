@@ -123,3 +123,10 @@ def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, caps
     transformers_logging.set_verbosity(level)
     transformers_logging.enable_progress_bar()
     assert "hash" in capsys.readouterr().out and "<mark" in (tmp_path / "page.html").read_text()
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--output", str(tmp_path / "examples.html")])
+    demo.main()
+    transformers_logging.set_verbosity(level)
+    transformers_logging.enable_progress_bar()
+    shown = capsys.readouterr().out
+    assert "tidal barrage" in shown and "black hole" in shown and "Dating planetary surfaces" in shown
+    assert "black hole</mark>" in (tmp_path / "examples.html").read_text()
