@@ -87,7 +87,7 @@ FINGERPRINTS = {
 def different_settings(before: Mapping, about: Mapping) -> list[str]:
     """The settings that differ. If a model or source was renamed, its other fingerprints are left out."""
     names = [name for name in {**before, **about} if before.get(name, NOT_GIVEN) != about.get(name, NOT_GIVEN)]
-    if "model" in names and "weights" not in names and before.get("weights") is not None:
+    if "model" in names and "weights" not in names and before.get("weights"):
         names.remove("model")  # it was only moved
     elif "model" in names:
         names = [name for name in names if name not in ("weights", "tokenizer") and not name.startswith("config.")]

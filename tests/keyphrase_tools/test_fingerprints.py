@@ -61,4 +61,7 @@ def test_a_setting_that_was_none_differs_from_one_that_was_not_given():
 
 def test_a_model_counts_as_moved_only_if_its_weights_are_known_to_be_the_same():
     assert describe_differences({"model": "a", "weights": "x"}, {"model": "b", "weights": "x"}) == []
-    assert describe_differences({"model": "a"}, {"model": "b"}) == ["model='a' before, 'b' now"]
+    for unknown in ({}, {"weights": {}}, {"weights": None}):  # such as a Hub id without a downloaded commit
+        assert describe_differences({"model": "a", **unknown}, {"model": "b", **unknown}) == [
+            "model='a' before, 'b' now"
+        ]
