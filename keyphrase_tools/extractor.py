@@ -208,10 +208,9 @@ class KeyphraseExtractor:
         Raises:
             ValueError: for invalid options.
         """
-        self._described = None
-        extract = self.pipeline
-        if not isinstance(self.model, KeyphraseExtractionPipeline):
+        if not isinstance(self.model, KeyphraseExtractionPipeline):  # before it is loaded: a change meanwhile is found
             self._described = model_files(self.model or find_default_model())
+        extract = self.pipeline
         list(extract(["Keyphrases."], **self.options))
         name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
         hashes = {"weights": hash_weights(extract.model), "tokenizer": hash_tokenizer(extract.tokenizer)}
