@@ -54,12 +54,8 @@ class UnreadableFileError(ValueError):
     """A file that cannot be read, or not to its end."""
 
 
-class MissingColumnError(ValueError):
-    """A file without a column that is needed."""
-
-
-class EmptySourceError(ValueError):
-    """A source without documents."""
+class SourceError(ValueError):
+    """A source that has no documents, or not the columns that are needed."""
 
 
 class Corpus:
@@ -97,6 +93,7 @@ class Corpus:
         )
         self.keep = None if keep is None else list(keep)
         self._required = [text_column, *required]
+        self._warned: set[str] = set()  # columns
         self._fs, self._paths = find_files(self.source)
         self._root = str(PurePosixPath(self._paths[0]).parent)
         if len(self._paths) > 1:
@@ -229,19 +226,24 @@ class Corpus:
             if rows and name not in names:
                 self._raise_missing(path, name, names)
         for name in (*(self.keep or ()), self.title_column):
-            if rows and name not in (*names, "title", None):
+            if rows and name not in (*names, "title", None) and name not in self._warned:
+                self._warned.add(name)  # once, not for each of many files
                 columns = ", ".join(map(repr, names))
                 warnings.warn(f"The first rows of {path} have no column {name!r}, only {columns}.", stacklevel=2)
         if not count and len(self._paths) == 1:
-            raise EmptySourceError(f"There are no documents in {self.source}.")
+            raise SourceError(f"There are no documents in {self.source}.")
 
-    def _check_each(self, check: Callable[[str], None]) -> None:
-        """Checks each file. Damaged ones are reported when they are read, unless there are no others."""
-        damaged = []
+    def _check_each(self, check: Callable[[str], int | None]) -> int:
+        """Checks each file -> the number of documents, if the check says it; a damaged file is one, that is reported when it is read.
+
+        Raises:
+            ValueError: if no file can be read.
+        """
+        documents, damaged = 0, []
         for path in self._paths:
             try:
-                check(path)
-            except (MissingColumnError, EmptySourceError):
+                documents += check(path) or 0
+            except SourceError:
                 raise
             except CONTENT_ERRORS as error:
                 if not is_of_content(error):
@@ -249,6 +251,7 @@ class Corpus:
                 damaged.append(f"{self._name(path)}: {' '.join(str(error).split()) or type(error).__name__}")
         if len(damaged) == len(self._paths):
             raise ValueError(f"No file of {self.source} can be read. {damaged[0]}")
+        return documents + len(damaged)
 
     def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._fs.open(path, "rb", compression="infer") as lines:
@@ -273,29 +276,22 @@ class Corpus:
             yield from (partial(_csv_row, names, row) for row in rows if row)
 
     def _check_parquet(self) -> int:
-        from_pyarrow = import_parquet()
-        documents, problems = 0, []
-        for path in self._paths:
-            try:
-                with self._fs.open(path, "rb") as file:
-                    parquet = from_pyarrow(file)
-                    types = {field.name: field.type for field in parquet.schema_arrow}
-                    documents += parquet.metadata.num_rows
-            except CONTENT_ERRORS as error:
-                if not is_of_content(error):
-                    raise
-                problems.append(f"{self._name(path)}: {error}")
-                continue
-            self._check_columns(path, list(types))
-            kind = str(types[self.text_column])
-            if not any(word in kind for word in ("string", "null")):
-                raise ValueError(
-                    f"The column {self.text_column!r} of {path} has the type {kind}, not string. Choose another with "
-                    "--text-column, or leave the file out."
-                )
-        if len(problems) == len(self._paths):
-            raise ValueError(f"No file of {self.source} can be read. {problems[0]}")
-        return documents + len(problems)
+        import_parquet()
+        return self._check_each(self._check_schema)
+
+    def _check_schema(self, path: str) -> int:
+        with self._fs.open(path, "rb") as file:
+            parquet = import_parquet()(file)
+            types = {field.name: field.type for field in parquet.schema_arrow}
+            documents = parquet.metadata.num_rows
+        self._check_columns(path, list(types))
+        kind = str(types[self.text_column])
+        if not any(word in kind for word in ("string", "null")):
+            raise SourceError(
+                f"The column {self.text_column!r} of {path} has the type {kind}, not string. Choose another with "
+                "--text-column, or leave the file out."
+            )
+        return documents
 
     def _read_parquet(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._fs.open(path, "rb") as file:
@@ -320,7 +316,7 @@ class Corpus:
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
         option = {self.text_column: " Use --text-column.", self.title_column: " Use --title-column."}.get(name, "")
         others = " All files need the same columns." if len(self._paths) > 1 else ""
-        raise MissingColumnError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
+        raise SourceError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
 
 
 class RowGroup:

@@ -255,8 +255,10 @@ def test_a_text_file_that_cannot_be_read_has_its_path_as_id(tmp_path):
 
 def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "graph", "year": 1}])
-    with pytest.warns(UserWarning, match="have no column 'yaer', only 'text', 'year'"):
-        Corpus(path, keep=["yaer"])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "cut", "year": 2}])
+    with pytest.warns(UserWarning, match="have no column 'yaer', only 'text', 'year'") as found:
+        Corpus(tmp_path, keep=["yaer"])
+    assert len(found) == 1  # not for each file
     with pytest.warns(UserWarning, match="have no column 'headlin'"):
         Corpus(path, title_column="headlin")
     with warnings.catch_warnings():
