@@ -92,8 +92,8 @@ class Vocabulary:
         for start, number in first.items():
             lengths, named = index.get(stems[start], ((), {}))
             ends = [start + length for length in lengths if start + length in last]
-            here = [(rank, name, last[end]) for end in ends for rank, name in named.get(tuple(stems[start:end]), ())]
-            for _, name, end in sorted(here):
+            matches = [(rank, name, last[end]) for end in ends for rank, name in named.get(tuple(stems[start:end]), ())]
+            for _, name, end in sorted(matches):
                 found[name].append((number, end))
         return {name: _without_overlaps(spans) for name, spans in found.items()}
 

@@ -11,9 +11,10 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools import clean_text
-from keyphrase_tools.candidates import Vocabulary, read_candidates
+from keyphrase_tools.candidates import Vocabulary, _without_overlaps, read_candidates
 from keyphrase_tools.decoding import apply_temperature
 from keyphrase_tools.labels import find
+from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
 from lexperts.cli.keyphrases import app
 from tests.keyphrase_tools.corpora import as_written, extract_file, interrupt, lines, write_jsonl
@@ -247,6 +248,31 @@ def test_mentions_are_those_that_labels_find(parts, candidates):
         mine = found.get(candidate, [])
         assert set(mine) <= set(spans) and bool(mine) == bool(spans)
         assert all(a[1] <= b[0] for a, b in zip(mine, mine[1:], strict=False))
+
+
+def find_by_comparing_all(words, synonyms):
+    """The plain version of `Vocabulary.find` for words of one part: each phrase is compared at each word."""
+    stems, found = [stem(word) for word, _, _ in words], {}
+    phrases = [(name, [stem(word) for word, _, _ in split_words(p)]) for name, own in synonyms.items() for p in own]
+    for start in range(len(stems)):
+        for name, phrase in phrases:
+            if stems[start : start + len(phrase)] == phrase:
+                found.setdefault(name, []).append((start, start + len(phrase)))
+    return {name: _without_overlaps(spans) for name, spans in found.items()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from("abc"), max_size=12),
+    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), min_size=1, max_size=6, unique_by=tuple),
+)
+def test_mentions_are_those_of_comparing_all_phrases_in_the_same_order(text, phrases):
+    synonyms = {f"name{i // 2}": [" ".join(p) for p in phrases[i : i + 2]] for i in range(0, len(phrases), 2)}
+    vocabulary = Vocabulary(synonyms)
+    words = split_words(" ".join(text))
+    own = {name: [name, *phrases] for name, phrases in synonyms.items()}
+    found, plain = vocabulary.find(words), find_by_comparing_all(words, own)
+    assert list(found.items()) == list(plain.items())
 
 
 def test_accents_may_be_composed_or_not():

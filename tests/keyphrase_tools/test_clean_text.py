@@ -1,12 +1,13 @@
 """Cleaning: what is joined, what is left unchanged, and the mapping of spans back to the source."""
 
+import re
 import time
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.clean_text import CleanText, clean
+from keyphrase_tools.clean_text import CleanText, clean, leaders
 from keyphrase_tools.words import join_title, split_words
 
 
@@ -130,3 +131,14 @@ def test_dot_leaders_of_a_table_of_contents_are_one_mark(text, cleaned):
     found = CleanText(text)
     start = found.text.rindex(" ") + 1
     assert text[slice(*found.source_span(start, len(found.text)))] == found.text[start:]
+
+
+PLAIN_LEADERS = re.compile(r"([.\u00b7\u2026])(?:[ \t]?\1){4,}(?=[ \t]*(?:[0-9]+|[ivxlc]+)[ \t]*(?:[\n\r\f]|$))")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(st.sampled_from([*".\u00b7\u2026 \t\n3a", "xi", ".....", ". . . . . ", " 14\n"]), max_size=20).map("".join)
+)
+def test_dot_leaders_are_those_of_the_pattern_that_backtracks(text):
+    assert leaders(text) == [(*match.span(), match[1]) for match in PLAIN_LEADERS.finditer(text)]
