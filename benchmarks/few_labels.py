@@ -4,7 +4,7 @@
 
 krapivin and nus are sources that the default model has not seen. The first 25 or 100 documents of each are the labelled ones, and the
 scores are those of all documents after the first 100. `lexperts train seke minilm_cpu --fit_ranker true` starts from MiniLM or from the
-default model, which is also scored as it is. A fifth of the labelled documents is for validation and the ranker. One seed.
+default model, which is also scored without training. A fifth of the labelled documents is for validation and the ranker. One seed.
 
 Rows and runs in the work folder are reused if their settings, data and versions are the same.
 """

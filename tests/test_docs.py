@@ -165,6 +165,15 @@ def test_every_extra_exists(page):
     assert {name for extra in extras for name in extra.split(",")} <= set(setup["options.extras_require"])
 
 
+def test_the_first_paragraph_of_the_readme_says_what_its_tables_say():
+    rows = {row.split("|")[1].strip(" *"): row.split("|")[2:-1] for row in README.splitlines() if row.startswith("|")}
+    ours, theirs = ([float(cell) for cell in rows[name]] for name in ("default model", "YAKE"))
+    least = float(re.search(r"at least ([\d.]+) times YAKE's F1@5", README)[1])
+    assert least <= min(a / b for a, b in zip(ours, theirs, strict=True)) < least + 0.1
+    speed, of_yake = map(float, re.search(r"default model (\d+), .*?YAKE (\d+)", README).groups())
+    assert "at about its speed" in README and 0.8 < speed / of_yake < 1.25
+
+
 @each_page
 def test_every_link_leads_somewhere(page):
     broken = []

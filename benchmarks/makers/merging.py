@@ -1,6 +1,7 @@
 """Tables of merging and of merged mixtures."""
 
 import statistics
+from collections import Counter
 
 from . import DOCS, load, provenance
 
@@ -34,6 +35,12 @@ def speed_rows(record: dict) -> list[dict]:
     return medians
 
 
+def describe_condition(condition: str) -> tuple[str, str]:
+    """Where the sources are, and what else the machine does."""
+    sources, others = condition.split("-")
+    return f"sources {sources}", "idle machine" if others == "quiet" else "one of two cores busy"
+
+
 def merge_speed() -> str:
     """Time, processor time and memory of composing, relative to copying the same bytes."""
     record = load("merge_speed")
@@ -54,10 +61,9 @@ def merge_speed() -> str:
         group = (row["shape"], row["condition"])
         same = [other for other in rows if (other["shape"], other["condition"]) == group]
         floor = next((other["seconds"] for other in same if other["candidate"] == "floor"), None)
-        sources, load_ = row["condition"].split("-")
         size = next((other["output_bytes"] for other in same if "output_bytes" in other), 0)
-        title = f"{SHAPES[row['shape']]}: {row['experts']} experts, {size / 1e9:.2f} GB written; sources {sources}, "
-        title += "idle machine" if load_ == "quiet" else "one of two cores busy"
+        title = f"{SHAPES[row['shape']]}: {row['experts']} experts, {size / 1e9:.2f} GB written; "
+        title += ", ".join(describe_condition(row["condition"]))
         ratio = f"{row['seconds'] / floor:.2f}" if floor and row["candidate"] not in ("floor", "check") else ""
         cpu = "" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.1f}"
         label = LABELS[row["candidate"]].format(version=peer_version(record, row["candidate"]))
@@ -66,9 +72,14 @@ def merge_speed() -> str:
             f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
         )
         known.add(group)
-    copies = [row["seconds"] for row in record["results"] if row["candidate"] == "floor"]
-    note = "Complete processes: medians of 3 rounds with cached sources on an idle machine, single rounds otherwise. Cached sources are in "
-    note += f"the page cache, cold ones are not. The plain copy took {min(copies):.1f} to {max(copies):.1f} s. "
+    copies = [row for row in record["results"] if row["candidate"] == "floor"]
+    rounds = Counter((SHAPES[row["shape"]], *describe_condition(row["condition"])) for row in copies)
+    several = "; ".join(
+        f"medians of {count} rounds for {', '.join(name)}" for name, count in rounds.items() if count > 1
+    )
+    seconds = [row["seconds"] for row in copies]
+    note = f"Complete processes: {several}; single rounds otherwise. Cached sources are in the page cache, cold ones are not. "
+    note += f"The plain copy took {min(seconds):.1f} to {max(seconds):.1f} s. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
     return "\n".join([*lines, "", note + provenance(record) + command])
 

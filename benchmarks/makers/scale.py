@@ -41,11 +41,24 @@ def many_documents() -> str:
             f"{last['worker_megabytes_late']:,.0f} | {last['lost']} | {last['twice']} | "
             f"{last['errors']} | {same} |"
         )
+    lowest, highest = memory_of_workers(record)
     note = (
         f"{settings['documents']:,} documents, {settings['bad_rows']} of them without a text, from Parquet to Parquet, one core per process, "
-        f"start-up not counted. {provenance(record)} `python benchmarks/many_documents.py --data PATH --documents {settings['documents']}`"
+        f"start-up not counted. Over the time a worker's memory goes up and down with the lengths of its batches, from {lowest:,} to {highest:,} MB. "
+        f"{provenance(record)} `python benchmarks/many_documents.py --data PATH --documents {settings['documents']}`"
     )
     return "\n".join([*lines, "", note])
+
+
+def memory_of_workers(record: dict) -> tuple[int, int]:
+    """The least and the most megabytes of a process that has read its first documents."""
+    sizes = []
+    for result in record["results"].values():
+        row = result["rounds"][-1]
+        command, *workers = row["memory"]
+        for process in workers or [command]:
+            sizes += [size for seconds, size in process["seconds_megabytes"] if seconds > row["start_seconds"]]
+    return min(sizes), max(sizes)
 
 
 def killed_runs() -> str:
