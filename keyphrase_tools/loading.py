@@ -1,7 +1,11 @@
 """Checks of the options --model, --device and --dtype, with errors that name the option."""
 
+import re
 from contextlib import contextmanager
 
+LAST_ERROR = re.compile(
+    r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M
+)  # a line of a traceback that is not indented, or the first line
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -36,6 +40,11 @@ def parse_device(name: str | None):
     return torch.device(name)
 
 
+def last_cause(message: str) -> str:
+    """The exception at the end of a message that quotes tracebacks, as that of a pipeline does; else the message."""
+    return LAST_ERROR.findall(message)[-1] if "Traceback (most recent call last)" in message else message
+
+
 @contextmanager
 def describe_load_errors(option: str, name: str):
     """Context manager that turns any error of loading a model or its tokenizer into one line.
@@ -54,7 +63,7 @@ def describe_load_errors(option: str, name: str):
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
-        cause = " ".join(str(error).split()) or type(error).__name__
+        cause = " ".join(last_cause(str(error)).split()) or type(error).__name__
         raise OSError(
             f"{option} {str(name)!r} could not be opened: {cause:.300} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error

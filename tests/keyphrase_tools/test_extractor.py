@@ -1,6 +1,7 @@
 """`KeyphraseExtractor`: batches of every kind, failures of single documents, copies in other processes."""
 
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -137,6 +138,14 @@ def test_errors_of_options_and_models_are_raised_when_the_model_is_loaded(folder
         KeyphraseExtractor("no/such-model").describe()
     with pytest.raises(ValueError, match="one list per document"):
         KeyphraseExtractor(folder, candidates=[["graph"], ["cut"]])
+
+
+def test_a_folder_without_weights_is_named_with_what_it_lacks(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="could not be opened: .*no file named model.safetensors") as error:
+        KeyphraseExtractor(tmp_path / "model").describe()
+    assert "Traceback" not in str(error.value) and str(error.value).endswith("or a Hub id.")
 
 
 def test_threads_are_those_that_were_asked_for(folder):
