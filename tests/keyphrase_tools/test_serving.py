@@ -358,24 +358,40 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
 
 def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path):
     """The body comes after the head, as HTTP clients send it: a server that answers before it would reset the connection."""
-    slow, small = (json.dumps({"inputs": text}).encode() for text in (random_text(25000, 1), "one"))
+    slow, small = ({"inputs": random_text(words, 1)} for words in (25000, 1))
+    body = json.dumps(small).encode()
     head = b"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    done = threading.Event()
+
+    def keep_busy(url):
+        with httpx2.Client(timeout=60) as client:
+            while not done.is_set():
+                assert client.post(url, json=slow).status_code in (200, 503)
+
+    def is_refused(connection):
+        connection.sendall(head % len(body))
+        time.sleep(0.2)
+        connection.sendall(body)
+        answer = b""
+        while not answer.endswith(b"}"):
+            received = connection.recv(1000)
+            assert received
+            answer += received
+        assert b"connection: close" not in answer.lower()
+        return answer.startswith(b"HTTP/1.1 503")
+
     with start_server(folder, tmp_path / "log", "--batch-size", 1, "--max-queue", 1) as server, ExitStack() as stack:
+        busy = stack.enter_context(ThreadPoolExecutor())
+        stack.callback(done.set)
+        futures = [busy.submit(keep_busy, f"{server.url}/keyphrases") for _ in range(3)]  # read, waits, is refused
         host, port = server.url.removeprefix("http://").split(":")
-        read, waits, refused = (stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(3))
+        connection = stack.enter_context(socket.create_connection((host, int(port)), 60))
         for pause in (0, 5.5):  # uvicorn by itself closes a connection after 5 s, and Retry-After may be longer
             time.sleep(pause)
-            for connection in (read, waits):
-                connection.sendall(head % len(slow) + slow)
-                time.sleep(0.2)
-            wait_until(lambda: server.metric("keyphrases_queue_documents") == 1)
-            refused.sendall(head % len(small))
-            time.sleep(0.2)
-            refused.sendall(small)
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += refused.recv(1000)
-            assert answer.startswith(b"HTTP/1.1 503") and b"connection: close" not in answer.lower()
+            wait_until(lambda: is_refused(connection))
+        done.set()
+        for future in futures:
+            future.result()
 
 
 def test_the_example_serves_the_same_app_on_ray(folder, extract):
