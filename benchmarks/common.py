@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
 
@@ -31,6 +31,7 @@ from lexperts.recipes.common.settings import IGNORED, differences
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
+PEERS = {"YAKE": "yake", "KeyBERT": "keybert"}  # systems for comparison, and their packages
 RELEVANT_PACKAGES = ("torch", "transformers")  # rows and runs made with other versions of these are not reused
 COMMANDS = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
 OVERWRITTEN: set[Path] = set()  # by this process, and not to be removed again
@@ -45,6 +46,17 @@ def machine() -> dict:
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
     }
+
+
+def peer_versions() -> dict[str, str]:
+    """The versions of the peers that are installed; their scores differ between versions."""
+    found = {}
+    for system, package in PEERS.items():
+        try:
+            found[system] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def read(path: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import write
+from common import peer_versions, write
 from seke_domains import data_file
 from seke_quality import yake_phrases
 from transformers import pipeline
@@ -98,6 +98,7 @@ def main():
         weights=fingerprint(weights),
         rounds=options.rounds,
         long_documents=options.long_documents,
+        peers=peer_versions(),
     )
 
 

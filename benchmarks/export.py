@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import write
+from common import peer_versions, write
 from seke_domains import data_file
 
 from keyphrase_tools.jsonl import full_text, read_jsonl
@@ -122,6 +122,7 @@ def main():
         medians = {name: statistics.median(row[name] for row in figures) for name in figures[0]}
         results[system] = medians | {"export": reports.get(system)}
     settings = {"documents": options.documents, "checked": options.checked, "rounds": options.rounds}
+    settings["peers"] = peer_versions()
     return write("export", results, **settings)
 
 

@@ -15,7 +15,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import Record, add_record_arguments, run_once
+from common import Record, add_record_arguments, peer_versions, run_once
 from seke_quality import BASELINES
 
 from keyphrase_tools.evaluation import score_phrases
@@ -114,7 +114,7 @@ def main():
     options = parser.parse_args()
     data = {name: data_file(options, name, "test").parent for name in TEST_SETS}
     if not options.systems_only:
-        settings = {"keybert_documents": options.keybert_documents, "data": data}
+        settings = {"keybert_documents": options.keybert_documents, "data": data, "peers": peer_versions()}
         score_baselines(options, Record(f"{options.name}_peers", overwrite=options.overwrite, **settings))
     if options.baselines_only:
         return

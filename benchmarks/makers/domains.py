@@ -82,9 +82,14 @@ def keybert_note(others: dict) -> str:
     if not read:
         return ""
     return (
-        " YAKE and KeyBERT are unsupervised; KeyBERT runs on MiniLM-L6 too, with phrases of one to three words, on the first "
+        f" {' and '.join(peer_names('seke_domains_peers'))} are unsupervised; KeyBERT runs on MiniLM-L6 too, with phrases of one to three words, on the first "
         f"{max(read)} documents of each set."
     )
+
+
+def peer_names(name: str) -> list[str]:
+    """The systems for comparison of a result, with their versions."""
+    return [f"{system} {version}" for system, version in load(name)["settings"]["peers"].items()]
 
 
 def left_out() -> str:
@@ -126,7 +131,8 @@ def long_documents() -> str:
     ways = ("default", "beginning", "best mention", "YAKE")
     lines = [
         "F1@5 / F1@10 in per cent (rules `seke`) on long documents, each put together from 15 neighbouring test documents (6 of "
-        "kpcrowd500). Their gold is that of all parts, so recall at 5 and 10 is low for every system.",
+        "kpcrowd500). Their gold is that of all parts, so recall at 5 and 10 is low for every system. Compared with "
+        f"{peer_names('default_model')[0]}.",
         "",
         "| set | documents | words | whole, by all evidence (default) | the beginning only | whole, by the best mention | YAKE | seconds per 1,000 words |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -218,7 +224,7 @@ def exported() -> str:
     settings = record["settings"]
     note = (
         f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT read "
-        "the first 50. The share of equal keyphrases is that of validation documents. "
+        f"the first 50. Compared with {' and '.join(peer_names('export'))}. The share of equal keyphrases is that of validation documents. "
     )
     return "\n".join(
         [*lines, "", f"{note}{provenance(record)} `python benchmarks/export.py --data PATH --work FOLDER`"]
