@@ -57,6 +57,7 @@ fix-copies:  ## copy modeling_seke's shared files into the other modeling packag
 	  for f in backbone saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
 	done
 	rm modeling_lexicon/backbone_lexicon.py
+	for p in exhird moesumm; do cp modeling_lexicon/cache_lexicon.py modeling_$$p/cache_$$p.py; done
 
 bench: $(READY)  ## time the head against its plain versions
 	$(RUN) benchmarks/seke_head.py

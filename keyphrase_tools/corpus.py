@@ -22,7 +22,7 @@ from .words import join_title
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
 FIRST = 20  # rows of a JSON Lines file that are checked for the columns
 UNREADABLE = "cannot be read, at least not to its end"
-ROWS = 1024  # of a Parquet file that are in memory together
+ROWS = 64  # of a Parquet file that are in memory together: texts may be long
 
 
 class Row(NamedTuple):

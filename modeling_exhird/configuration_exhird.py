@@ -81,7 +81,7 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
     # all but log_probs, so that evaluation does not collect large tensors
     keys_to_ignore_at_inference = [
-        "logits", "generation_loss", "exclusive_loss", "past_key_values", "decoder_hidden_states", "cross_attentions",
+        "logits", "generation_loss", "exclusive_loss", "cache", "past_key_values", "decoder_hidden_states", "cross_attentions",
         "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions",
     ]  # fmt: skip
 

@@ -43,7 +43,7 @@ class WordStep(NamedTuple):
 
 
 class DecoderState(NamedTuple):
-    """The state of the hierarchical decoder after a prefix of a flat sequence; the `past_key_values` of `generate`.
+    """The state of the hierarchical decoder after a prefix of a flat sequence; the `cache` of `generate`.
 
     Attributes:
         phrase, word, vector (`(B, d)`): h_i, s_{i,j} and a_{i,j}.

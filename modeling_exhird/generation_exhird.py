@@ -20,7 +20,8 @@ SORT_WINDOW = 16  # number of batches whose documents are sorted by length toget
 
 # Arguments of `generate` that the hierarchical decoder does not support, with the values that switch them off.
 UNSUPPORTED = {
-    "assistant_model": None, "prompt_lookup_num_tokens": None, "cache_implementation": None, "past_key_values": None,
+    "assistant_model": None, "prompt_lookup_num_tokens": None, "cache_implementation": None, "cache": None,
+    "past_key_values": None,
     "inputs_embeds": None, "negative_prompt_ids": None, "guidance_scale": 1, "watermarking_config": None,
     "stop_strings": None, "token_healing": False, "prefill_chunk_size": None, "low_memory": False, "penalty_alpha": 0,
     "dola_layers": None, "constraints": None, "force_words_ids": None, "num_beam_groups": 1, "diversity_penalty": 0,
@@ -154,8 +155,8 @@ class PhraseGenerationMixin(GenerationMixin):
         """Does nothing: the first step makes a `DecoderState`."""
 
     @staticmethod
-    def _reorder_cache(past_key_values: DecoderState, beam_idx: torch.Tensor) -> DecoderState:
-        return past_key_values.take(beam_idx)
+    def _reorder_cache(cache: DecoderState, beam_idx: torch.Tensor) -> DecoderState:
+        return cache.take(beam_idx)
 
     def compute_transition_scores(
         self,

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .backbone_exhird import build_encoder, split_options
 from .base_exhird import ExhirdPreTrainedModel
+from .cache_exhird import CACHE, accepts_both_names
 from .card import Use
 from .configuration_exhird import ExhirdConfig
 from .decoder_exhird import (
@@ -49,35 +51,26 @@ class ExhirdEncoderOutput(ModelOutput):
 
 
 @dataclass
-class ExhirdSeq2SeqLMOutput(ModelOutput):
+class ExhirdSeq2SeqLMOutput(Seq2SeqLMOutput):
     """transformers' `Seq2SeqLMOutput` with the parts of the loss. With labels `(B, I, J)`, T is I, J.
 
     Args:
         loss (`()`): the sum over words divided by the number of documents; in eval mode the generation loss alone.
         logits (`(B, T, V + O)`): log P of each next word, out-of-vocabulary words included; 0 where there is no label. In
             training with labels only with `output_logits=True`. After the last word allowed, and after padding, `;` has P = 1.
-        log_probs (`(B, T)`): log-probability of each label given the preceding ones; 0 where there is no label.
-        generation_loss (`()`): negative log-likelihood per document.
-        exclusive_loss (`()`): exclusive loss per document, without its coefficient.
-        past_key_values (`DecoderState`): the state for the next step, without labels.
+        cache (`DecoderState`): the state for the next step, without labels; `past_key_values` before transformers 5.24.
         decoder_hidden_states (tuple of one `(B, T, d)`, with `output_hidden_states=True`): the attentional vectors a.
         decoder_attentions: `None`, the decoder is recurrent.
         cross_attentions (tuple of one `(B, 1, T, L)`, with `output_attentions=True`): alpha.
         encoder_last_hidden_state, encoder_hidden_states, encoder_attentions: see `ExhirdEncoderOutput`.
+        log_probs (`(B, T)`): log-probability of each label given the preceding ones; 0 where there is no label.
+        generation_loss (`()`): negative log-likelihood per document.
+        exclusive_loss (`()`): exclusive loss per document, without its coefficient.
     """
 
-    loss: torch.FloatTensor | None = None
-    logits: torch.FloatTensor | None = None
     log_probs: torch.FloatTensor | None = None
     generation_loss: torch.FloatTensor | None = None
     exclusive_loss: torch.FloatTensor | None = None
-    past_key_values: DecoderState | None = None
-    decoder_hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    decoder_attentions: tuple[torch.FloatTensor, ...] | None = None
-    cross_attentions: tuple[torch.FloatTensor, ...] | None = None
-    encoder_last_hidden_state: torch.FloatTensor | None = None
-    encoder_hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    encoder_attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
 class ExhirdEncoder(ExhirdPreTrainedModel):
@@ -239,6 +232,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         return self.make_memory(encoded, input_ids, attention_mask, copy_ids), encoded.decoder_initial_state
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -250,7 +244,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         subword_word_ids: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: ExhirdEncoderOutput | None = None,
-        past_key_values: DecoderState | None = None,
+        cache: DecoderState | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -268,8 +262,8 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             decoder_input_ids (`(B, T)`): `<s>`, followed by tokens as in flat labels; without labels, the default is `<s>`.
                 Padding is skipped. They are processed sequentially; for training pass labels.
             encoder_outputs: of `model.encoder`, instead of `input_ids` and sub-words; requires `copy_ids`.
-            past_key_values: of the previous call, which has processed all but these `decoder_input_ids`.
-            use_cache (default `True`): whether to return `past_key_values`, without labels.
+            cache: of the previous call, which has processed all but these `decoder_input_ids`.
+            use_cache (default `True`): whether to return `cache`, without labels.
             output_attentions, output_hidden_states: see `ExhirdSeq2SeqLMOutput`; by default the configuration's.
             output_logits: whether to return logits with labels; by default in eval mode only, since training does not
                 need them, and they take more memory than everything else.
@@ -299,10 +293,8 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             if decoder_input_ids is None:
                 decoder_input_ids = memory.copy_ids.new_full((len(memory.copy_ids), 1), config.decoder_start_token_id)
             outputs = self._forward_prefix(
-                decoder_input_ids, memory, start, past_key_values, max_tokens_per_phrase, logits_to_keep, **flags
+                decoder_input_ids, memory, start, cache, max_tokens_per_phrase, logits_to_keep, use_cache, **flags
             )
-            if use_cache is False:
-                outputs.past_key_values = None
         outputs.encoder_last_hidden_state = encoder_outputs.last_hidden_state
         outputs.encoder_hidden_states = encoder_outputs.get("hidden_states")
         outputs.encoder_attentions = encoder_outputs.get("attentions")
@@ -351,7 +343,9 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             cross_attentions=None if cross is None else (cross,),
         )
 
-    def _forward_prefix(self, ids, memory, start, state, max_tokens, keep, output_attentions, output_hidden_states):
+    def _forward_prefix(
+        self, ids, memory, start, state, max_tokens, keep, use_cache, output_attentions, output_hidden_states
+    ):
         """Processes ids column by column; hypotheses may be at different positions of their phrases."""
         config = self.config
         if state is None:
@@ -379,9 +373,9 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             logits = all_logits.index_put_((document, column), logits)
         return ExhirdSeq2SeqLMOutput(
             logits=logits.view(*certain.shape, -1),
-            past_key_values=state,
             decoder_hidden_states=(a,) if output_hidden_states else None,
             cross_attentions=(alpha,) if output_attentions else None,
+            **{CACHE: None if use_cache is False else state},
         )
 
 

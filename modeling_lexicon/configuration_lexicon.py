@@ -65,7 +65,7 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     readable_model_types = ("lexicon", "mixtral")  # both are saved in Mixtral's layout
     how_to_start = "Merge dense models into experts first: merge-experts compose recipe.yml folder."
     attribute_map = {"num_experts": "num_local_experts"}
-    keys_to_ignore_at_inference = ["past_key_values", "router_logits", "expert_index", "aux_loss"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values", "router_logits", "expert_index", "aux_loss"]
     # Llama's plans shard linear layers that may be routed modules in this model.
     base_model_tp_plan = None
     base_model_pp_plan = None

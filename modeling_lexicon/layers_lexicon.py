@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from .cache_lexicon import accepts_both_names
 from .configuration_lexicon import ATTENTION_LINEARS, MLP_LINEARS, LexiconConfig
 from .experts_lexicon import LexiconExperts, LinearExperts, RoutedExperts, RoutingDecision
 from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_routing
@@ -119,12 +120,13 @@ class BackboneAttention(LlamaAttention):
 class LexiconAttention(RoutedLinears, BackboneAttention):
     """The attention with routed `q_proj`, `k_proj`, `v_proj` or `o_proj`."""
 
+    @accepts_both_names
     def forward(
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
+        cache=None,
         routing: LayerRouting | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -138,8 +140,8 @@ class LexiconAttention(RoutedLinears, BackboneAttention):
         )
         query, key, value = (x.transpose(1, 2) for x in (self.q_norm(query), self.k_norm(key), value))
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         options = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling, **kwargs}
         attended, weights = attend(self, query, key, value, attention_mask, **options)

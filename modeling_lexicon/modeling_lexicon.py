@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils import can_return_tuple
 
+from .cache_lexicon import CACHE, accepts_both_names
 from .card import Use
 from .configuration_lexicon import LexiconConfig
 from .conversion_lexicon import fuse_expert_keys
@@ -35,7 +36,8 @@ class LexiconModelOutput(MoeModelOutputWithPast):
 
     Args:
         last_hidden_state (`(B, T, d)`): the decoder's states.
-        past_key_values: the cache, which also has the decisions of the sequence and domain policies.
+        cache: of keys and values, and of the decisions of the sequence and domain policies; `past_key_values` before
+            transformers 5.24.
         hidden_states (tuple of `(B, T, d)`, with `output_hidden_states`): after the embedding and after each layer.
         attentions (tuple of `(B, heads, T, T)`, with `output_attentions`): of each layer.
         router_logits (tuple, with `output_router_logits`): x W_gate of each routed module whose gate ran, in order: `(B, T, E)`
@@ -56,7 +58,7 @@ class LexiconCausalLMOutput(CausalLMOutputWithPast):
         loss (scalar, with `labels`): cross-entropy over the labels that are not -100, plus router losses.
         logits (`(B, T, V)`): scores of the next token.
         aux_loss (scalar, with `output_router_logits` if gates ran): the load-balancing loss, unweighted.
-        past_key_values, hidden_states, attentions, router_logits, expert_index: as in `LexiconModelOutput`.
+        cache, hidden_states, attentions, router_logits, expert_index: as in `LexiconModelOutput`.
     """
 
     aux_loss: torch.Tensor | None = None
@@ -71,7 +73,7 @@ class LexiconSequenceClassifierOutput(LexiconCausalLMOutput):
     Args:
         loss (scalar, with `labels`): cross-entropy, or the squared error with one label, plus router losses.
         logits (`(B, C)`): scores of the labels, read at each row's last real token.
-        aux_loss, past_key_values, hidden_states, attentions, router_logits, expert_index: as in `LexiconCausalLMOutput`.
+        aux_loss, cache, hidden_states, attentions, router_logits, expert_index: as in `LexiconCausalLMOutput`.
     """
 
 
@@ -132,12 +134,13 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         self.post_init()
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values=None,
+        cache=None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         domain_ids: torch.Tensor | None = None,
@@ -149,7 +152,7 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         """Runs the decoder.
 
         Args:
-            input_ids, attention_mask, position_ids (`(B, T)`), past_key_values, inputs_embeds (`(B, T, d)`), use_cache:
+            input_ids, attention_mask, position_ids (`(B, T)`), cache, inputs_embeds (`(B, T, d)`), use_cache:
                 as for a Llama. A 4-D attention mask does not mark the prompt: sequence policies and the domain gate then
                 need `prompt_mask`, and the domain policy without a gate `domain_ids`.
             domain_ids (`(B,)`): each row's expert, for the domain policy; ignored by the others.
@@ -170,15 +173,15 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             raise ValueError("Neither input_ids nor inputs_embeds was passed. Pass one of them.")
         routing = make_routing(
             self.config, (tokens.shape[0], tokens.shape[1]), tokens.device, attention_mask, domain_ids, prompt_mask,
-            past_key_values, train_domain_gate,
+            cache, train_domain_gate,
         )  # fmt: skip
         outputs = super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds, use_cache=use_cache, routing=routing, return_dict=True, **kwargs,
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+            inputs_embeds=inputs_embeds, use_cache=use_cache, routing=routing, return_dict=True, **{CACHE: cache}, **kwargs,
         )  # fmt: skip
         has_new_decisions = routing.policy != "token" and (not routing.cached or domain_ids is not None)
-        if outputs.past_key_values is not None and has_new_decisions:
-            attach_to_cache(outputs.past_key_values, routing.cacheable())
+        if CACHE in outputs and has_new_decisions:
+            attach_to_cache(outputs[CACHE], routing.cacheable())
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
         routes = {}
@@ -235,12 +238,13 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         return self
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values=None,
+        cache=None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -259,7 +263,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             logits_to_keep: the number of last positions to score, or their indices; 0 for all.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it,
                 and the loss is the sum over labels divided by it: gradient accumulation changes nothing.
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LexiconModel.forward`.
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache: as in `LexiconModel.forward`.
             domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`.
 
         Raises:
@@ -269,7 +273,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         if prompt_mask is None and labels is not None and config.routing_policy != "token":
             prompt_mask = (labels != -100).cumsum(1) == 0
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, domain_ids, prompt_mask,
             output_router_logits=True, train_domain_gate=labels is not None, **kwargs,
         )  # fmt: skip
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -344,12 +348,13 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values=None,
+        cache=None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -364,7 +369,7 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         Args:
             labels (`(B,)`, or `(B, C)` for multi-label problems): classes, or targets of a regression, as in transformers.
             num_items_in_batch: labels in the whole step, as in `LexiconForCausalLM.forward`.
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LexiconModel.forward`.
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache: as in `LexiconModel.forward`.
             domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`. The prompt is by default the whole text.
 
         Raises:
@@ -373,7 +378,7 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         config = self.config
         last = last_token_positions(input_ids, attention_mask, inputs_embeds, config.pad_token_id)
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, domain_ids, prompt_mask,
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, domain_ids, prompt_mask,
             output_router_logits=True, train_domain_gate=labels is not None, **kwargs,
         )  # fmt: skip
         states = outputs.last_hidden_state
@@ -402,7 +407,7 @@ def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, outp
         aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
     if loss is not None:
         loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
-    fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
+    fields = {name: outputs[name] for name in (CACHE, "hidden_states", "attentions") if name in outputs}
     if output_router_logits:
         fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}
     return {"loss": loss, **fields}

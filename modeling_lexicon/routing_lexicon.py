@@ -201,7 +201,7 @@ def resolve_prompt_mask(
 
 
 def make_routing(
-    config: LexiconConfig, shape, device, attention_mask, domain_ids, prompt_mask, past_key_values, train_domain_gate
+    config: LexiconConfig, shape, device, attention_mask, domain_ids, prompt_mask, cache, train_domain_gate
 ) -> Routing:
     """The routing state for a forward pass over tokens of this shape (B, T); arguments as in `LexiconModel.forward`.
 
@@ -210,8 +210,8 @@ def make_routing(
     policy, fixed_domain, prompt = config.routing_policy, None, None
     if policy == "token":
         return Routing(policy)
-    has_cache = not is_empty(past_key_values)
-    cached = getattr(past_key_values, CACHE_ATTR, None) if has_cache else None
+    has_cache = not is_empty(cache)
+    cached = getattr(cache, CACHE_ATTR, None) if has_cache else None
     if cached is not None and policy != "domain" and len(cached) != len(config.routed_modules()):
         cached = None  # another model's
     if cached is not None and len(cached[0].index) != shape[0]:
@@ -233,7 +233,7 @@ def make_routing(
     if cached is None and (fixed_domain is None or train_domain_gate):
         if has_cache:
             raise ValueError(
-                "past_key_values contains tokens but no routing decisions. Pass a cache that this model has filled from the "
+                "cache contains tokens but no routing decisions. Pass a cache that this model has filled from the "
                 "start of the prompt, with the same routing_policy."
             )
         prompt = resolve_prompt_mask(shape, attention_mask, prompt_mask, device)

@@ -205,11 +205,11 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         return len(self.backbone.base_model.encoder.layers) + len(self.backbone.base_model.decoder.layers)
 
     def _make_routing(
-        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, **options
+        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options
     ) -> tuple[int, RoutingContext]:
         """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
         tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
-        past, B = past_length(past_key_values), len(tokens)
+        past, B = past_length(cache), len(tokens)
         validate_target(self.config, decoder_tokens, past)
         options["validated"] = encoder_outputs is not None and past > 0
         return B, make_routing_context(self.config, B, tokens.device, **options)

@@ -87,7 +87,7 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
     # Only logits are predictions.
     keys_to_ignore_at_inference = [
-        *("generation_loss", "margin_loss", "past_key_values"),
+        *("generation_loss", "margin_loss", "cache", "past_key_values"),
         *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
         *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions"),
         *("encoder_expert_indices", "encoder_expert_weights", "decoder_expert_indices", "decoder_expert_weights"),

@@ -16,6 +16,7 @@ from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoder
 from transformers.models.mbart.modeling_mbart import MBartDecoderLayer, MBartEncoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer, PegasusEncoderLayer
 
+from .cache_moesumm import CACHE, accepts_both_names
 from .experts_moesumm import DeputyFeedForward
 from .routing_moesumm import RoutingContext
 
@@ -99,19 +100,20 @@ class EncoderLayerWithDeputies(LayerWithDeputies):
 class DecoderLayerWithDeputies(LayerWithDeputies):
     """`forward` of the decoder layers of BART, PEGASUS and mBART, with deputies."""
 
+    @accepts_both_names
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
+        cache=None,
         use_cache: bool | None = True,
         routing: RoutingContext | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """Computes the layer: `(B, T, d)`, or `(2B, T, d)` if the margin compares with it."""
-        kwargs["past_key_values"] = past_key_values
+        kwargs[CACHE] = cache
         norm = self.self_attn_layer_norm
         hidden_states = self.attend(self.self_attn, norm, hidden_states, attention_mask=attention_mask, **kwargs)
         if encoder_hidden_states is not None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import GenerationMixin
-from transformers.modeling_outputs import Seq2SeqModelOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils import can_return_tuple
 
 from .base_moesumm import MoeSummEncoder, MoeSummPreTrainedModel
+from .cache_moesumm import CACHE, accepts_both_names
 from .card import Use
 from .layers_moesumm import margin_losses, token_losses
 from .routing_moesumm import (
@@ -44,15 +45,12 @@ class MoeSummSeq2SeqModelOutput(Seq2SeqModelOutput):
 
 
 @dataclass
-class MoeSummSeq2SeqLMOutput(ModelOutput):
+class MoeSummSeq2SeqLMOutput(Seq2SeqLMOutput):
     """
     Args:
         loss (scalar, if `labels` are given): generation loss, plus `margin_loss_coef` times the margin loss.
         logits (`(B, T, V)`): scores of the next token.
-        generation_loss (scalar, if `labels` are given): cross-entropy over the labels that are not -100, smoothed by
-            `label_smoothing`.
-        margin_loss (scalar, if `labels` are given and `margin_loss_coef` is not 0): MoeSumm, Eq. 9, unweighted.
-        past_key_values: the decoder's cache.
+        cache: the decoder's; `past_key_values` before transformers 5.24.
         decoder_hidden_states (tuple of `(B, T, d)`), encoder_hidden_states (tuple of `(B, S, d)`): after the embedding and
             after each layer, with `output_hidden_states`.
         decoder_attentions (tuple of `(B, heads, T, T)`), cross_attentions (tuple of `(B, heads, T, S)`): of each layer, with
@@ -61,21 +59,15 @@ class MoeSummSeq2SeqLMOutput(ModelOutput):
             `retain_grad()` works.
         encoder_last_hidden_state (`(B, S, d)`): part of the loss's graph if states or attentions are requested, without a
             margin loss, and with `margin_main="last_layer"`.
+        generation_loss (scalar, if `labels` are given): cross-entropy over the labels that are not -100, smoothed by
+            `label_smoothing`.
+        margin_loss (scalar, if `labels` are given and `margin_loss_coef` is not 0): MoeSumm, Eq. 9, unweighted.
         encoder_expert_indices, encoder_expert_weights, decoder_expert_indices, decoder_expert_weights: as in
             `MoeSummSeq2SeqModelOutput`.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
     generation_loss: torch.Tensor | None = None
     margin_loss: torch.Tensor | None = None
-    past_key_values: object | None = None
-    decoder_hidden_states: tuple[torch.Tensor, ...] | None = None
-    decoder_attentions: tuple[torch.Tensor, ...] | None = None
-    cross_attentions: tuple[torch.Tensor, ...] | None = None
-    encoder_last_hidden_state: torch.Tensor | None = None
-    encoder_hidden_states: tuple[torch.Tensor, ...] | None = None
-    encoder_attentions: tuple[torch.Tensor, ...] | None = None
     encoder_expert_indices: tuple[torch.Tensor, ...] | None = None
     encoder_expert_weights: tuple[torch.Tensor, ...] | None = None
     decoder_expert_indices: tuple[torch.Tensor, ...] | None = None
@@ -102,6 +94,7 @@ class MoeSummModel(MoeSummPreTrainedModel):
             self.backbone.get_output_embeddings().requires_grad_(False)
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -109,7 +102,7 @@ class MoeSummModel(MoeSummPreTrainedModel):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs=None,
-        past_key_values=None,
+        cache=None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         dataset: str | list[str | None] | None = None,
@@ -123,15 +116,15 @@ class MoeSummModel(MoeSummPreTrainedModel):
         """Computes hidden states; arguments as in `MoeSummForConditionalGeneration.forward`."""
         decoder_tokens = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         B, routing = self._make_routing(
-            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, dataset=dataset,
+            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, dataset=dataset,
             dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
             training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
         )  # fmt: skip
         outputs = self.backbone.base_model(
             input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs, past_key_values=past_key_values,
+            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
             inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, routing=routing,
-            return_dict=True, **kwargs,
+            return_dict=True, **{CACHE: cache}, **kwargs,
         )  # fmt: skip
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return MoeSummSeq2SeqModelOutput(**outputs, **router_outputs)
@@ -175,6 +168,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         return self.backbone.prepare_decoder_input_ids_from_labels(labels)
 
     @can_return_tuple
+    @accepts_both_names
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -182,7 +176,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs=None,
-        past_key_values=None,
+        cache=None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -200,7 +194,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         Args:
             input_ids, attention_mask (`(B, S)`), inputs_embeds (`(B, S, d)`): as for the backbone.
             decoder_input_ids, decoder_attention_mask (`(B, T)`), decoder_inputs_embeds (`(B, T, d)`): as for the backbone.
-            encoder_outputs, past_key_values, use_cache: as for the backbone.
+            encoder_outputs, cache, use_cache: as for the backbone.
             labels (`(B, T)`): the summaries' tokens, -100 for tokens without a loss.
             dataset: the name of each row's dataset, `None` for none, or one name for all rows.
             dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
@@ -225,7 +219,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             check_has_labels(config, decoder_input_ids)
         decoder_tokens = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         B, routing = self._make_routing(
-            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, past_key_values, dataset=dataset,
+            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, dataset=dataset,
             dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
             training=self.training and labels is not None and torch.is_grad_enabled(), recording=output_router_indices,
         )  # fmt: skip
@@ -235,7 +229,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             "decoder_inputs_embeds": decoder_inputs_embeds,
         }  # fmt: skip
         margin = labels is not None and bool(config.margin_loss_coef) and routing.active
-        cached = {"encoder_outputs": encoder_outputs, "past_key_values": past_key_values, "use_cache": use_cache}
+        cached = {"encoder_outputs": encoder_outputs, CACHE: cache, "use_cache": use_cache}
         outputs, main = self._run_backbone(model_inputs, cached, routing, margin, kwargs)
         states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
         full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
@@ -249,7 +243,7 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
         """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
         if margin and self.config.margin_main == "model":
-            check_has_source(cached["encoder_outputs"], cached["past_key_values"])
+            check_has_source(cached["encoder_outputs"], cached[CACHE])
             return self._full_and_main(model_inputs, routing, kwargs)
         if margin:
             routing.main_only_layer = self.num_layers - 1
@@ -310,9 +304,9 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
                 return full  # the input of the logits, and so part of the loss's graph
             return states if states is None or len(states) == B else states[:B]
 
-        names = set(outputs) - {"last_hidden_state", "past_key_values"}
+        names = set(outputs) - {"last_hidden_state", CACHE}
         states = {name: first_rows(outputs[name]) for name in names}
-        return MoeSummSeq2SeqLMOutput(**fields, past_key_values=outputs.past_key_values, **states)
+        return MoeSummSeq2SeqLMOutput(**fields, **{CACHE: outputs.get(CACHE)}, **states)
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,

@@ -171,9 +171,9 @@ def validate_target(config, tokens: torch.Tensor | None, past: int):
         )
 
 
-def check_has_source(encoder_outputs, past_key_values):
+def check_has_source(encoder_outputs, cache):
     """Raises a `ValueError` if the margin loss cannot run the encoder without deputies."""
-    for name, value in (("encoder_outputs", encoder_outputs), ("past_key_values", past_key_values)):
+    for name, value in (("encoder_outputs", encoder_outputs), ("cache", cache)):
         if value is not None:
             raise ValueError(
                 f"labels with {name}: the margin loss also needs the encoder's states without deputies. Pass input_ids, or "

@@ -5,6 +5,7 @@ import importlib
 import io
 import multiprocessing
 import pickle
+from inspect import signature
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, BertForMaskedLM, BertModel
 
 import lexperts  # noqa: F401  (registers the pipelines)
+from modeling_lexicon.cache_lexicon import CACHE
 
 from .tiny_models import (
     CASES,
@@ -283,3 +285,22 @@ def test_public_names_are_documented(package):
     module = importlib.import_module(f"modeling_{package}")
     for name in module.__all__:
         assert getattr(module, name).__doc__, name
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "cache" in signature(CASES[name].cls.forward).parameters])
+def test_a_cache_can_be_passed_by_both_names(name):
+    """`cache` is transformers' name since 5.24, `past_key_values` the one before, which many scripts have."""
+    model, inputs = make_model(name), {key: x for key, x in make_inputs(name).items() if key != "labels"}
+    ids = "decoder_input_ids" if "decoder_input_ids" in signature(model.forward).parameters else "input_ids"
+    end = torch.tensor([[9], [11]])
+    with torch.no_grad():
+        outputs = [
+            model(**{**inputs, "attention_mask": None, ids: end}, **{given: model(**inputs)[CACHE]})
+            for given in ("cache", "past_key_values")
+        ]
+        assert torch.equal(*map(first_output, outputs))
+        assert not torch.equal(
+            first_output(outputs[0]), first_output(model(**{**inputs, "attention_mask": None, ids: end}))
+        )
+        with pytest.raises(ValueError, match="cache and past_key_values are both set"):
+            model(**inputs, cache=outputs[0][CACHE], past_key_values=outputs[0][CACHE])

@@ -8,6 +8,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("exhird", "hypernet", "lexicon", "moesumm")
 
 
+@pytest.mark.parametrize("package", ["exhird", "moesumm"])
+def test_a_copy_of_the_cache_equals_its_master(package):
+    copy, master = (ROOT / f"modeling_{name}" / f"cache_{name}.py" for name in (package, "lexicon"))
+    assert copy.read_bytes() == master.read_bytes(), (
+        f"edit {master.name} in modeling_lexicon, then run: make fix-copies"
+    )
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("name", ["backbone_{}.py", "saving_{}.py", "validation_{}.py", "handler.py", "card.py"])
 def test_a_copy_equals_its_master(name, package):

@@ -14,6 +14,7 @@ from modeling_exhird import (
     ExhirdForKeyphraseGeneration,
     tokenize_documents,
 )
+from modeling_exhird.cache_exhird import CACHE
 from modeling_exhird.generation_exhird import UNSUPPORTED, KeyphraseGenerator
 
 from .conftest import DOCUMENTS, each_kind, without_labels
@@ -139,13 +140,13 @@ def test_steps_with_a_state_are_those_of_the_whole_prefix(stopping, batch_for): 
         whole = model(**batch, decoder_input_ids=ids)
         state, found = None, []
         for part in ids.split([1, 3, 1, 4], 1):
-            outputs = model(**batch, decoder_input_ids=part, past_key_values=state)
-            state = outputs.past_key_values
+            outputs = model(**batch, decoder_input_ids=part, cache=state)
+            state = outputs[CACHE]
             found.append(outputs.logits)
         assert_close(torch.cat(found, 1), whole.logits)
         assert state.get_seq_length() == 9
         assert torch.equal(model(**batch, decoder_input_ids=ids, logits_to_keep=2).logits, whole.logits[:, -2:])
-        assert model(**batch, decoder_input_ids=ids, use_cache=False).past_key_values is None
+        assert model(**batch, decoder_input_ids=ids, use_cache=False).get(CACHE) is None
         encoded = model.encoder(batch["input_ids"], batch["attention_mask"])
         given = {"encoder_outputs": encoded, **{name: batch[name] for name in ("attention_mask", "copy_ids")}}
         assert torch.equal(model(**given, decoder_input_ids=ids).logits, whole.logits)

@@ -24,7 +24,7 @@ def encoder_part(batch):
 def test_forward_names_what_a_sequence_to_sequence_model_reads():
     names = list(inspect.signature(ExhirdForKeyphraseGeneration.forward).parameters)[1:]
     assert names[:2] == ["input_ids", "attention_mask"] and "kwargs" not in names
-    standard = {"decoder_input_ids", "encoder_outputs", "past_key_values", "use_cache", "labels", *SHOW}
+    standard = {"decoder_input_ids", "encoder_outputs", "cache", "use_cache", "labels", *SHOW}
     assert standard <= set(names)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache
 
+from modeling_lexicon.cache_lexicon import CACHE
 from modeling_lexicon.routing_lexicon import CACHE_ATTR
 from tests.modeling_lexicon.conftest import POLICIES, each_policy, put_experts, tiny_lexicon, tiny_llama
 
@@ -74,8 +75,8 @@ def test_a_loop_by_hand_writes_what_generate_writes(policy, layers, texts):
     position = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         for _ in range(NEW):
-            output = model(ids, attention_mask=mask, position_ids=position, past_key_values=cache)
-            cache = output.past_key_values
+            output = model(ids, attention_mask=mask, position_ids=position, cache=cache)
+            cache = output[CACHE]
             scores = output.logits[:, -1].index_fill(1, torch.tensor([2]), -torch.inf)  # min_new_tokens: no end
             ids = scores.argmax(-1, keepdim=True)
             written.append(ids)
@@ -89,9 +90,9 @@ def test_the_decision_is_the_prompts_and_stays(policy, texts):
     model = tiny_lexicon(policy=policy, layers="attention and mlp", output_router_logits=True)
     with torch.no_grad():
         first = model(texts[0])
-        cache, seen = first.past_key_values, []
+        cache, seen = first[CACHE], []
         for _ in range(4):
-            step = model(torch.randint(3, 48, (1, 1)), past_key_values=cache)
+            step = model(torch.randint(3, 48, (1, 1)), cache=cache)
             for a, b in zip(step.expert_index, first.expert_index, strict=True):
                 assert torch.equal(a, b)
             for a, b in zip(step.router_logits, first.router_logits, strict=True):
@@ -178,11 +179,11 @@ def test_rows_that_are_repeated_chosen_or_reordered_take_their_decisions_along(p
     with torch.no_grad():
 
         def step(move, rows):
-            cache = model(**inputs).past_key_values
+            cache = model(**inputs)[CACHE]
             move(cache)
             mask = torch.cat([inputs["attention_mask"], torch.ones_like(token)], dim=1)[rows]
             position = inputs["attention_mask"].sum(1, keepdim=True)[rows]
-            return model(token[rows], attention_mask=mask, position_ids=position, past_key_values=cache).logits
+            return model(token[rows], attention_mask=mask, position_ids=position, cache=cache).logits
 
         expected = step(lambda cache: None, torch.arange(3))
         for rows, move in (
@@ -192,19 +193,19 @@ def test_rows_that_are_repeated_chosen_or_reordered_take_their_decisions_along(p
         ):
             assert_close(step(move, rows), expected[rows], rtol=0, atol=1e-5)
         with pytest.raises(ValueError, match=r"decisions for 3 rows, and this call has 2.*batch_select_indices"):
-            cache = model(**inputs).past_key_values
-            model(token[:2], past_key_values=cache)
+            cache = model(**inputs)[CACHE]
+            model(token[:2], cache=cache)
 
 
 @each_row_policy
 def test_a_copied_prompt_cache_serves_several_continuations(policy, texts):
     model, prompt = tiny_lexicon(policy=policy), texts[0]
     with torch.no_grad():
-        cache = model(prompt, past_key_values=DynamicCache(config=model.config)).past_key_values
+        cache = model(prompt, cache=DynamicCache(config=model.config))[CACHE]
         found = []
         for end in (texts[1], texts[2]):
             mine = copy.deepcopy(cache)
-            found.append(model(end, past_key_values=mine).logits)
+            found.append(model(end, cache=mine).logits)
             mine.reorder_cache(torch.tensor([0]))
             assert mine.get_seq_length() == prompt.shape[1] + end.shape[1]
             whole = torch.cat([prompt, end], dim=1)
@@ -217,25 +218,25 @@ def test_a_copied_prompt_cache_serves_several_continuations(policy, texts):
 
 @each_row_policy
 def test_a_cache_with_tokens_and_without_decisions_is_refused(policy, texts):
-    filled = tiny_lexicon(policy="token")(texts[0]).past_key_values
+    filled = tiny_lexicon(policy="token")(texts[0])[CACHE]
     assert not hasattr(filled, CACHE_ATTR)
-    with pytest.raises(ValueError, match="past_key_values contains tokens but no routing decisions"):
-        tiny_lexicon(policy=policy)(texts[1], past_key_values=filled)
+    with pytest.raises(ValueError, match="cache contains tokens but no routing decisions"):
+        tiny_lexicon(policy=policy)(texts[1], cache=filled)
     if policy == "domain":
-        tiny_lexicon(policy=policy)(texts[1], past_key_values=filled, domain_ids=torch.tensor([0]))
+        tiny_lexicon(policy=policy)(texts[1], cache=filled, domain_ids=torch.tensor([0]))
     else:  # a cache of another model's decisions
-        other = tiny_lexicon(policy=policy, layers="mlp of one layer")(texts[0]).past_key_values
+        other = tiny_lexicon(policy=policy, layers="mlp of one layer")(texts[0])[CACHE]
         with pytest.raises(ValueError, match="no routing decisions"):
-            tiny_lexicon(policy=policy)(texts[1], past_key_values=other)
+            tiny_lexicon(policy=policy)(texts[1], cache=other)
 
 
 def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts):
     model = tiny_lexicon(policy="domain", domain_gate=False, output_router_logits=True)
     with torch.no_grad():
-        cache = model(texts[0], domain_ids=torch.tensor([2])).past_key_values
-        assert model(texts[1], past_key_values=cache).expert_index[0].tolist() == [2]
-        assert model(texts[1], past_key_values=cache, domain_ids=torch.tensor([3])).expert_index[0].tolist() == [3]
-        assert model(texts[1], past_key_values=cache).expert_index[0].tolist() == [3]
+        cache = model(texts[0], domain_ids=torch.tensor([2]))[CACHE]
+        assert model(texts[1], cache=cache).expert_index[0].tolist() == [2]
+        assert model(texts[1], cache=cache, domain_ids=torch.tensor([3])).expert_index[0].tolist() == [3]
+        assert model(texts[1], cache=cache).expert_index[0].tolist() == [3]
 
 
 def test_a_misspelt_argument_of_generate_is_refused(texts):

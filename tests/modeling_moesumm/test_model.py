@@ -142,8 +142,8 @@ def test_labels_with_encoder_outputs_need_the_texts_for_the_margin(batch):
     given = without(batch, "input_ids")
     with pytest.raises(ValueError, match="labels with encoder_outputs.*Pass input_ids"):
         model(**given, encoder_outputs=states)
-    with pytest.raises(ValueError, match="labels with past_key_values"):
-        model(**batch, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="labels with cache"):
+        model(**batch, cache=DynamicCache())
     model.config.margin_loss_coef = 0
     assert_close(model(**given, encoder_outputs=states).loss, model(**batch).loss)
 

@@ -1,0 +1,27 @@
+"""The argument and output of decoders that transformers calls `cache` since 5.24, and called `past_key_values` before."""
+
+import functools
+import inspect
+
+from transformers import GenerationMixin
+
+PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
+CACHE = "cache" if "cache" in PREPARE.parameters else "past_key_values"  # the installed version's name
+
+
+def accepts_both_names(forward):
+    """Decorates a method with the argument `cache`: it can also be passed as `past_key_values`, with any version.
+
+    Raises:
+        ValueError: for calls with both.
+    """
+
+    @functools.wraps(forward)
+    def accepting(self, *args, past_key_values=None, **kwargs):
+        if past_key_values is not None:
+            if kwargs.get("cache") is not None:
+                raise ValueError("cache and past_key_values are both set. They are one argument: pass one of them.")
+            kwargs["cache"] = past_key_values
+        return forward(self, *args, **kwargs)
+
+    return accepting
