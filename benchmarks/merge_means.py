@@ -158,7 +158,7 @@ class Experiment:
             experts.append(expert)
         recipe = {"base_model": str(self.base), "experts": experts, "experts_per_token": 2, "dtype": "float32"}
         recipe |= {
-            "gate_mode": "hidden" if policy == "token" else "none",
+            "gate_mode": "router_input" if policy == "token" else "none",
             "routing_policy": policy,
             "seed": seed,
             **keys,
