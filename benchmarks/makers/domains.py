@@ -200,11 +200,11 @@ def speed() -> str:
     names = {
         "PyTorch float32": "default model",
         "openvino int8": "in int8 (OpenVINO)",
-        "YAKE": "YAKE",
+        "YAKE": f"{peer_names('export')[0]} (on one core)",
         "KeyBERT": "KeyBERT (which encodes every candidate)",
     }
     speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
-    return f"Abstracts per second on two CPU cores: {speeds}. [How measured]({DOCS}/export.md)."
+    return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/export.md)."
 
 
 def exported() -> str:

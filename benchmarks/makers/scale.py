@@ -78,10 +78,10 @@ def killed_runs() -> str:
             f"| {name} | {len(rows)} | {min(finished)} to {max(finished)} | {lost} | {twice} | {rows_same} of {len(rows)} | "
             f"{same} of {len(rows)} |"
         )
-    blocks = -(-settings["documents"] // settings["block_size"])
     note = (
-        f"{settings['documents']:,} documents in {blocks} blocks, a tiny model. Finished blocks are compared when the run is killed, the output "
-        f"at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH --documents {settings['documents']}`"
+        f"{settings['documents']:,} documents in blocks of {settings['block_size']}, or fewer long ones, a tiny model. The moments go from the start to "
+        "the joining of the blocks. Runs that lost a worker or a node went on by themselves; the others were repeated. Finished blocks are compared "
+        f"when the run is killed, the output at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH --documents {settings['documents']}`"
     )
     return "\n".join([*lines, "", note])
 
