@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.testing import assert_close
 
 from modeling_seke import layers_seke
@@ -49,7 +51,20 @@ def test_every_implementation_gives_the_same_logits_and_gradients(tiny_seke, bat
     assert not torch.allclose(model(**batch).logits, logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["batched_mm", "grouped_mm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batched_mm",
+        pytest.param(
+            "grouped_mm",
+            marks=pytest.mark.xfail(
+                Version(transformers.__version__) < Version("5.23"),
+                reason="before transformers 5.23 the backward pass of its grouped product depends on the data",
+                strict=True,
+            ),
+        ),
+    ],
+)
 def test_without_synchronisation_the_experts_compile_into_one_graph(name, tiny_seke):
     moe, x = tiny_seke().moe, torch.randn(40, 32)
     torch._dynamo.reset()
