@@ -82,14 +82,14 @@ def keybert_note(others: dict) -> str:
     if not read:
         return ""
     return (
-        f" {' and '.join(peer_names('seke_domains_peers'))} are unsupervised; KeyBERT runs on MiniLM-L6 as well, with phrases of one to three words, on the first "
+        f" {peer('seke_domains_peers', 'YAKE')} and {peer('seke_domains_peers', 'KeyBERT')} are unsupervised; KeyBERT runs on MiniLM-L6 as well, with phrases of one to three words, on the first "
         f"{max(read)} documents of each set."
     )
 
 
-def peer_names(name: str) -> list[str]:
-    """The systems for comparison of a result, with their versions."""
-    return [f"{system} {version}" for system, version in load(name)["settings"]["peers"].items()]
+def peer(name: str, system: str) -> str:
+    """A system for comparison, with its version in a result."""
+    return f"{system} {load(name)['settings']['peers'][system]}"
 
 
 def left_out() -> str:
@@ -132,7 +132,7 @@ def long_documents() -> str:
     lines = [
         "F1@5 / F1@10 in per cent (rules `seke`) on long documents, each put together from 15 neighbouring test documents (6 of "
         "kpcrowd500). Their gold is that of all parts, so recall at 5 and 10 is low for every system. Compared with "
-        f"{peer_names('default_model')[0]}.",
+        f"{peer('default_model', 'YAKE')}.",
         "",
         "| set | documents | words | whole, by all evidence (default) | the beginning only | whole, by the best mention | YAKE | seconds per 1,000 words |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -200,7 +200,7 @@ def speed() -> str:
     names = {
         "PyTorch float32": "default model",
         "openvino int8": "in int8 (OpenVINO)",
-        "YAKE": f"{peer_names('export')[0]} (on one core)",
+        "YAKE": f"{peer('export', 'YAKE')} (on one core)",
         "KeyBERT": "KeyBERT (which encodes every candidate)",
     }
     speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
@@ -226,7 +226,7 @@ def exported() -> str:
     settings = record["settings"]
     note = (
         f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT read "
-        f"the first 50. Compared with {' and '.join(peer_names('export'))}. The share of equal keyphrases is that of validation documents. "
+        f"the first 50. Compared with {peer('export', 'YAKE')} and {peer('export', 'KeyBERT')}. The share of equal keyphrases is that of validation documents. "
     )
     return "\n".join(
         [*lines, "", f"{note}{provenance(record)} `python benchmarks/export.py --data PATH --work FOLDER`"]

@@ -47,7 +47,25 @@ def many_documents() -> str:
         f"start-up not counted. Over the time a worker's memory goes up and down with the lengths of its batches, from {lowest:,} to {highest:,} MB. "
         f"{provenance(record)} `python benchmarks/many_documents.py --data PATH --documents {settings['documents']}`"
     )
-    return "\n".join([*lines, "", note])
+    return "\n".join([*lines, "", note, "", memory_over_time()])
+
+
+def memory_over_time() -> str:
+    """The memory of a process that reads documents for longer, in two sentences."""
+    record = load("many_documents_long")
+    row = record["results"]["local"]["rounds"][-1]
+    start, sizes = row["start_seconds"], row["memory"][0]["seconds_megabytes"]
+    end = sizes[-1][0]
+    fifths: list[list[float]] = [[] for _ in range(5)]
+    for seconds, size in sizes:
+        if seconds > start:
+            fifths[min(4, int(5 * (seconds - start) / (end - start)))].append(size)
+    least, most = (", ".join(f"{of(fifth):,.0f}" for fifth in fifths) for of in (min, max))
+    count = record["settings"]["documents"]
+    return (
+        f"{count:,} documents by the local engine: at least {least} MB in the fifths of the time, at most {most} MB. {provenance(record)} "
+        f"`python benchmarks/many_documents.py --data PATH --documents {count} --ways local --name many_documents_long`"
+    )
 
 
 def memory_of_workers(record: dict) -> tuple[int, int]:
