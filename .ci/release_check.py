@@ -26,7 +26,7 @@ DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
 MODEL = ROOT / "models" / "seke-minilm"
 STAGES = {"bare": (), "merge": ("merge",), "full": ("merge", "serve", "train")}  # checks of smoke.py and their extras
 BOUNDED = (*STAGES["full"], "offline")  # extras whose lower bounds are tested
-PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*"))}
+PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .errors import escape, format_size
+from run_tools.errors import escape, format_size
 
 SHA_DIGITS = 16  # of a hash
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"

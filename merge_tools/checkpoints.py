@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import expand_user, join_names, short_reason
+
 from .averaging import from_float, to_float32
-from .errors import MergeError, expand_user, join_names, short_reason
+from .errors import MergeError
 from .tensor_files import TORCH_NAMES, TensorEntry, equal_blocks, read_blocks, read_header
 
 MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."

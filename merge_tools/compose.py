@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import expand_user
+
 from .card import model_card
 from .checkpoints import Source
-from .errors import MergeError, expand_user
+from .errors import MergeError
 from .families import family_of
 from .findings import Report
 from .gates import Gates, find_equal_rows, make_gates

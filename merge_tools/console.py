@@ -9,8 +9,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from run_tools.errors import escape, format_size
+
 from .card import short_hash
-from .errors import escape, format_size
 from .findings import LEVELS, Report, grouped
 from .routing import Routing, printable
 from .shard_writer import Progress

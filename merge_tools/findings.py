@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .errors import MergeError, escape
+from run_tools.errors import escape
+
+from .errors import MergeError
 
 MAX_MESSAGES = 3  # that one line of the table shows
 LEVELS = ("ok", "note", "warning", "error")

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import expand_user
+
 from .averaging import to_float32
 from .checkpoints import Source, open_source
 from .config_values import find_value_errors
-from .errors import MergeError, expand_user
+from .errors import MergeError
 from .families import MIXTURES, MixtureClass
 from .findings import Report
 from .gguf_tokenizer import add_tokenizer

@@ -10,7 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, short_reason
+from run_tools.errors import short_reason
+
+from .errors import MergeError
 
 SPACE = "▁"  # a space in SentencePiece's tokens
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import did_you_mean, expand_user
+
 from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
 from .config_values import find_value_errors
-from .errors import MergeError, did_you_mean, expand_user
+from .errors import MergeError
 from .families import FAMILIES
 from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout, rope_parameters
 from .plan import active_parameters

@@ -6,9 +6,11 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from run_tools.errors import expand_user, format_size, is_encodable, short_reason
+
 from .checkpoints import Checkpoint, Source, open_source
 from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
-from .errors import MergeError, expand_user, format_size, is_encodable, short_reason
+from .errors import MergeError
 from .findings import Report
 from .gates import make_gates, prompts_for, tokenize
 from .layout import Shape, rope_parameters

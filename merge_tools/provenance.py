@@ -6,8 +6,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from run_tools.errors import escape
+
 from .checkpoints import Source
-from .errors import MergeError, escape
+from .errors import MergeError
 from .source_scan import ScanResult
 
 RECORD = "merge_record.json"

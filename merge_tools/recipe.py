@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError, did_you_mean, expand_user, is_encodable, short_reason, short_repr
+from run_tools.errors import did_you_mean, expand_user, is_encodable, short_repr
+from run_tools.yaml_files import read_yaml
+
+from .errors import MergeError
 from .families import MIXTURES
 from .recipe_keys import MERGEKIT_AVERAGES, MERGEKIT_ONLY, find_key_errors
 from .task_vectors import DEFAULT_DENSITY, TASK_METHODS
 
-LARGEST_RECIPE = 300_000  # bytes
-LARGEST_TREE = 100_000  # values of a recipe, with its aliases expanded
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION_LINEARS, MLP_LINEARS = LINEARS[:4], LINEARS[4:]
 GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "router_input", "centroid", "none")
@@ -204,7 +205,10 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     if not isinstance(source, dict):
         if not is_text(source):
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
-        folder, source = Path(source).parent, read_yaml(Path(source))
+        folder, source = (
+            Path(source).parent,
+            read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]"),
+        )
     known = [{f.name for f in fields(cls)} for cls in (Recipe, ExpertRecipe)]
     if problems := [*find_key_errors(source, *known), *find_key_errors(changes, *known)]:
         raise MergeError("\n".join(problems))
@@ -242,64 +246,6 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
     validate(recipe)
     return resolve_paths(recipe, folder)
-
-
-def read_yaml(path: Path) -> dict:
-    """Reads a YAML file that holds a mapping without duplicate keys.
-
-    Raises:
-        MergeError: for any other file.
-        ImportError: if PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError("Reading a recipe needs PyYAML. Install it with: pip install lexperts[merge]") from error
-    if not os.path.isfile(path):
-        raise MergeError(f"Recipe {str(path)!r} does not exist.")
-    if path.stat().st_size > LARGEST_RECIPE:
-        raise MergeError(f"{path} has {path.stat().st_size:,} bytes; a recipe has at most {LARGEST_RECIPE:,}.")
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node, deep=False):
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            for key, count in Counter(keys).items():
-                if count > 1:
-                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", node.start_mark)
-            return super().construct_mapping(node, deep)
-
-    try:
-        loader = Loader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        if count_nodes(node, {}) > LARGEST_TREE:
-            raise MergeError(f"{path} has more than {LARGEST_TREE:,} values once its aliases are expanded. Shorten it.")
-        content = loader.construct_document(node) if node else None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise MergeError(f"{path} is not valid YAML: {error.problem or error.context}{line}.") from error
-    except MergeError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise MergeError(f"{path} cannot be read as YAML: {short_reason(error)}.") from error
-    if not isinstance(content, dict):
-        raise MergeError(f"{path} has no keys. A recipe starts with: experts: [{{source_model: PATH}}, ...].")
-    return content
-
-
-def count_nodes(node, known: dict[int, int]) -> int:
-    """The number of values below a YAML node, with every alias expanded; infinite if it contains itself."""
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = LARGEST_TREE + 1  # until it is known: met again below itself
-    value = getattr(node, "value", None)
-    children = (
-        [child for item in value for child in (item if isinstance(item, tuple) else (item,))]
-        if isinstance(value, list)
-        else []
-    )
-    known[id(node)] = 1 + sum(count_nodes(child, known) for child in children)
-    return known[id(node)]
 
 
 def validate_keys(options: dict, where: str) -> dict[str, Any]:

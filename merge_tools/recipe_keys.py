@@ -1,6 +1,7 @@
 """The keys of a recipe: which are unknown, and which only mergekit-moe has."""
 
-from .errors import did_you_mean, short_repr
+from run_tools.errors import did_you_mean, short_repr
+
 from .families import MIXTURES
 
 # Keys and values of mergekit-moe without a counterpart -> what to do instead.

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import expand_user
+
 from .checkpoints import read_json
-from .errors import MergeError, expand_user
+from .errors import MergeError
 from .families import MIXTURES
 from .layout import routed_parts
 from .provenance import RECORD, read_record

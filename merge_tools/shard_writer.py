@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import MergeError, expand_user, format_size
+from run_tools.errors import expand_user, format_size
+
+from .errors import MergeError
 from .journal import Journal, ResumableError, Shard, assign_shards, fingerprint, stat_key
 from .plan import OutputTensor, overflow_message
 from .source_scan import ScanResult, SourceScan, sha256_of

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import MergeError, format_size, short_reason
+from run_tools.errors import format_size, short_reason
+
+from .errors import MergeError
 
 BLOCK = 1 << 20  # bytes
 PIECE = 1 << 18  # elements: a piece stays in a core's cache while it is read, hashed, scanned and written

@@ -6,8 +6,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from run_tools.errors import join_names, short_reason
+
 from .checkpoints import Source, read_json
-from .errors import MergeError, join_names, short_reason
+from .errors import MergeError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import expand_user
+
 from .averaging import from_float
 from .card import model_card
 from .checkpoints import Source, open_checkpoint
-from .errors import MergeError, expand_user
+from .errors import MergeError
 from .output_config import to_json_bytes
 from .plan import OutputTensor, copy_tensor
 from .provenance import RECORD, read_record

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.errors import join_names
+
 from .checkpoints import Source
-from .errors import MergeError, join_names
+from .errors import MergeError
 from .gates import gate_without_texts
 from .layout import Shape
 from .mixture import Mixture

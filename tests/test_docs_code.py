@@ -217,7 +217,7 @@ def test_every_yaml_and_json_block_is_valid(page):
 def messages() -> list[str]:
     """All strings of the code, with a blank byte where a value is filled in."""
     found = []
-    for package in ("keyphrase_tools", "merge_tools", "lexperts", "modeling_seke"):
+    for package in ("keyphrase_tools", "merge_tools", "run_tools", "lexperts", "modeling_seke"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

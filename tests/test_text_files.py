@@ -10,6 +10,7 @@ FOLDERS = (
     "keyphrase_tools",
     "lexperts",
     "merge_tools",
+    "run_tools",
     "examples",
     "benchmarks",
     *(f.name for f in ROOT.glob("modeling_*")),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*")))
+PACKAGES = ("keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*")))
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from merge_tools import MergeError, Progress, console
-from merge_tools.errors import expand_user
 from merge_tools.staging import partial_folder
+from run_tools.errors import expand_user
 
 from .common import format_error, print_json, user_errors
 

@@ -12,7 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
-from ..errors import MergeError, short_reason
+from run_tools.errors import short_reason
+
+from ..errors import MergeError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = 2048  # texts that are embedded and cached at once

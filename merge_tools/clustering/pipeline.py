@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from run_tools.errors import did_you_mean
+
 from ..clustering.balanced_kmeans import balanced_kmeans
 from ..clustering.embeddings import embed_texts
-from ..errors import MergeError, did_you_mean
+from ..errors import MergeError
 
 METHODS = ("balanced", "kmeans", "tfidf", "random", "source")
 EMBEDDED = ("prompt", "prompt+definition")

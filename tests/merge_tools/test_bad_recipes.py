@@ -112,15 +112,15 @@ def test_the_same_from_a_file(name, pair, tmp_path):
 
 
 FILES = {
-    "empty": ("", "has no keys. .*experts: "),
-    "a list": ("- a\n- b\n", "has no keys"),
-    "a text": ("experts", "has no keys"),
+    "empty": ("", "mapping.*experts: "),
+    "a list": ("- a\n- b\n", "mapping"),
+    "a text": ("experts", "mapping"),
     "invalid YAML": ("experts: [a, b\nbase_model: c\n", r"YAML: .* \(line 2\)"),
     "a tab": ("experts:\n\t- a\n", r"YAML: .* \(line 2\)"),
-    "a key twice": ("experts: [a, b]\nexperts: [c, d]\n", r"duplicate key 'experts' \(line 1\)"),
+    "a key twice": ("experts: [a, b]\nexperts: [c, d]\n", r"duplicate key 'experts' \(line 2\)"),
     "an object": ("experts: !!python/object/apply:os.system ['true']\n", "YAML: could not determine"),
-    "not UTF-8": (b"experts: \xff\xfe\n", "cannot be read as YAML"),
-    "a nest": ("[" * 700, "recipe.yml .* YAML"),
+    "not UTF-8": (b"experts: \xff\xfe\n", "UTF-8"),
+    "a nest": ("[" * 700, "recipe.yml .* deep"),
 }
 
 

@@ -117,13 +117,13 @@ def test_every_configuration_is_read_by_its_command(recipe, module, name):
 @pytest.mark.parametrize(
     "content, argv, expected",
     [
-        ("- a\n", (), "not a mapping"),
+        ("- a\n", (), "mapping"),
         ("a: [\n", (), "not valid YAML"),
-        ("seed: 1\nlr_scheduler_kwargs: {a: 1, a: 2}\n", (), "line 2: the key 'a'"),
+        ("seed: 1\nlr_scheduler_kwargs: {a: 1, a: 2}\n", (), "duplicate key 'a' (line 2)"),
         ("seed: 1\n", ("--learning_rat", 1), "--learning_rate?"),
         ("seed: 1\n", ("more.yml",), "'more.yml'"),
         ("seed: 1\n", ("--learning_rate", "fast"), "invalid float value: 'fast'"),
-        (None, (), "No such file"),
+        (None, (), "does not exist"),
     ],
 )
 def test_errors_name_the_key_and_the_line(content, argv, expected, tmp_path, capsys):

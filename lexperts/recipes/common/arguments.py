@@ -7,36 +7,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-import yaml
+from run_tools.yaml_files import read_yaml
 
 from .help import TRAINING, check_config, config_names, did_you_mean, format_help, read_config
-
-
-class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which PyYAML would silently take the last."""
-
-    def construct_mapping(self, node, deep=False):
-        """As PyYAML does, after a check of the keys."""
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise ValueError(f"line {key_node.start_mark.line + 1}: the key {key!r} occurs twice. Remove one.")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: str | Path) -> dict:
-    """The mapping in a YAML file. Raises a `ValueError` with the file for anything else, and for a key that occurs twice."""
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    except ValueError as error:
-        raise ValueError(f"{path}, {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a mapping. Write one setting per line, such as learning_rate: 2.0e-4.")
-    return content
 
 
 def option(default, text: str):

@@ -30,8 +30,9 @@ from modeling_exhird import (
     ExhirdTokenizer,
 )
 from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.yaml_files import read_yaml
 
-from ..common.arguments import RunFolderArguments, command, read_yaml
+from ..common.arguments import RunFolderArguments, command
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from merge_tools.clustering.embeddings import load_embedder
-from merge_tools.errors import MergeError, did_you_mean
+from merge_tools.errors import MergeError
 from modeling_lexicon.data_lexicon import FIELDS
+from run_tools.errors import did_you_mean
 
 from ..common.help import TRAINING
 from .arguments import ARGUMENTS, METRICS

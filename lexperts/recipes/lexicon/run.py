@@ -19,7 +19,9 @@ import sys
 
 import yaml
 
-from ..common.arguments import find_config, parse_command, read_yaml, run_or_exit
+from run_tools.yaml_files import read_yaml
+
+from ..common.arguments import find_config, parse_command, run_or_exit
 from ..common.jsonl_resume import read_lines
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns

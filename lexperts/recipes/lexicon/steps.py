@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from merge_tools.clustering.embeddings import model_identity
-from merge_tools.errors import did_you_mean
 from merge_tools.recipe import Recipe
+from run_tools.errors import did_you_mean
+from run_tools.yaml_files import read_yaml
 
-from ..common.arguments import read_yaml
 from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import digest
 from .embedders import portable_name, resolve_embedder

@@ -1,0 +1,103 @@
+"""Errors that a user can fix, and helpers that format their messages."""
+
+import difflib
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+FULL = {
+    errno.ENOSPC: ("The disk has no space left", "Free some"),
+    errno.EDQUOT: ("The user's quota has no space left", "Free some"),
+    errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
+}
+
+
+class UserError(ValueError):
+    """An error in what a user gave. The message states the name and the value that are wrong, and how to fix it.
+
+    Control characters in names and values are escaped: they would change a terminal.
+    """
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(map(escape, message.split("\n"))))
+
+
+def escape(text: str) -> str:
+    """The text with control characters, lone surrogates and other invisible characters as escape sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8, i.e. has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one probably means, if one is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close."""
+    known = sorted(known)
+    close = closest(name, known)
+    return f" Did you mean {prefix + close!r}?" if close else f" Choose from: {', '.join(prefix + k for k in known)}."
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an exception on one line. Errors of the operating system have no number, others of no known kind their type."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        text = f"{error.strerror}{f': {error.filename}' if error.filename else ''}."
+        text += f" {FULL[error.errno][1]}." if error.errno in FULL else ""
+    elif isinstance(error, KeyError):  # its text is the repr of the key
+        text = f"KeyError: {error}"
+    elif isinstance(error, (ValueError, TypeError, OSError, ImportError)) and str(error):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return escape(" ".join(text.split()))
+
+
+def short_reason(error: Exception) -> str:
+    """The message of an exception on one line of at most 120 characters."""
+    text = " ".join((str(error) if isinstance(error, ValueError | OSError) else repr(error)).split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def short_repr(value) -> str:
+    """`repr` of at most 80 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer with more digits than Python prints; nested too deeply
+        return f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def format_size(count: float) -> str:
+    """Bytes with a unit: 7.30 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+
+
+def join_names(names: list[str], limit: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with `~` replaced by the home folder; raises a `UserError` for the home of an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"{str(path)!r}: the user does not exist. Write the path in full, or start it with ./"
+        ) from error

@@ -1,0 +1,54 @@
+"""Files that are complete or do not exist, also if the machine stops while they are written."""
+
+import errno
+import os
+from pathlib import Path
+
+from .errors import FULL
+
+# of drives that cannot flush a folder, such as network and FUSE drives
+NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOSYS}
+
+
+def sync(path: str | Path) -> None:
+    """Writes a file, or the names in a folder, from memory to the disk. Folders on drives that cannot do so are left alone."""
+    path = Path(path)
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not folder or error.errno not in NO_FLUSH:
+            raise
+
+
+def write_file(path: str | Path, content: bytes | str) -> None:
+    """Writes a file under another name, flushes it to the disk and renames it.
+
+    Raises:
+        OSError: if the disk is full, among others; no part of the file is left.
+    """
+    path = Path(path)
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with new.open("wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise describe_space(error, path) from error
+
+
+def describe_space(error: OSError, path: Path) -> OSError:
+    """The error with a message that names the file, if a disk or a quota is full."""
+    if error.errno not in FULL:
+        return error
+    problem, fix = FULL[error.errno]
+    return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")
