@@ -15,16 +15,14 @@ import time
 from pathlib import Path
 
 from common import peer_versions, write
-from seke_domains import data_file
-from seke_quality import yake_phrases
+from keyphrase_sets import Documents, data_file, yake_phrases
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.default_model import find_default_model
 from keyphrase_tools.evaluation import score_phrases
-from keyphrase_tools.jsonl import full_text, read_jsonl
 from lexperts.recipes.common.fingerprints import fingerprint
-from lexperts.recipes.seke.scoring import gold_phrases, join_neighbours
+from lexperts.recipes.seke.scoring import join_neighbours
 
 PARAGRAPH = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "paragraph.txt"
 FIRST = f"""
@@ -48,9 +46,8 @@ def seconds_to_first_result(rounds: int) -> list[float]:
 
 def long_documents(options, name: str) -> tuple[list[str], list[list[str]]]:
     """Long documents of a test set, and their gold keyphrases by the rules of the paper."""
-    rows = read_jsonl(data_file(options, name, "test"))
-    texts = [full_text(row) for row in rows]
-    gold = gold_phrases(texts, [row["keyphrases"] for row in rows], "seke")
+    documents = Documents(data_file(options.data, name, "test"))
+    texts, gold = documents.texts, documents.gold["seke"]
     joined = join_neighbours(texts, gold, [0] * len(texts), JOINED[name])[: options.long_documents]
     return [text for text, _, _ in joined], [phrases for _, phrases, _ in joined]
 

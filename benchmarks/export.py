@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from common import peer_versions, write
-from seke_domains import data_file
+from keyphrase_sets import BASELINES, Documents, data_file
 
 from keyphrase_tools.jsonl import full_text, read_jsonl
 
@@ -38,7 +38,7 @@ def export_graphs(options) -> dict[str, dict]:
     from keyphrase_tools.default_model import find_default_model
     from keyphrase_tools.export import export_model
 
-    rows = read_jsonl(data_file(options, "inspec", "validation"))[: options.checked]
+    rows = read_jsonl(data_file(options.data, "inspec", "validation"))[: options.checked]
     rows = [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in rows]
     reports = {}
     for format, precision in GRAPHS:
@@ -52,8 +52,6 @@ def export_graphs(options) -> dict[str, dict]:
 def open_system(system: str, work: str):
     """A function from texts to keyphrases."""
     if system in ("YAKE", "KeyBERT"):
-        from seke_quality import BASELINES
-
         return BASELINES[system]
     import torch
     from transformers import pipeline
@@ -72,13 +70,9 @@ def open_system(system: str, work: str):
 
 def run_system(options) -> None:
     """Prints the figures of one system as JSON."""
-    from keyphrase_tools.evaluation import score_phrases
-    from keyphrase_tools.labels import present
-    from keyphrase_tools.words import split_words
-
-    rows = read_jsonl(data_file(options, "inspec", "test"))[: options.documents]
-    rows = rows[:NUM_KEYBERT] if options.run == "KeyBERT" else rows
-    texts = [full_text(row) for row in rows]
+    limit = min(options.documents, NUM_KEYBERT) if options.run == "KeyBERT" else options.documents
+    documents = Documents(data_file(options.data, "inspec", "test"), limit)
+    texts = documents.texts
     extract = open_system(options.run, options.work)
     extract(texts[:1])
     startup = time.time() - options.started
@@ -87,10 +81,9 @@ def run_system(options) -> None:
     start = time.perf_counter()
     phrases = extract(texts)
     seconds = time.perf_counter() - start
-    gold = [present(split_words(t), row["keyphrases"], rules="seke") for t, row in zip(texts, rows, strict=True)]
     status = Path("/proc/self/status").read_text(encoding="utf-8")  # ru_maxrss would start with the parent's
     memory = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
-    f1 = score_phrases(phrases, gold)["f1@10"]
+    f1 = documents.score(phrases)["f1@10"]
     figures = {"documents": len(texts), "per_second": len(texts) / seconds, "startup": startup, "megabytes": memory}
     print(json.dumps(figures | {"f1@10": f1}))
 

@@ -11,29 +11,11 @@ reused if their settings, data and versions are the same.
 """
 
 import argparse
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import Record, add_record_arguments, peer_versions, run_once
-from seke_quality import BASELINES
-
-from keyphrase_tools.evaluation import score_phrases
-from keyphrase_tools.jsonl import full_text, read_jsonl
-from keyphrase_tools.labels import present
-from keyphrase_tools.words import split_words
-
-STYLES = {
-    "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
-}  # fmt: skip
-STYLES_OF_TESTS = STYLES | {"krapivin": "authors", "nus": "authors"}
-TEST_SETS = tuple(STYLES_OF_TESTS)
-HEADS = {"moe_rnn": (True, True), "rnn": (False, True)}
-
-
-def data_file(options, name: str, split: str) -> Path:
-    """A file of a set."""
-    return Path(options.data).resolve() / "keyphrases" / name / f"{split}.jsonl"
+from common import Record, add_record_arguments, peer_versions
+from keyphrase_sets import BASELINES, HEADS, STYLES, STYLES_OF_TESTS, Documents, data_file, describe_f1, train_seke
 
 
 def train(options, left_out: str | None, head: str, seed: int) -> dict:
@@ -41,13 +23,13 @@ def train(options, left_out: str | None, head: str, seed: int) -> dict:
     names = [name for name in STYLES if name != left_out]
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
-        tests = {name: name for name in TEST_SETS} | {
+        tests = {name: name for name in STYLES_OF_TESTS} | {
             f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()
         }
     files = {
-        "train_files": [data_file(options, name, "train") for name in names],
-        "validation_files": [data_file(options, name, "validation") for name in names],
-        "test_files": [data_file(options, name, "test") for name in tests.values()],
+        "train_files": [data_file(options.data, name, "train") for name in names],
+        "validation_files": [data_file(options.data, name, "validation") for name in names],
+        "test_files": [data_file(options.data, name, "test") for name in tests.values()],
     }
     validation = files["validation_files"]
     if not left_out:
@@ -58,30 +40,22 @@ def train(options, left_out: str | None, head: str, seed: int) -> dict:
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
     }  # fmt: skip
-    settings |= dict(zip(("use_moe", "use_rnn"), HEADS[head], strict=True))
     folder = Path(options.work).resolve() / f"{head}-without-{left_out or 'none'}-{seed}"
-    run = {"output": folder, "done": "results.json", "options": settings, "overwrite": options.overwrite}
-    run_once("train", "seke", "default", **run, **files, styles=[STYLES[name] for name in names])
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    run = {"overwrite": options.overwrite, **files, "styles": [STYLES[name] for name in names]}
+    return train_seke("default", folder, head, settings, **run)
 
 
 def score_baselines(options, record: Record) -> None:
     """YAKE and KeyBERT on each test set."""
     for system, extract in BASELINES.items():
-        for name in TEST_SETS:
+        for name in STYLES_OF_TESTS:
             if record.find(system=system, set=name):
                 continue
-            rows = read_jsonl(data_file(options, name, "test"))[
-                : options.keybert_documents if system == "KeyBERT" else None
-            ]
-            texts = [full_text(row) for row in rows]
-            gold = [
-                present(split_words(text), row["keyphrases"], rules="seke")
-                for text, row in zip(texts, rows, strict=True)
-            ]
-            scores = score_phrases(extract(texts), gold)
-            record.add({"system": system, "set": name, "documents": len(texts), "seke": scores})
-            print(f"{system}, {name}: F1@5 {100 * scores['f1@5']:.1f}   F1@10 {100 * scores['f1@10']:.1f}", flush=True)
+            limit = options.keybert_documents if system == "KeyBERT" else None
+            documents = Documents(data_file(options.data, name, "test"), limit)
+            scores = documents.score(extract(documents.texts))
+            record.add({"system": system, "set": name, "documents": len(documents.texts), "seke": scores})
+            print(f"{system}, {name}: {describe_f1(scores)}", flush=True)
 
 
 def measure(options, record: Record, left_out: str | None, head: str, seed: int) -> None:
@@ -90,7 +64,7 @@ def measure(options, record: Record, left_out: str | None, head: str, seed: int)
     for name, scores in result["test_files"].items():
         name, _, style = name.partition(":")
         record.add({"system": head, "left_out": left_out, "set": name, "style": style or None, "seed": seed, **scores})
-        f1 = "   ".join(f"F1@{k} {100 * scores['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
+        f1 = describe_f1(scores["seke"])
         print(f"{head} without {left_out}, seed {seed}, on {name}, style {style or 'none'}: {f1}", flush=True)
 
 
@@ -112,7 +86,7 @@ def main():
     parser.add_argument("--systems_only", action="store_true", help="train, and do not score YAKE and KeyBERT")
     add_record_arguments(parser, "seke_domains")
     options = parser.parse_args()
-    data = {name: data_file(options, name, "test").parent for name in TEST_SETS}
+    data = {name: data_file(options.data, name, "test").parent for name in STYLES_OF_TESTS}
     if not options.systems_only:
         settings = {"keybert_documents": options.keybert_documents, "data": data, "peers": peer_versions()}
         score_baselines(options, Record(f"{options.name}_peers", overwrite=options.overwrite, **settings))

