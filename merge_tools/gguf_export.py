@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from run_tools.errors import expand_user
+from run_tools.files import sync
 
 from .averaging import to_float32
 from .checkpoints import Source, open_source
@@ -26,7 +27,7 @@ from .layout import RoutedPart, Shape, mixture_layout, rope_parameters, routed_p
 from .plan import CHUNK
 from .preflight import check_disk, existing_parent
 from .repair import FUSED
-from .shard_writer import Progress, sync_to_disk
+from .shard_writer import Progress
 from .tensor_files import TORCH_NAMES, TensorEntry, read_blocks
 
 CONVERTER = "LLAMA_CPP_CONVERTER"
@@ -163,11 +164,11 @@ def staged_file(out: Path) -> Iterator[Path]:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield path
-        sync_to_disk(path)
+        sync(path)
         if os.path.lexists(out):
             raise MergeError(f"{out} was created by another program. Choose another file.")
         os.rename(path, out)
-        sync_to_disk(out.parent)
+        sync(out.parent)
     finally:
         path.unlink(missing_ok=True)
 

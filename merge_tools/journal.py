@@ -7,6 +7,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from run_tools.files import sync
+
 from .errors import MergeError
 from .plan import OutputTensor
 from .tensor_files import TensorEntry, pack_header
@@ -81,7 +83,9 @@ class Journal:
         lines += [{"synced": name} for name in sorted(self.synced)] + [{"seen": group} for group in self.seen]
         new = path.with_suffix(".new")
         new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        sync(new)  # else a crash could leave an empty journal in place of the old one
         os.replace(new, path)  # atomic
+        sync(path.parent)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def _read(self, path: Path, plan: str, boot: str):

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from run_tools.errors import expand_user, format_size
+from run_tools.files import sync
 
 from .errors import MergeError
 from .journal import Journal, ResumableError, Shard, assign_shards, fingerprint, stat_key
@@ -84,6 +85,7 @@ def write_checkpoint(
         with opened(folder / "journal.jsonl", os.O_WRONLY | os.O_APPEND | NOFOLLOW) as journal:
             entry = {"files": [*metadata, "model.safetensors.index.json"]}
             pwrite_all(journal, (json.dumps(entry) + "\n").encode(), os.fstat(journal).st_size)
+            os.fsync(journal)  # later runs remove only files that the journal lists
         commit_output(folder, out, shards, metadata, progress)
 
 
@@ -393,9 +395,9 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
     progress.start("rename", len(files))
     for name in [*sorted(files.keys() - set(last)), *(name for name in last if name in files)]:
         (folder / name).write_bytes(files[name])
-        sync_to_disk(folder / name)
+        sync(folder / name)
         progress.advance("rename", 1)
-    sync_to_disk(folder)
+    sync(folder)
     out = expand_user(out).resolve()
     try:
         os.rename(folder, out)
@@ -407,8 +409,8 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
             f"{out} was created by another program during the merge. The complete mixture is in {folder}: move it."
         ) from error
     (out / "journal.jsonl").unlink()
-    sync_to_disk(out)
-    sync_to_disk(out.parent)
+    sync(out)
+    sync(out.parent)
     progress.advance("rename", 0)
 
 
@@ -420,9 +422,3 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def sync_to_disk(path: Path):
-    """Syncs a file, or the entries of a folder, to disk."""
-    with opened(path) as handle:
-        os.fsync(handle)

@@ -56,6 +56,48 @@ def test_a_file_system_without_locks_works(recipe, expected, tmp_path, monkeypat
     assert contents(tmp_path / "out") == expected
 
 
+def synced_names(monkeypatch, refuse):
+    """The paths that are synced and renamed, in order; `refuse(path)` is the number of the error for a path, if any."""
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def note_sync(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if number := refuse(path):
+            raise OSError(number, os.strerror(number))
+        events.append(path.name)
+        fsync(handle)
+
+    def note_replace(source, target):
+        events.append(("replaced by", Path(source).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    return events
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_drive_that_cannot_sync_folders_works(number, recipe, expected, tmp_path, monkeypatch):
+    events = synced_names(monkeypatch, lambda path: number if path.is_dir() else 0)
+    compose(recipe, tmp_path / "out")
+    assert contents(tmp_path / "out") == expected and "model.safetensors" in events
+
+
+def test_a_file_that_cannot_be_synced_is_an_error(recipe, tmp_path, monkeypatch):
+    synced_names(monkeypatch, lambda path: errno.EIO if path.name == "config.json" else 0)
+    with pytest.raises(OSError, match="Input/output error"):
+        compose(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_journals_are_on_the_disk_before_and_after_they_are_renamed(recipe, tmp_path, monkeypatch):
+    events = synced_names(monkeypatch, lambda path: 0)
+    compose(recipe, tmp_path / "out")
+    at = events.index(("replaced by", "journal.new"))
+    assert events[at - 1 : at + 2] == ["journal.new", ("replaced by", "journal.new"), ".out.partial"]
+    assert "journal.jsonl" in events[at + 2 : events.index("config.json")]  # lists config.json before it is written
+
+
 def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recipe, expected, tmp_path, monkeypatch):
     """The staging folder that the second run opened has become the first run's output when it gets the lock."""
 
