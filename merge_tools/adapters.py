@@ -6,16 +6,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import short_reason
+from run_tools.errors import join_names, short_reason, short_repr
 
 from .errors import MergeError
-from .tensor_files import TORCH_NAMES, TensorEntry, read_header
+from .tensor_files import TORCH_NAMES, TensorEntry, equal_tensors, read_header
 
-MERGE_FIRST = "Merge it with peft's merge_and_unload() and use the result as the expert."
-# Options of peft with which an adapter is not W + scaling * B A.
-UNSUPPORTED_OPTIONS = (
-    "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora",
+MERGE_FIRST = (
+    "Merge it with peft first: model.merge_and_unload().save_pretrained(FOLDER). Use that folder as the expert."
+)
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# The fields of peft's LoraConfig with which an adapter equals `merge_and_unload`, see tests/merge_tools/test_adapter_options.py.
+# The scaling is computed from these.
+SCALING_OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+# Any value of these is right: they matter in training only, or say which modules have tensors.
+FREE_OPTIONS = (
+    "peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "lora_dropout",
+    "fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size", "loftq_config",
+    "eva_config", "corda_config", "lora_ga_config",
 )  # fmt: skip
+# Only these values of others are.
+ACCEPTED_VALUES: dict[str, tuple] = {
+    "init_lora_weights": (True, "gaussian", "orthogonal", "mica", "eva"),  # the others change the weights of the base
+    "bias": ("none", "all", "lora_only"),
+}
+NEUTRAL: tuple = (None, False, [], {}, "")  # of every option, known or not
+REASONS = {
+    "init_lora_weights": "changes the weights of the base",
+    "kasa_config": "changes the weights of the base",
+    "alora_invocation_tokens": "acts on some tokens only",
+    "arrow_config": "mixes several adapters per token",
+}
+REMEDIES = {
+    "init_lora_weights": "Save it as a plain LoRA: save_pretrained(FOLDER, path_initial_model_for_weight_conversion=...). "
+    "Or merge the trained model with peft: model.merge_and_unload().save_pretrained(FOLDER).",
+    "alora_invocation_tokens": "Such an adapter cannot be merged. Train a LoRA without this option.",
+    "arrow_config": "Such an adapter cannot be merged. Use its adapters as experts.",
+}
 
 
 @dataclass
@@ -46,10 +73,9 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
     Raises a `MergeError` for other kinds of adapters, which have to be merged with peft first, and for broken files.
     """
     if config.get("peft_type") != "LORA":
-        raise MergeError(f"{folder} has peft_type {config.get('peft_type')!r}; only LORA is supported. {MERGE_FIRST}")
-    for key in UNSUPPORTED_OPTIONS:
-        if config.get(key):
-            raise MergeError(f"{folder} is an adapter with {key}, which is not supported. {MERGE_FIRST}")
+        kind = short_repr(config.get("peft_type"))
+        raise MergeError(f"{folder} is an adapter with peft_type={kind}, but only LORA is supported. {MERGE_FIRST}")
+    check_options(folder, config)
     file = folder / "adapter_model.safetensors"
     if not file.is_file():
         raise MergeError(f"{folder} has no adapter_model.safetensors. Save the adapter again with save_pretrained().")
@@ -62,14 +88,56 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
             raise MergeError(f"{file}: {entry.name!r} has dtype {entry.dtype}; quantised adapters are not supported.")
         if match:
             halves.setdefault(match[1], {})[match[2]] = entry
-        elif "lora_" in name or "base_layer" in name:
+        elif "lora_" in name:
             raise MergeError(f"{file} holds {entry.name!r}, which is not a plain LoRA weight. {MERGE_FIRST}")
         else:
-            full_modules[name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")] = entry
+            for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):
+                name = name.replace(wrapper, ".")
+            full_modules[name] = entry
     if not halves and not full_modules:
         raise MergeError(f"{file} is empty. Save the adapter again.")
     pairs = {f"{module}.weight": lora_pair(folder, config, module, half) for module, half in halves.items()}
     return Adapter(folder, config, pairs, full_modules, [file])
+
+
+def check_options(folder: Path, config: dict[str, Any]):
+    """Raises a `MergeError` for the first option with which an adapter is not known to equal `merge_and_unload`."""
+    for key, value in config.items():
+        if key in (*SCALING_OPTIONS, *FREE_OPTIONS) or value in (*NEUTRAL, *ACCEPTED_VALUES.get(key, ())):
+            continue
+        reason = REASONS.get(key, "is not supported")
+        remedy = REMEDIES.get(key, MERGE_FIRST)
+        raise MergeError(f"{folder} is an adapter with {short_repr(key)}={short_repr(value)}, which {reason}. {remedy}")
+
+
+def fit_to_base(adapter: Adapter, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]):
+    """Checks that an adapter changes tensors of its base in `folder`; removes a second copy of tied embeddings.
+
+    Raises a `MergeError` if the base has no such tensors, or if only one of its tied embeddings and output layer changes.
+    """
+    if config.get("tie_word_embeddings"):
+        weights = adapter.full_modules
+        if EMBEDDINGS in weights and equal_tensors(weights[EMBEDDINGS], weights.get(HEAD)):  # `ensure_weight_tying`
+            del weights[HEAD]
+        elif apart := sorted({EMBEDDINGS, HEAD} & set(adapter.changed)):
+            raise MergeError(
+                f"The adapter {adapter.folder} changes {join_names(apart)}, which its base ties: the result has separate "
+                f"embeddings and output layer. {MERGE_FIRST} Untie the base and the other experts, too (docs/merging.md)."
+            )
+    for weight, (a, b, _) in adapter.lora_pairs.items():
+        entry = entries.get(weight)
+        if entry is None or entry.shape != (b.shape[0], a.shape[1]):
+            actual = f"has {weight!r} of shape {list(entry.shape)}" if entry else f"has no tensor {weight!r}"
+            raise MergeError(
+                f"The adapter {adapter.folder} changes {weight!r} of shape [{b.shape[0]}, {a.shape[1]}], but its base "
+                f"{folder} {actual}. Set base_model to the model that the adapter was trained on."
+            )
+    for weight, entry in adapter.full_modules.items():
+        if weight not in entries or entries[weight].shape != entry.shape:
+            raise MergeError(
+                f"The adapter {adapter.folder} replaces {weight!r} of shape {list(entry.shape)}, which its base "
+                f"{folder} does not have. {MERGE_FIRST}"
+            )
 
 
 def lora_pair(

@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from run_tools.errors import expand_user, join_names, short_reason
 
-from .adapters import MERGE_FIRST, Adapter, open_adapter
+from .adapters import Adapter, fit_to_base, open_adapter
 from .averaging import from_float, to_float32
 from .errors import MergeError
 from .tensor_files import TensorEntry, equal_blocks, read_blocks, read_header
@@ -103,33 +102,21 @@ def open_source(name: str, origin: str, base: str | None = None) -> Source:
     if not (folder / "adapter_config.json").is_file():
         return Source(name, origin, open_checkpoint(folder))
     adapter = open_adapter(folder, read_json(folder / "adapter_config.json"))
-    base_folder, adapter.base_is_fallback = find_base(folder, adapter.config.get("base_model_name_or_path"), base)
+    base_folder, adapter.base_is_fallback = find_base(folder, adapter.config, base)
     checkpoint = open_checkpoint(base_folder)
-    for weight, (a, b, _) in adapter.lora_pairs.items():
-        entry = checkpoint.entries.get(weight)
-        if entry is None or entry.shape != (b.shape[0], a.shape[1]):
-            actual = f"has {weight!r} of shape {list(entry.shape)}" if entry else f"has no tensor {weight!r}"
-            raise MergeError(
-                f"The adapter {folder} changes {weight!r} of shape [{b.shape[0]}, {a.shape[1]}], but its base "
-                f"{checkpoint.folder} {actual}. Set base_model to the model that the adapter was trained on."
-            )
-    for weight, entry in adapter.full_modules.items():
-        if weight not in checkpoint.entries or checkpoint.entries[weight].shape != entry.shape:
-            raise MergeError(
-                f"The adapter {folder} replaces {weight!r} of shape {list(entry.shape)}, which its base "
-                f"{checkpoint.folder} does not have. {MERGE_FIRST}"
-            )
+    fit_to_base(adapter, base_folder, checkpoint.config, checkpoint.entries)
     return Source(name, origin, checkpoint, adapter)
 
 
-def find_base(folder: Path, named: Any, fallback: str | None) -> tuple[Path, bool]:
+def find_base(folder: Path, config: dict, fallback: str | None) -> tuple[Path, bool]:
     """The folder of an adapter's base, and whether it is the fallback because the named base does not exist."""
+    named = config.get("base_model_name_or_path")
     if isinstance(named, str) and named:
         for path in (expand_user(named), folder / named):
             if os.path.isdir(path):
                 return path, False
         if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
-            return find_folder(named), False
+            return find_folder(named, config.get("revision")), False
     if fallback is None:
         raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. Set base_model to its base.")
     return find_folder(fallback), True
@@ -140,7 +127,7 @@ def is_local_path(origin: str) -> bool:
     return origin.startswith((".", "/", "~")) or not HUB_ID.fullmatch(origin)
 
 
-def find_folder(origin: str) -> Path:
+def find_folder(origin: str, revision: str | None = None) -> Path:
     """The folder itself, or the downloaded snapshot of a Hub repository."""
     path = expand_user(origin)
     if os.path.isdir(path):
@@ -153,7 +140,11 @@ def find_folder(origin: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(origin, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"])
+            snapshot_download(
+                origin,
+                revision=revision,
+                allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"],
+            )
         )
     except Exception as error:  # HTTP errors, offline mode, a full disk, ...
         cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__

@@ -3,15 +3,13 @@
 import re
 from typing import Any
 
-import numpy as np
-
 from .checkpoints import Source
 from .config_values import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES, Family, family_of
 from .findings import Report
 from .layout import Shape, rope_parameters
-from .tensor_files import PIECE, TORCH_NAMES, TensorEntry, read_blocks
+from .tensor_files import TORCH_NAMES, equal_tensors
 from .tokenizers import (
     DifferenceKind,
     compare,
@@ -137,13 +135,6 @@ def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str
         else:
             errors.append(f"{name!r} is not a tensor of a {shape.family.model_type}")
     return errors
-
-
-def equal_tensors(first: TensorEntry, other: TensorEntry | None) -> bool:
-    """Whether two stored tensors have the same dtype, shape and bytes."""
-    if other is None or (first.dtype, first.shape) != (other.dtype, other.shape):
-        return False
-    return all(map(np.array_equal, read_blocks(first, PIECE), read_blocks(other, PIECE)))
 
 
 def check_with(report: Report, first: Source, other: Source, dtype: str | None):

@@ -3,12 +3,13 @@
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from run_tools.errors import expand_user, format_size, is_encodable, short_reason
 
-from .checkpoints import Checkpoint, Source, open_source
+from .checkpoints import Source, open_source
 from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
 from .errors import MergeError
 from .findings import Report
@@ -18,11 +19,21 @@ from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plain_configs import is_plain
 from .plan import convert, overflow_message, plan_tensors, read_centroids
-from .recipe import MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
+from .recipe import ATTENTION_LINEARS, MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
 from .source_scan import scan_file
 from .staging import find_staging_problem, partial_folder
 from .task_vectors import TASK_METHODS
-from .tensor_files import EXPONENTS, FLOATS, PIECE, RANGES, has_nonfinite, read_blocks, sample_blocks, sample_nonfinite
+from .tensor_files import (
+    EXPONENTS,
+    FLOATS,
+    PIECE,
+    RANGES,
+    TensorEntry,
+    has_nonfinite,
+    read_blocks,
+    sample_blocks,
+    sample_nonfinite,
+)
 from .tokenizers import source_tokenizer
 
 LONGEST_NAME = 255  # bytes, of a file or a folder
@@ -220,14 +231,13 @@ def describe_nonfinite(names: list[str]) -> str:
     return f"{subject} NaN or infinity: the expert is broken. Use an earlier checkpoint."
 
 
-def sampled_digest(checkpoint: Checkpoint, modules: tuple[str, ...] = ()) -> str:
-    """SHA-256 of some bytes from the middle of every tensor (of `modules` only, if given)."""
+def sampled_digest(entries: Iterable[TensorEntry]) -> str:
+    """SHA-256 of some bytes from the middle of every tensor."""
     digest = hashlib.sha256()
-    for name, entry in sorted(checkpoint.entries.items()):
-        if not modules or any(module in name for module in modules):
-            count = min(entry.elements, 1024)
-            start = (entry.elements - count) // 2
-            digest.update(b"".join(read_blocks(entry, count, start, start + count)))
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        count = min(entry.elements, 1024)
+        start = (entry.elements - count) // 2
+        digest.update(b"".join(read_blocks(entry, count, start, start + count)))
     return digest.hexdigest()
 
 
@@ -238,14 +248,23 @@ def routed_modules(recipe: Recipe) -> tuple[str, ...]:
 
 def check_distinct(report: Report, recipe: Recipe, experts: list[Source]):
     """Warns about experts whose routed weights are equal: routing between them has no effect."""
-    modules, names = routed_modules(recipe), {}
+    names: dict[tuple, str] = {}
+    routed = tuple(f".{module}." for module in routed_modules(recipe))
     for source in experts:
-        adapter = str(source.adapter.folder.resolve()) if source.adapter else ""
-        key = (adapter, sampled_digest(source.checkpoint, modules))
+        adapter, entries = source.adapter, source.checkpoint.entries.values()
+        weights = sampled_digest(entry for entry in entries if any(module in entry.name for module in routed))
+        changes = [entry for entry in adapter.entries if any(m in entry.name for m in routed)] if adapter else []
+        scalings = [pair[2] for name, pair in sorted(adapter.lora_pairs.items())] if changes else []
+        key = (weights, sampled_digest(changes), str(scalings))
         other = names.setdefault(key, source.name)
-        if other != source.name:
-            message = f"has the same routed weights as {other} (in all samples): routing between them has no effect."
-            report.add("warning", "experts", source.name, message)
+        if other == source.name:
+            continue
+        message = f"has the same routed weights as {other} (in all samples): routing between them has no effect."
+        if adapter and not changes:
+            message += f" Its adapter changes {adapter.changed[0]!r}, but no routed weight"
+            attention = any(f".{name}." in weight for name in ATTENTION_LINEARS for weight in adapter.changed)
+            message += ". Use attention: routed." if attention else "."
+        report.add("warning", "experts", source.name, message)
 
 
 def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
@@ -265,10 +284,10 @@ def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
         return
     base = sources.base
     first = base if base and (recipe.base_model or base.adapter) else adapters[0]
-    expected = sampled_digest(first.checkpoint)
+    expected = sampled_digest(first.checkpoint.entries.values())
     for expert in adapters:
         folder = expert.checkpoint.folder
-        if sampled_digest(expert.checkpoint) != expected:
+        if sampled_digest(expert.checkpoint.entries.values()) != expected:
             message = (
                 f"is an adapter over {folder}, whose weights differ from those of {first.name} "
                 f"({first.checkpoint.folder}). Set base_model to its own base, or merge it with peft first."

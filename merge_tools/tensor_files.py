@@ -269,3 +269,10 @@ def equal_blocks(blocks: Iterable[np.ndarray], elements: int) -> Iterator[np.nda
             rest = rest[elements:]
     if rest is not None and len(rest):
         yield rest
+
+
+def equal_tensors(first: TensorEntry, other: TensorEntry | None) -> bool:
+    """Whether two stored tensors have the same dtype, shape and bytes."""
+    if other is None or (first.dtype, first.shape) != (other.dtype, other.shape):
+        return False
+    return all(map(np.array_equal, read_blocks(first, PIECE), read_blocks(other, PIECE)))

@@ -156,10 +156,10 @@ def change(folder, half, tensor):
 ADAPTERS = {
     "DoRA": (
         lambda f: edit_json(f / "adapter_config.json", use_dora=True),
-        "an adapter with use_dora.*merge_and_unload",
+        "an adapter with 'use_dora'=True.*merge_and_unload",
     ),
-    "another kind": (lambda f: edit_json(f / "adapter_config.json", peft_type="IA3"), "peft_type 'IA3'"),
-    "no kind": (lambda f: edit_json(f / "adapter_config.json", peft_type=None), "peft_type None"),
+    "another kind": (lambda f: edit_json(f / "adapter_config.json", peft_type="IA3"), "peft_type='IA3'"),
+    "no kind": (lambda f: edit_json(f / "adapter_config.json", peft_type=None), "peft_type=None"),
     "no rank": (lambda f: edit_json(f / "adapter_config.json", r=None), "no valid r and lora_alpha .*KeyError"),
     "rank of nothing": (lambda f: edit_json(f / "adapter_config.json", r=0), "no valid r and lora_alpha"),
     "another rank": (lambda f: edit_json(f / "adapter_config.json", r=8), "rank 8 .* rank 4"),

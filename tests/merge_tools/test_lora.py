@@ -1,6 +1,7 @@
 """LoRA adapters as experts: composing them directly equals merging them with peft first."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,27 @@ def test_a_moved_adapter_finds_its_base_in_the_recipe(pair, tmp_path):
     compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "moved")
     ours, theirs = read_tensors(tmp_path / "moved"), read_tensors(tmp_path / "out")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_adapters_on_attention_alone_need_routed_attention(pair, tmp_path):
+    base, adapters, _ = pair(target_modules=["q_proj", "v_proj"])
+
+    def equal(**options):
+        report = merge_tools.check(recipe_of(named(adapters), base_model=str(base), average="mean", **options))
+        assert report.ok
+        return [(finding.subject, finding.message) for finding in report.warnings if finding.check == "experts"]
+
+    ((subject, message),) = equal()
+    assert subject == "expert 1" and "expert 0" in message and "attention: routed" in message
+    assert equal(attention="routed") == []
+    edit_json(adapters[1] / "adapter_config.json", alpha_pattern={"q_proj": 1})
+    assert len(equal()) == 1 and equal(attention="routed") == []
+
+
+def test_copies_of_an_adapter_are_equal_experts(pair, tmp_path):
+    base, adapters, _ = pair(target_modules=MLP)
+    shutil.copytree(adapters[0], tmp_path / "copy")
+    recipe = recipe_of(named([adapters[0], tmp_path / "copy"]), base_model=str(base))
+    assert [f.subject for f in merge_tools.check(recipe).warnings if f.check == "experts"] == ["expert 1"]
+    edit_json(tmp_path / "copy" / "adapter_config.json", lora_alpha=3)
+    assert [f for f in merge_tools.check(recipe).warnings if f.check == "experts"] == []
