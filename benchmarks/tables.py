@@ -30,6 +30,7 @@ MAKERS = {
     "table:seke_quality": seke.seke_quality,
     "table:merge_speed": merging.merge_speed,
     "table:merge_engines": merging.merge_engines,
+    "table:adapter_options": merging.adapter_options,
     "table:moe_speed": merging.moe_speed,
     "table:lexicon_merge": merging.lexicon_merge,
     "table:merge_means": merging.merge_means,

@@ -19,7 +19,8 @@ import pytest
 import spacy
 import torch
 import yaml
-from transformers import PreTrainedModel
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
@@ -174,6 +175,10 @@ def prepare(page: str, folder) -> None:
             save_expert(folder / name, seed)
         (folder / "mixture.yml").write_text(recipe, encoding="utf-8")
         merge_tools.compose("mixture.yml", "mixture")
+    if page == "adapters.md":
+        save_expert(folder / "llama-base", 0, tied=True)
+        base = LlamaForCausalLM.from_pretrained(folder / "llama-base")
+        get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder / "adapters" / "law")
     if page == "summarization.md":
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
     if page == "many_documents.md":

@@ -229,3 +229,16 @@ def gain_of_tuning(runs: list[dict]) -> str:
         f"Tuning the gates lowers the perplexity by {of_base:.0f}% with the base's shared weights, and otherwise by "
         f"{min(gains.values()):.1f} to {max(gains.values()):.1f}%."
     )
+
+
+def adapter_options() -> str:
+    """Which options of peft are accepted, with the largest difference of weights from peft's own merge."""
+    record = load("adapter_options")
+    lines = ["| option of LoraConfig | largest difference | |", "| --- | --- | --- |"]
+    for row in record["results"]:
+        gap = row["difference"]
+        cell = gap if isinstance(gap, str) else f"{gap:.1g}" if gap else "0"
+        lines.append(f"| `{row['case']}` | {cell} | {'accepted' if row['accepted'] else 'refused'} |")
+    return "\n".join(
+        [*lines, "", f"{provenance(record)} peft {record['versions']['peft']}. `python benchmarks/adapter_options.py`"]
+    )
