@@ -15,6 +15,7 @@ from run_tools.errors import expand_user, join_names, short_reason
 from .adapters import Adapter, fit_to_base, open_adapter
 from .averaging import from_float, to_float32
 from .errors import MergeError
+from .source_links import refuse_links_out
 from .tensor_files import TensorEntry, equal_blocks, read_blocks, read_header
 
 LARGEST_JSON = 50_000_000  # bytes, of a configuration or an index
@@ -101,6 +102,7 @@ def open_source(name: str, origin: str, base: str | None = None) -> Source:
     folder = find_folder(origin)
     if not (folder / "adapter_config.json").is_file():
         return Source(name, origin, open_checkpoint(folder))
+    refuse_links_out(folder)
     adapter = open_adapter(folder, read_json(folder / "adapter_config.json"))
     base_folder, adapter.base_is_fallback = find_base(folder, adapter.config, base)
     checkpoint = open_checkpoint(base_folder)
@@ -181,6 +183,7 @@ def read_json(path: Path) -> dict:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Opens the configuration, the index and the headers of a checkpoint, and checks that they agree."""
+    refuse_links_out(folder)
     if not (folder / "config.json").is_file():
         inner = [str(path.parent) for path in sorted(folder.glob("*/config.json"))]
         if inner:
