@@ -18,7 +18,7 @@ from .layout import all_parts
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
 from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
-from .preflight import OpenedSources, check_adapters, check_disk, check_output_path, check_values
+from .preflight import OpenedSources, check_adapters, check_disk, check_float16, check_output_path, check_values
 from .provenance import source_record
 from .recipe import Recipe, read_recipe
 from .shard_writer import Progress, write_checkpoint
@@ -232,6 +232,7 @@ def write_edited(
     check_output_path(report, out, OpenedSources(sources[0], sources[1:]))
     nbytes = sum(tensor.nbytes for tensor in tensors)
     check_disk(report, out, nbytes)
+    check_float16(report, tensors)
     report.raise_for_errors()
     write_checkpoint(out, tensors, sources, make_files, progress)
     return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}

@@ -13,12 +13,13 @@ from .checkpoints import Source, open_source
 from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
 from .errors import MergeError
 from .findings import Report
+from .float16_range import find_overflows
 from .gates import make_gates, prompts_for, tokenize
 from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
 from .output_config import mixture_config, output_format
 from .plain_configs import is_plain
-from .plan import convert, overflow_message, plan_tensors, read_centroids
+from .plan import OutputTensor, convert, overflow_message, plan_tensors, read_centroids
 from .recipe import ATTENTION_LINEARS, MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
 from .source_scan import scan_file
 from .staging import find_staging_problem, partial_folder
@@ -114,11 +115,13 @@ def run_preflight(
         check_gates(report, recipe, base)
     check_centroids(report, recipe)
     if report.ok:
+        check_float16(report, plan_without_gates(recipe, sources))
+    if report.ok:
         check_opening(report, recipe, sources, thorough)
     if out is not None:
         check_output_path(report, Path(out), sources)
         if report.ok:
-            check_disk(report, Path(out), planned_bytes(recipe, sources))
+            check_disk(report, Path(out), sum(tensor.nbytes for tensor in plan_without_gates(recipe, sources)))
     return Preflight(report, recipe, sources)
 
 
@@ -211,12 +214,22 @@ def check_values(report: Report, sources: list[Source], deep: bool, dtype: str |
             report.add("ok", "values", source.name, "all finite" if deep else "finite in all samples")
 
 
+def check_float16(report: Report, tensors: list[OutputTensor]):
+    """Checks that a mixture in float16 can hold its values; names one tensor of each source."""
+    known = set()
+    for tensor, source in find_overflows(tensors):
+        if source.name not in known:
+            known.add(source.name)
+            message = overflow_message(tensor.tensor, "F16", any(part.merge for part in tensor.slices))
+            report.add("error", "values", source.name, message)
+
+
 def find_overflow(source: Source, dtype: str | None, deep: bool) -> str | None:
     """The message for the first tensor with values that the output's dtype cannot represent, if there is one."""
     for file in source.files:
         for entry in source.tensors_of(file):
             out = FLOATS[dtype] if dtype else entry.dtype
-            if entry.dtype not in EXPONENTS or RANGES[out] >= RANGES[entry.dtype]:
+            if entry.dtype not in EXPONENTS or RANGES[out] >= RANGES[entry.dtype] or out == "F16":  # `check_float16`
                 continue
             blocks = read_blocks(entry, PIECE) if deep else sample_blocks(entry)
             if any(has_nonfinite(convert(raw, entry.dtype, out), out) for raw in blocks):
@@ -434,11 +447,10 @@ def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
     return find_staging_problem(partial_folder(target))
 
 
-def planned_bytes(recipe: Recipe, sources: OpenedSources) -> int:
-    """Size of all tensors; gates have the same size in every mode."""
+def plan_without_gates(recipe: Recipe, sources: OpenedSources) -> list[OutputTensor]:
+    """All tensors of the mixture with zero gates, which have the same size in every mode."""
     recipe = with_zero_gates(recipe)
-    gates = make_gates(recipe, sources.base).values
-    return sum(tensor.nbytes for tensor in plan_tensors(recipe, sources.base, sources.experts, gates))
+    return plan_tensors(recipe, sources.base, sources.experts, make_gates(recipe, sources.base).values)
 
 
 def existing_parent(path: Path) -> Path:

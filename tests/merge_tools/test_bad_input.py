@@ -151,6 +151,26 @@ def test_unused_tensors_are_noted(tmp_path, experts):
     assert not unused & set(read_tensors(tmp_path / "out"))
 
 
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize("name", [GATE, NORM])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_value_above_the_range_of_a_float16_base_is_found_by_check(name, dtype, tmp_path, make_expert):
+    """The recipe has no dtype, so the output has the base's; the value is in no sample."""
+    base = make_expert(tmp_path / "experts" / "base", 0, dtype="float16", hidden_size=64, intermediate_size=1024)
+    expert = make_expert(tmp_path / "experts" / "own", 1, dtype=dtype, hidden_size=64, intermediate_size=1024)
+    recipe = recipe_of([base, expert])
+    assert check(recipe).ok
+    value(name, 20_000 if name == GATE else 3, -140_000.0)(expert)
+    (error,) = refused(tmp_path, recipe, f"own: '{name}' has values above float16's maximum of 65,504")
+    assert check(recipe, dtype="bfloat16").ok
+    if name == NORM:  # is not routed, and so not written
+        assert check(recipe, average="base", base_model=str(base)).ok
+        value(name, 3, 120_000.0)(expert)  # the mean is within the range
+        assert check(recipe).ok
+
+
 def test_float16_overflow_is_an_error(tmp_path, make_expert):
     folders = [make_expert(tmp_path / "experts" / name, seed) for seed, name in enumerate(("birds", "ships"))]
     for name, pattern in ((GATE, "mlp.gate_proj.weight'"), ("model.norm.weight", "model.norm.weight'")):

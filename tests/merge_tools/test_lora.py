@@ -279,3 +279,15 @@ def test_copies_of_an_adapter_are_equal_experts(pair, tmp_path):
     assert [f.subject for f in merge_tools.check(recipe).warnings if f.check == "experts"] == ["expert 1"]
     edit_json(tmp_path / "copy" / "adapter_config.json", lora_alpha=3)
     assert [f for f in merge_tools.check(recipe).warnings if f.check == "experts"] == []
+
+
+def test_an_adapter_that_overflows_its_float16_base_is_found_by_check(pair, tmp_path):
+    base, adapters, _ = pair("float16", target_modules=["up_proj"])
+    recipe = recipe_of(named(adapters), base_model=str(base))
+    assert merge_tools.check(recipe).ok
+    edit_json(adapters[1] / "adapter_config.json", lora_alpha=4_000_000)
+    for options in ({}, {"dtype": "bfloat16"}):  # a changed weight is rounded to the base's dtype first
+        (error,) = merge_tools.check(recipe, **options).errors
+        assert error.subject == "expert 1" and "up_proj" in error.message and "65,504" in error.message
+    with pytest.raises(MergeError, match="65,504"):
+        compose(recipe, tmp_path / "out")
