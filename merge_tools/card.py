@@ -1,9 +1,10 @@
 """The model card of a mixture, generated from its merge record."""
 
-from pathlib import Path
 from typing import Any
 
 from run_tools.errors import escape, format_size
+
+from .places import is_on_hub
 
 SHA_DIGITS = 16  # of a hash
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
@@ -35,7 +36,7 @@ def front_matter(record: dict[str, Any]) -> str:
     licences = {source.get("license") for source in sources}
     if len(licences) == 1 and None not in licences:
         metadata["license"] = licences.pop()
-    on_hub = sorted({s["source"] for s in sources if s["source"].count("/") == 1 and not Path(s["source"]).exists()})
+    on_hub = sorted({source["source"] for source in sources if is_on_hub(record, source["source"])})
     if on_hub:
         metadata["base_model"] = on_hub
     return f"---\n{to_yaml(metadata)}\n---"

@@ -1,25 +1,22 @@
 """The sources of a merge: dense Llama checkpoints, and LoRA adapters on top of one. Opening reads only the headers."""
 
-import difflib
 import json
-import os
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from run_tools.errors import expand_user, join_names, short_reason
+from run_tools.errors import join_names, short_reason
 
 from .adapters import Adapter, fit_to_base, open_adapter
 from .averaging import from_float, to_float32
 from .errors import MergeError
+from .places import check_is_checkpoint, find_base, locate
 from .source_links import refuse_links_out
 from .tensor_files import TensorEntry, equal_blocks, read_blocks, read_header
 
 LARGEST_JSON = 50_000_000  # bytes, of a configuration or an index
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 @dataclass
@@ -89,79 +86,30 @@ def read_all(entry: TensorEntry) -> tuple[np.ndarray, str]:
     return next(read_blocks(entry, entry.elements), np.empty(0, "<u2")), entry.dtype
 
 
-def open_source(name: str, origin: str, base: str | None = None) -> Source:
+def open_source(
+    name: str, origin: str, base: str | None = None, *, folder: Path | None = None, over: Path | None = None
+) -> Source:
     """Opens a folder or Hub id. A folder with adapter_config.json is an adapter over the base that it names.
 
     Args:
         name: name of the expert, for messages.
+        origin: the path or Hub id, as in a recipe.
         base: model to use as the adapter's base if the one that it names does not exist.
+        folder: where the origin is, if that is known.
+        over: where the adapter's base is, if that is known.
 
     Raises:
         MergeError: if a file is missing, truncated or unreadable. The message names the file.
     """
-    folder = find_folder(origin)
+    folder = locate(origin) if folder is None else folder
     if not (folder / "adapter_config.json").is_file():
         return Source(name, origin, open_checkpoint(folder))
     refuse_links_out(folder)
     adapter = open_adapter(folder, read_json(folder / "adapter_config.json"))
-    base_folder, adapter.base_is_fallback = find_base(folder, adapter.config, base)
+    base_folder, adapter.base_is_fallback = (over, False) if over else find_base(folder, adapter.config, base)
     checkpoint = open_checkpoint(base_folder)
     fit_to_base(adapter, base_folder, checkpoint.config, checkpoint.entries)
     return Source(name, origin, checkpoint, adapter)
-
-
-def find_base(folder: Path, config: dict, fallback: str | None) -> tuple[Path, bool]:
-    """The folder of an adapter's base, and whether it is the fallback because the named base does not exist."""
-    named = config.get("base_model_name_or_path")
-    if isinstance(named, str) and named:
-        for path in (expand_user(named), folder / named):
-            if os.path.isdir(path):
-                return path, False
-        if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
-            return find_folder(named, config.get("revision")), False
-    if fallback is None:
-        raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. Set base_model to its base.")
-    return find_folder(fallback), True
-
-
-def is_local_path(origin: str) -> bool:
-    """Whether a string cannot be a Hub id."""
-    return origin.startswith((".", "/", "~")) or not HUB_ID.fullmatch(origin)
-
-
-def find_folder(origin: str, revision: str | None = None) -> Path:
-    """The folder itself, or the downloaded snapshot of a Hub repository."""
-    path = expand_user(origin)
-    if os.path.isdir(path):
-        return path
-    if os.path.isfile(path):
-        raise MergeError(f"{origin!r} is a file. Give the folder with config.json and the weights.")
-    if is_local_path(origin) or "/" not in origin:
-        raise MergeError(f"Folder {origin!r:.300} does not exist.{suggest_sibling(path)}")
-    from huggingface_hub import constants, snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                origin,
-                revision=revision,
-                allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"],
-            )
-        )
-    except Exception as error:  # HTTP errors, offline mode, a full disk, ...
-        cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
-        raise MergeError(
-            f"Folder {origin!r} does not exist, and no model with this name could be downloaded from the Hub "
-            f"({cause}).{suggest_sibling(path) or ' Check the spelling, or download it first and give its folder.'}"
-        ) from error
-
-
-def suggest_sibling(path: Path) -> str:
-    """`' Did you mean ...?'` for a folder with a similar name in the same parent folder."""
-    if not os.path.isdir(path.parent):
-        return ""
-    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], n=1)
-    return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
 
 
 def read_json(path: Path) -> dict:
@@ -184,10 +132,7 @@ def read_json(path: Path) -> dict:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Opens the configuration, the index and the headers of a checkpoint, and checks that they agree."""
     refuse_links_out(folder)
-    if not (folder / "config.json").is_file():
-        inner = [str(path.parent) for path in sorted(folder.glob("*/config.json"))]
-        if inner:
-            raise MergeError(f"{folder} has no config.json, but its subfolders have. Give one: {join_names(inner)}.")
+    check_is_checkpoint(folder)
     config = read_json(folder / "config.json")
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file() and index.is_file():

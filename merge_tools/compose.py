@@ -1,7 +1,6 @@
 """Merges the experts of a recipe into one mixture, on disk or in memory."""
 
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from run_tools.errors import expand_user
-
 from .card import model_card
 from .checkpoints import Source
 from .errors import MergeError
@@ -19,6 +16,7 @@ from .families import family_of
 from .findings import Report
 from .gates import Gates, find_equal_rows, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
+from .places import places_beside
 from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, describe_nonfinite, run_preflight
 from .provenance import RECORD, package_version, source_record
@@ -59,8 +57,7 @@ class Plan:
         record["recipe"] = self.recipe.to_dict()
         experts = [source_record(expert, scans) for expert in self.experts]
         record |= {"base": source_record(self.base, scans), "experts": experts, "gates": self.gates.info}
-        beside = {source.origin: relative_place(source.origin, out) for source in [self.base, *self.experts]}
-        return record | {"beside": {origin: place for origin, place in beside.items() if place}}
+        return record | {"beside": places_beside(record, out)}
 
 
 def check_and_plan(
@@ -147,13 +144,6 @@ def compose(
         name = next(source.name for source in sources if error.file in source.files)
         raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
     return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
-
-
-def relative_place(origin: str, out: Path) -> str | None:
-    """The path of a source from the output folder if the recipe names it by a relative path, else None."""
-    if os.path.isabs(origin) or origin.startswith("~") or not os.path.isdir(origin):
-        return None
-    return os.path.relpath(os.path.abspath(origin), expand_user(out).resolve())
 
 
 def metadata_files(

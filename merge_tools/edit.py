@@ -1,11 +1,14 @@
 """Edits a mixture: adds or removes an expert, extracts one as a dense model, exports to the other format."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from run_tools.errors import expand_user
 
 from .averaging import from_float, to_float64
 from .checkpoints import Source, open_source
@@ -17,10 +20,11 @@ from .gates import gate_without_texts, gates_from_texts, prompts_for
 from .layout import all_parts
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
+from .places import places_beside
 from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
 from .preflight import OpenedSources, check_adapters, check_disk, check_float16, check_output_path, check_values
 from .provenance import source_record
-from .recipe import Recipe, read_recipe
+from .recipe import ExpertRecipe, Recipe, read_recipe
 from .shard_writer import Progress, write_checkpoint
 from .tensor_files import read_blocks
 from .tokenizers import carried_files
@@ -37,6 +41,7 @@ def add(
     reaverage: bool = False,
     low_memory: bool = False,
     allow: Sequence[str] = (),
+    sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Adds an expert to a mixture. The shared weights and the other experts' gate rows do not change.
@@ -48,6 +53,7 @@ def add(
         reaverage: composes again from all sources, so the shared weights include the new expert.
         low_memory, progress: as in `compose`.
         allow: differences to accept, see `Recipe`.
+        sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
 
     Returns:
         What was written, and `warnings`.
@@ -55,20 +61,33 @@ def add(
     Raises:
         MergeError: if the expert is not compatible, or `out` is not free.
     """
-    old = Mixture.open(mixture)
+    old = Mixture.open(mixture, sources)
     expert = expert if isinstance(expert, dict) else {"source_model": str(expert)}
-    options = old.recipe.to_dict()
+    options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, allow=list(allow))
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
     if reaverage:
         return composed_again(old, recipe, out, low_memory, progress)
     new = recipe.experts[-1]
-    source = open_source(new.name, new.source_model, recipe.base_model)
+    source = open_source(new.name, new.source_model, old.base_model)
+    set_own_paths(old, new, source)
     warnings = check_new_expert(old, source, recipe)
     rows = new_gate_rows(recipe, old, low_memory)
     written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
     return {**written, "warnings": warnings}
+
+
+def set_own_paths(old: Mixture, new: ExpertRecipe, source: Source):
+    """Makes paths of a new expert absolute that the record of the mixture already has for another place."""
+    places = old.places()
+    is_folder = os.path.isdir(expand_user(new.source_model))
+    if new.source_model in places and places[new.source_model] != (
+        Path(os.path.abspath(source.folder)) if is_folder else None
+    ):
+        new.source_model = source.origin = os.path.abspath(source.folder)
+    if new.samples in places and places[new.samples] != Path(os.path.abspath(new.samples)):
+        new.samples = os.path.abspath(new.samples)
 
 
 def composed_again(old: Mixture, recipe: Recipe, out: str | Path, low_memory: bool, progress: Progress | None):
@@ -115,24 +134,25 @@ def remove(
     *,
     reaverage: bool = False,
     low_memory: bool = False,
+    sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Removes an expert, given by its name, from a mixture. Everything else stays the same. Returns what was written.
 
     Args:
         reaverage: composes again from the sources of the other experts.
-        mixture, out, low_memory, progress: as in `add`.
+        mixture, out, low_memory, sources, progress: as in `add`.
 
     Raises:
         MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
     """
-    old = Mixture.open(mixture)
+    old = Mixture.open(mixture, sources)
     removed = old.index_of(expert)
     if len(old.names) == 2:
         raise MergeError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
     if old.recipe.centroids:
         raise MergeError("Cannot remove an expert from a mixture with centroids. Compose it again from the others.")
-    options = old.recipe.to_dict()
+    options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
     kept = [i for i in range(len(old.names)) if i != removed]
     if options["experts_per_token"] > len(kept):
         raise MergeError(
@@ -172,7 +192,7 @@ def write_with_experts(
         record["experts"] = [
             old.record["experts"][e] if isinstance(e, int) else source_record(e, scans) for e in experts
         ]
-        return edited_files(old, record, recipe, tensors)
+        return edited_files(old, record, recipe, tensors, out)
 
     new = [expert for expert in experts if isinstance(expert, Source)]
     return write_edited(tensors, [old.source, *new], out, progress, make_files)
@@ -213,8 +233,11 @@ def plan_with_experts(
     return tensors
 
 
-def edited_files(old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, bytes]:
+def edited_files(
+    old: Mixture, record: dict[str, Any], recipe: Recipe, tensors: list[OutputTensor], out: Path
+) -> dict[str, bytes]:
     """The files of an edited mixture except its weights."""
+    record["beside"] = places_beside(record, out, old.places())
     centroid_size = old.config.get("centroid_size")
     config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
     return metadata_files(config, record, measure(recipe, tensors), carried_files(old.folder))
@@ -238,12 +261,19 @@ def write_edited(
     return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}
 
 
-def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
+def extract(
+    mixture: str | Path,
+    expert: str,
+    out: str | Path,
+    *,
+    sources: Mapping[str, str | Path] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Extracts an expert as a dense model: its own routed weights with the mixture's shared weights.
 
     Args:
         expert: name of the expert.
-        mixture, out, progress: as in `add`.
+        mixture, out, sources, progress: as in `add`.
 
     Returns:
         What was written, and `shared`, which compares the shared weights with those of the expert's source if it still
@@ -252,7 +282,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
     Raises:
         MergeError: if the expert does not exist, or `out` is not free.
     """
-    old = Mixture.open(mixture)
+    old = Mixture.open(mixture, sources)
     index = old.index_of(expert)
     stored = {dense: p.expert(index, suffix) for p in old.parts for dense, suffix in p.expert_tensors(old.shape)}
     names = {name: stored.get(name, name) for name in old.shape.tensors()}
@@ -264,9 +294,8 @@ def extract(mixture: str | Path, expert: str, out: str | Path, *, progress: Prog
 
 def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]:
     """Compares the mixture's shared weights with the expert's own."""
-    expert = old.recipe.experts[index]
     try:
-        source = open_source(expert.name, expert.source_model, old.recipe.base_model)
+        source = old.open_expert(index)
     except MergeError as error:
         return {"compared": False, "why": str(error)}
     differing, largest = 0, 0.0
@@ -321,5 +350,5 @@ def export(
         raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
     tensors = plan_with_experts(old, list(range(len(old.names))), {}, recipe)
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
-    files = edited_files(old, record, recipe, tensors)
+    files = edited_files(old, record, recipe, tensors, Path(out))
     return write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)

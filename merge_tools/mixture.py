@@ -16,6 +16,7 @@ from .config_values import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES
 from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout, rope_parameters
+from .places import download, is_on_hub, is_relative, locate, recorded_paths
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
@@ -31,6 +32,8 @@ class Mixture:
     moved: Mapping[str, str | Path] = field(default_factory=dict)  # name of a source -> where it is now
 
     def __post_init__(self):
+        if not isinstance(self.record.get("beside"), dict):
+            self.record["beside"] = {}
         self.folder, self.config, self.names = self.source.folder, self.source.config, self.recipe.names
         # the names of the experts that the shared weights are the mean of
         self.shared_from = self.record.get("shared_from", self.names)
@@ -56,6 +59,9 @@ class Mixture:
         try:
             mixture = cls(source, record, read_recipe(record["recipe"]), moved or {})
             mixture._check_record()
+            known = {"base", *mixture.names}
+            if unknown := [given for given in mixture.moved if given not in known]:
+                raise MergeError(f"The mixture has no source {unknown[0]!r:.80}.{did_you_mean(str(unknown[0]), known)}")
             expected = mixture.tensor_names()
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise MergeError(f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose it again.") from error
@@ -65,6 +71,8 @@ class Mixture:
         return mixture
 
     def _check_record(self):
+        if [source["name"] for source in self.record["experts"]] != self.names:
+            raise MergeError(f"{self.folder / RECORD} lists other experts than its recipe. Copy or compose it again.")
         for source in [self.record["base"], *self.record["experts"]]:
             if not all(isinstance(source[key], str) for key in ("name", "source")) or not source["files"]:
                 raise MergeError(
@@ -104,35 +112,78 @@ class Mixture:
 
     def open_base(self) -> Source:
         """Opens the base model that the mixture was made with."""
-        return self._open_source("base", self.record["base"]["source"], None)
+        return self._open_source("base", self.record["base"], None)
 
     def open_experts(self) -> list[Source]:
         """Opens the experts that the mixture was made from."""
-        base = self.recipe.base_model and self.locate("base", self.recipe.base_model)
-        return [self._open_source(e.name, e.source_model, base) for e in self.recipe.experts]
+        return [self.open_expert(index) for index in range(len(self.names))]
 
-    def locate(self, name: str, origin: str) -> str:
-        """Where a source is now: where the caller says, else beside the mixture as when it was merged, else its origin."""
-        known = {"base", *self.names}
-        if unknown := [given for given in self.moved if given not in known]:
-            raise MergeError(f"The mixture has no source {unknown[0]!r:.80}.{did_you_mean(str(unknown[0]), known)}")
-        same = [e.name for e in self.recipe.experts if e.source_model == origin]
-        for given in (name, *same):
+    def open_expert(self, index: int) -> Source:
+        """Opens one of the experts that the mixture was made from."""
+        return self._open_source(self.names[index], self.record["experts"][index], self.base_model)
+
+    @property
+    def base_model(self) -> str | None:
+        """Where the recipe's `base_model` is now, if it has one; a Hub id is unchanged."""
+        origin = self.recipe.base_model
+        return origin and str(self.locate(origin, "base") or origin)
+
+    def locate(self, origin: str, name: str = "") -> Path | None:
+        """Where a path of the record is now: where the caller says, else beside the mixture as when it was merged.
+
+        Returns None for a model of the Hub. The working directory does not matter: it can have another folder of that name.
+        """
+        for given in (name, *(e.name for e in self.recipe.experts if e.source_model == origin)):
             if given in self.moved:
-                return str(self.moved[given])
-        beside = self.record.get("beside", {}).get(origin)
-        if isinstance(beside, str) and not os.path.isabs(origin) and (self.folder / beside).is_dir():
-            return str(self.folder / beside)
-        return origin
+                return locate(str(self.moved[given]))
+        beside = self.record["beside"].get(origin)
+        if isinstance(beside, str):
+            return Path(os.path.normpath(self.folder.resolve() / beside))
+        if is_on_hub(self.record, origin):
+            return None
+        return Path(os.path.normpath(self.folder.resolve() / expand_user(origin)))
 
-    def _open_source(self, name: str, origin: str, base: str | None) -> Source:
-        place = self.locate(name, origin)
-        try:
-            source = open_source(name, place, base)
-        except MergeError as error:
-            hint = "" if os.path.isdir(expand_user(place)) else f" If it was moved, use --source {name}=FOLDER."
-            raise MergeError(f"{error}{hint}") from error
-        return replace(source, origin=origin)
+    def places(self) -> dict[str, Path | None]:
+        """Path in the record -> where it is now; None for a model of the Hub."""
+        return {path: self.locate(path) for path in recorded_paths(self.record)}
+
+    def recipe_from_here(self) -> Recipe:
+        """The recipe with paths from the working directory instead of from that in which the mixture was composed."""
+        places = self.places()
+
+        def from_here(path: str | None) -> str | None:
+            if path is None:
+                return None
+            if (place := places[path]) is not None:
+                return os.path.relpath(place) if is_relative(path) else str(place)
+            if os.path.isdir(path):
+                raise MergeError(
+                    f"{path!r} is a model of the Hub in the recipe of {self.folder}, and also a folder here. Run the command in "
+                    "another folder."
+                )
+            return path
+
+        experts = [
+            replace(e, source_model=from_here(e.source_model) or e.source_model, samples=from_here(e.samples))
+            for e in self.recipe.experts
+        ]
+        base, centroids = from_here(self.recipe.base_model), from_here(self.recipe.centroids)
+        return replace(self.recipe, experts=experts, base_model=base, centroids=centroids)
+
+    def _open_source(self, name: str, record: dict[str, Any], base: str | None) -> Source:
+        origin, hint = record["source"], f" If it was moved, use --source {name}=FOLDER."
+        place = self.locate(origin, name)
+        if place is not None and not place.is_dir():
+            raise MergeError(f"{name}: the folder {str(place)!r} does not exist.{hint}")
+        if place is None:
+            try:
+                place = download(origin)
+            except MergeError as error:
+                raise MergeError(f"{error}{hint}") from error
+        over = self.locate(record["adapter_over"]) if isinstance(record.get("adapter_over"), str) else None
+        if over is not None and not over.is_dir():
+            over = None if base is None or not os.path.isdir(base) else Path(base)
+        return open_source(name, origin, base, folder=place, over=over)
 
 
 def inspect(folder: str | Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A file of mergekit-moe keeps its meaning: gates from prompts and the base's shar
 `base_model` and prompts, and a key that is not supported is refused by name.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,6 +15,7 @@ from run_tools.yaml_files import read_yaml
 
 from .errors import MergeError
 from .families import MIXTURES
+from .places import resolve
 from .recipe_keys import MERGEKIT_AVERAGES, MERGEKIT_ONLY, find_key_errors
 from .task_vectors import DEFAULT_DENSITY, TASK_METHODS
 
@@ -355,18 +355,12 @@ def validate(recipe: Recipe):
 
 
 def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
-    """Resolves paths that exist relative to the recipe's folder, but not to the working directory."""
-
-    def resolve(path: str | None) -> str | None:
-        if path is None or folder is None or os.path.exists(path) or not os.path.exists(folder / path):
-            return path
-        return str(folder / path)
-
+    """Resolves paths relative to the recipe's folder; those that do not exist there stay relative to the working directory."""
     for path in (recipe.base_model, *(expert.source_model for expert in recipe.experts)):
         expand_user(path or "")
-    recipe.base_model = resolve(recipe.base_model)
-    recipe.centroids = resolve(recipe.centroids and str(expand_user(recipe.centroids)))
+    recipe.base_model = recipe.base_model and resolve(recipe.base_model, folder)
+    recipe.centroids = recipe.centroids and resolve(str(expand_user(recipe.centroids)), folder)
     for expert in recipe.experts:
-        expert.source_model = resolve(expert.source_model) or expert.source_model
-        expert.samples = resolve(expert.samples and str(expand_user(expert.samples)))
+        expert.source_model = resolve(expert.source_model, folder)
+        expert.samples = expert.samples and resolve(str(expand_user(expert.samples)), folder)
     return recipe

@@ -17,8 +17,9 @@ from .card import model_card
 from .checkpoints import Source, open_checkpoint
 from .errors import MergeError
 from .output_config import to_json_bytes
+from .places import places_beside
 from .plan import OutputTensor, copy_tensor
-from .provenance import RECORD, read_record
+from .provenance import RECORD
 from .routing import open_mixture
 from .shard_writer import Progress
 
@@ -94,7 +95,7 @@ def tune(
     source = Source("mixture", str(folder), open_checkpoint(folder))
     tuned = options | {"max_length": max_length, "perplexity": table}
     tensors = tuned_tensors(source, values)
-    files = carried_metadata(folder, tuned, tensors)
+    files = carried_metadata(folder, tuned, tensors, Path(out))
     return write_edited(tensors, [source], Path(out), progress, lambda scans: files) | result | {"perplexity": table}
 
 
@@ -198,7 +199,7 @@ def tuned_tensors(source: Source, gates: dict[str, np.ndarray]) -> list[OutputTe
     return tensors
 
 
-def carried_metadata(folder: Path, tuned: dict[str, Any], tensors: list[OutputTensor]) -> dict[str, bytes]:
+def carried_metadata(folder: Path, tuned: dict[str, Any], tensors: list[OutputTensor], out: Path) -> dict[str, bytes]:
     """The files of the mixture besides its weights; record and model card of merge-experts say how it was tuned."""
     from .mixture import Mixture
     from .plan import measure
@@ -210,7 +211,8 @@ def carried_metadata(folder: Path, tuned: dict[str, Any], tensors: list[OutputTe
     }
     if (folder / RECORD).is_file():
         old = Mixture.open(folder)
-        record = read_record(folder) | {"tuned": {"experts": old.names, **tuned}}
+        record = old.record | {"tuned": {"experts": old.names, **tuned}}
+        record["beside"] = places_beside(record, out, old.places())
         files[RECORD] = to_json_bytes(record)
         files["README.md"] = model_card(record, measure(old.recipe, tensors))
     return files

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     gates = {part.gate: gate_without_texts(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
     tensors = plan_tensors(recipe, base, experts, gates, averaged)
     try:
-        centroids = read_centroids(recipe)
+        place = mixture.locate(recipe.centroids) if recipe.centroids else None
+        centroids = read_centroids(replace(recipe, centroids=str(place)) if place else recipe)
     except MergeError as error:
         notes.append(f"Centroids were not compared: {error}")
         centroids = None

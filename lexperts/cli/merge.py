@@ -39,6 +39,12 @@ Reaverage = Annotated[
 LowMemory = Annotated[
     bool, typer.Option("--low-memory", help="Compute gates with one layer of the base model in memory at a time.")
 ]
+Moved = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source", metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
+    ),
+]
 
 
 @app.command()
@@ -159,12 +165,7 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
 @app.command()
 def verify(
     folder: Folder,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
-        ),
-    ] = None,
+    source: Moved = None,
     sha256: Annotated[bool, typer.Option("--sha256", help="Also show the SHA-256 of every source file.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -177,7 +178,7 @@ def verify(
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
-            result = merge_tools.verify(folder, sources=read_pairs(source or []), sha256=sha256, progress=progress)
+            result = merge_tools.verify(folder, sources=read_pairs(source), sha256=sha256, progress=progress)
         if as_json:
             print_json(result)
         for name, files in result.get("files", {}).items():
@@ -195,12 +196,12 @@ def verify(
             raise typer.Exit(1)
 
 
-def read_pairs(pairs: list[str]) -> dict[str, str]:
+def read_pairs(pairs: list[str] | None) -> dict[str, str]:
     """`["law=models/law"]` -> `{"law": "models/law"}`."""
-    for pair in pairs:
+    for pair in pairs or []:
         if not all(pair.partition("=")[::2]):
             raise MergeError(f"--source must be NAME=FOLDER, got {pair!r:.200}.")
-    return dict(pair.split("=", 1) for pair in pairs)
+    return dict(pair.split("=", 1) for pair in pairs or [])
 
 
 def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args, **options) -> dict[str, Any]:
@@ -225,6 +226,7 @@ def add(
     reaverage: Reaverage = False,
     low_memory: LowMemory = False,
     allow: Allow = None,
+    source: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -234,7 +236,7 @@ def add(
     """
     with screen(as_json, debug, out) as view:
         options = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
-        flags = {"reaverage": reaverage, "low_memory": low_memory, "allow": allow or ()}
+        flags = {"reaverage": reaverage, "low_memory": low_memory, "allow": allow or (), "sources": read_pairs(source)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
 
 
@@ -245,6 +247,7 @@ def remove(
     expert: Name,
     reaverage: Reaverage = False,
     low_memory: LowMemory = False,
+    source: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -253,17 +256,20 @@ def remove(
     Example: lexperts merge remove mixture smaller --expert medicine
     """
     with screen(as_json, debug, out) as view:
-        edit(view, out, merge_tools.remove, folder, expert, out, reaverage=reaverage, low_memory=low_memory)
+        flags = {"reaverage": reaverage, "low_memory": low_memory, "sources": read_pairs(source)}
+        edit(view, out, merge_tools.remove, folder, expert, out, **flags)
 
 
 @app.command()
-def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
+def extract(
+    folder: Folder, out: Out, expert: Name, source: Moved = None, as_json: AsJson = False, debug: Debug = False
+):
     """Extract an expert as a dense model.
 
     Example: lexperts merge extract mixture dense --expert medicine
     """
     with screen(as_json, debug, out) as view:
-        result = edit(view, out, merge_tools.extract, folder, expert, out)
+        result = edit(view, out, merge_tools.extract, folder, expert, out, sources=read_pairs(source))
         view.print(format_shared_diff(result["shared"]))
 
 
