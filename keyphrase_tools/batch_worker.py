@@ -33,6 +33,10 @@ class WorkerStoppedError(RuntimeError):
     """The worker has been closed, or its thread has ended."""
 
 
+class AbandonedError(RuntimeError):
+    """Nobody waits for the documents that are being read any more."""
+
+
 @dataclass(eq=False)
 class Task:
     """A document that waits for its result."""
@@ -40,6 +44,8 @@ class Task:
     document: Any
     options: dict
     key: str  # tasks with equal keys have equal options
+    abandoned: threading.Event
+    size: int = 0
     future: Future = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
@@ -53,10 +59,12 @@ class BatchWorker:
     If reading a batch fails, its documents are read one by one, so that the failure of one does not affect the others.
 
     Args:
-        read: `read(documents, **options)` returns a list with one result per document.
+        read: `read(documents, is_abandoned, **options)` returns a list with one result per document. It may raise an
+            `AbandonedError` once `is_abandoned()` is true: nobody waits for any of the documents.
         batch_size: maximum number of documents in a batch.
         max_wait: seconds.
         max_queue: maximum number of documents that wait. Those being read are not counted.
+        max_size: maximum of the sum of their sizes, except that an empty queue accepts everything.
         on_batch: called with the number of documents of each batch.
     """
 
@@ -67,10 +75,11 @@ class BatchWorker:
         batch_size: int = 16,
         max_wait: float = 0.005,
         max_queue: int = 128,
+        max_size: float = math.inf,
         on_batch: Callable[[int], None] = lambda documents: None,
     ):
         self._read, self._on_batch = read, on_batch
-        self.batch_size, self.max_wait, self.max_queue = batch_size, max_wait, max_queue
+        self.batch_size, self.max_wait, self.max_queue, self.max_size = batch_size, max_wait, max_queue, max_size
         self._queue: deque[Task] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -97,13 +106,23 @@ class BatchWorker:
             self._changed.notify_all()
         self._thread.join()
 
-    def submit(self, documents: Sequence, options: dict, key: str) -> list[Future]:
+    def submit(
+        self,
+        documents: Sequence,
+        options: dict,
+        key: str,
+        *,
+        sizes: Sequence[int] | None = None,
+        abandoned: threading.Event | None = None,
+    ) -> list[Future]:
         """Puts documents into the queue, all or none. A document whose future is cancelled in time is not read.
 
         Args:
             documents: of one request.
             options: passed to `read`.
             key: equal for equal options.
+            sizes: of the documents, in any unit; by default 0.
+            abandoned: is set by the caller once it does not wait for these documents any more.
 
         Returns:
             One future per document. Its result is that of `read`, its exception the one that `read` raised for this document.
@@ -112,21 +131,28 @@ class BatchWorker:
             QueueFullError: if they do not all fit.
             WorkerStoppedError: after `close`.
         """
-        tasks = [Task(document, options, key) for document in documents]
+        sizes, abandoned = sizes or [0] * len(documents), abandoned or threading.Event()
+        tasks = [Task(document, options, key, abandoned, size) for document, size in zip(documents, sizes, strict=True)]
         with self._changed:
             if not self.is_ready:
                 raise WorkerStoppedError("The server is shutting down.")
-            self.check_room(len(tasks))
+            self.check_room(len(tasks), sum(sizes))
             self._queue.extend(tasks)
             self._changed.notify_all()
         return [task.future for task in tasks]
 
-    def check_room(self, documents: int = 1) -> None:
-        """Raises a `QueueFullError` if this number of documents does not fit."""
+    def check_room(self, documents: int = 1, size: int = 0) -> None:
+        """Raises a `QueueFullError` if this number of documents, of this size together, does not fit."""
+
+        def is_full() -> bool:
+            total = sum(task.size for task in self._queue)
+            return len(self._queue) + documents > self.max_queue or bool(self._queue and total + size > self.max_size)
+
         with self._changed:
-            if len(self._queue) + documents > self.max_queue:
+            if is_full():
                 self._queue = deque(task for task in self._queue if not task.future.cancelled())
-            if (waiting := len(self._queue)) + documents > self.max_queue:
+            waiting = len(self._queue)
+            if is_full():
                 least = max(math.ceil(waiting * self._seconds), 1)
                 # spread, so that clients that were refused together do not come back together
                 seconds = min(random.randint(least, 2 * least), LONGEST_WAIT)
@@ -174,7 +200,7 @@ class BatchWorker:
         start = time.monotonic()
         results, done = [], 0
         try:
-            results = self._results([task.document for task in batch], batch[0].options)
+            results = self._results(batch)
             for task, result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
                     task.future.set_exception(result)
@@ -188,13 +214,19 @@ class BatchWorker:
         self._seconds = 0.8 * self._seconds + 0.2 * seconds if self._seconds else seconds
         self._on_batch(len(batch))
 
-    def _results(self, documents: list, options: dict) -> list:
+    def _results(self, batch: list[Task]) -> list:
         """One result or exception per document."""
+
+        def is_abandoned() -> bool:
+            return all(task.abandoned.is_set() for task in batch)
+
         try:
-            return list(self._read(documents, **options))
+            return list(self._read([task.document for task in batch], is_abandoned, **batch[0].options))
+        except AbandonedError as error:
+            return [error] * len(batch)
         except Exception as error:
-            if len(documents) > 1:
-                return [self._results([document], options)[0] for document in documents]
+            if len(batch) > 1:
+                return [self._results([task])[0] for task in batch]
             if not isinstance(error, (ValueError, TypeError)):
                 logger.exception("a document could not be read")
             return [error]

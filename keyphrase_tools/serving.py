@@ -5,11 +5,13 @@ another one.
 """
 
 import asyncio
+import copy
+import hashlib
 import json
+import threading
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Annotated, Any, Literal
 
 try:
     from fastapi import FastAPI, HTTPException, Request
@@ -17,116 +19,26 @@ try:
     from fastapi_offline import FastAPIOffline
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from starlette.requests import ClientDisconnect
+    from starlette.responses import RedirectResponse
 except ImportError as error:
     raise ImportError(
         f"The server needs {error.name}. Install it with: pip install lexperts[serve]", name=error.name
     ) from error
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, ValidationError
-from typing_extensions import TypeAliasType
 
-from .batch_worker import BatchWorker, QueueFullError, WorkerStoppedError
+from .batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
+from .candidates import parse_candidates
+from .input_documents import split_into_blocks
+from .pipeline_keyphrase_extraction import SORT_WINDOW
 from .processes import MemoryRelease
-from .stemming import LANGUAGES
+from .server_requests import Answer, Parameters, error_responses, list_documents, parse_body, request_schema
+from .windows import replace_surrogates
 
 BODY_TIMEOUT = 30  # seconds to send a request
 DISCONNECTED = "The client has disconnected."  # with the status 499, which only /metrics shows
-SHOWN_ERRORS = 3
-KINDS = ("str", "dict", "list")  # of inputs in JSON
+MANY = 10_000  # bytes of a request whose check would delay others, so that it runs in a thread
+QUEUE_GROWTH = 4  # sub-tokens that may wait, as a multiple of those of the largest request
 WARM_UP = "The first text takes longer than the others."
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
-class Strict(BaseModel):
-    """Types as in JSON, without conversions; other fields are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Document(Strict):
-    """A document."""
-
-    text: str
-    title: str | None = None
-
-
-def kind_of(value) -> str | None:
-    """The kind of an input, one of `KINDS`."""
-    kind = type(value).__name__
-    return kind if kind in KINDS else None
-
-
-def one_of(kinds, message: str):
-    """A union whose errors are those of the kind that was sent."""
-    return Annotated[kinds, Discriminator(kind_of, custom_error_type="inputs", custom_error_message=message)]
-
-
-OneInput = Annotated[str, Tag("str")] | Annotated[Document, Tag("dict")]
-EachInput = one_of(OneInput, 'Must be a text, or an object with "text" and optionally "title"')
-EachInputs = TypeAliasType("EachInputs", Annotated[list[EachInput], FailFast(), Field(min_length=1)])
-Inputs = one_of(
-    OneInput | Annotated[EachInputs, Tag("list")],
-    'Must be a text, an object with "text" and optionally "title", or a list of them',
-)
-Phrases = TypeAliasType("Phrases", Annotated[list[str], FailFast(), Field(min_length=1)])
-Synonyms = TypeAliasType("Synonyms", dict[str, Annotated[list[str], FailFast()]])
-
-
-class Parameters(Strict):
-    """Options of the pipeline; those that are left out have its defaults."""
-
-    top_k: Annotated[int | None, Field(ge=1, le=10_000, description="Maximum number of keyphrases; null for all.")] = 10
-    min_score: Annotated[float | None, Field(ge=0, le=1)] = None
-    threshold: Annotated[float | None, Field(gt=0, lt=1)] = None
-    style: Annotated[str | None, Field(description="A style of annotation, if the model has several.")] = None
-    diversity: Annotated[float | None, Field(ge=0, le=1)] = None
-    candidates: Annotated[
-        Phrases | Synonyms | None, Field(description="Phrases to score, or names with lists of synonyms.")
-    ] = None
-    language: Annotated[
-        Literal[LANGUAGES] | None, Field(description="The stemmer's language; null for no stemming.")
-    ] = None
-    on_long: Annotated[Literal["window", "error", "truncate"] | None, Field(description="For long documents.")] = None
-    mentions: Annotated[bool, Field(description="Return all mentions of each keyphrase.")] = False
-
-
-class KeyphraseRequest(Strict):
-    """One document, or a list of them, and options that hold for all."""
-
-    inputs: Inputs
-    parameters: Parameters | None = None
-
-
-class Mention(BaseModel):
-    """An occurrence of a keyphrase: offsets in the text, or in the `field` of a document with a title."""
-
-    start: int
-    end: int
-    score: float
-    field: Literal["title", "text"] | None = None
-
-
-class Keyphrase(BaseModel):
-    """A keyphrase. Score and offsets of a candidate without mentions are null."""
-
-    keyphrase: str
-    score: float | None
-    start: int | None
-    end: int | None
-    field: Literal["title", "text"] | None = None
-    mentions: list[Mention] | None = None
-
-
-class Result(BaseModel):
-    """The keyphrases of a document, best first, or the reason why it could not be read."""
-
-    keyphrases: list[Keyphrase] | None = None
-    error: str | None = None
-
-
-class Answer(BaseModel):
-    """One result per document, in their order."""
-
-    results: list[Result]
 
 
 class Metrics:
@@ -186,7 +98,8 @@ def create_app(
     batch_size: int = 16,
     max_wait_ms: float = 5,
     max_queue: int = 128,
-    max_characters: int = 100_000,
+    max_tokens: int = 50_000,
+    max_candidates: int = 20_000,
     max_body_bytes: int = 1_000_000,
 ) -> FastAPI:
     """The app of a server: `POST /keyphrases`, `/healthz`, `/metrics`, and `/docs`, which loads nothing from other hosts.
@@ -198,32 +111,34 @@ def create_app(
         extract: a `KeyphraseExtractionPipeline`.
         batch_size: documents per batch, and windows per batch of the model.
         max_wait_ms: milliseconds that a document waits for others if the model is idle.
-        max_queue: documents that may wait, and documents per request. Beyond that, requests get 503 at once.
-        max_characters: of a document with its title.
+        max_queue: documents that may wait, and documents per request. Beyond that, requests get 503 at once; also if the documents
+            that wait would have more than four times `max_tokens` together.
+        max_tokens: sub-tokens of all documents of a request, with their titles.
+        max_candidates: candidates and synonyms of a request, times its documents.
         max_body_bytes: of a request.
 
     Raises:
         ValueError: if a limit is less than 1, or `max_wait_ms` is negative.
     """
-    limits = {"batch_size": batch_size, "max_queue": max_queue, "max_characters": max_characters}
-    check_limits(**limits, max_body_bytes=max_body_bytes, max_wait_ms=max_wait_ms)
+    limits = {"batch_size": batch_size, "max_queue": max_queue, "max_tokens": max_tokens}
+    limits |= {"max_candidates": max_candidates, "max_body_bytes": max_body_bytes}
+    check_limits(**limits, max_wait_ms=max_wait_ms)
 
     release = MemoryRelease()
-
-    def read(documents: list, **options) -> list:
-        return extract(documents, batch_size=batch_size, **options)
 
     def on_batch(documents: int) -> None:
         metrics.batches.observe(documents)
         release()
 
     worker = BatchWorker(
-        read,
+        reader(extract, batch_size, max_candidates),
         batch_size=batch_size,
         max_wait=max_wait_ms / 1e3,
         max_queue=max_queue,
+        max_size=QUEUE_GROWTH * max_tokens,
         on_batch=on_batch,
     )
+    checks = RequestChecks(extract, max_queue, max_tokens, max_candidates)
     metrics = Metrics(worker)
 
     @asynccontextmanager
@@ -246,7 +161,12 @@ def create_app(
     @app.post("/keyphrases", response_model=Answer, openapi_extra=request_schema(), responses=error_responses())
     async def keyphrases(request: Request) -> JSONResponse:
         """The keyphrases of one document or of a list of documents."""
-        return JSONResponse(await answer(request, extract, worker, max_characters, max_body_bytes))
+        return JSONResponse(await answer(request, checks, worker, max_body_bytes))
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        """Leads to the documentation."""
+        return RedirectResponse("docs")
 
     @app.get("/healthz", responses={503: {"description": "The model cannot be used."}})
     async def healthz() -> dict[str, str]:
@@ -263,68 +183,116 @@ def create_app(
     return app
 
 
-async def answer(request: Request, extract, worker: BatchWorker, max_characters: int, max_body_bytes: int) -> dict:
+def reader(extract, batch_size: int, max_candidates: int):
+    """The function with which the worker reads documents; it stops between two batches of the model if nobody waits for them."""
+
+    def read(documents: list, is_abandoned, **options) -> list:
+        # candidates without mentions take memory too, in each document
+        together = max(1, max_candidates // max(count_phrases(options.get("candidates")), 1))
+        if options.get("candidates"):
+            options["candidates"] = parse_candidates(options["candidates"])
+        results: list = []
+        for block in split_into_blocks(documents, min(together, SORT_WINDOW * batch_size)):
+            finished: dict[int, list] = {}
+            for part in extract.read_block(block, batch_size=batch_size, first=len(results), **options):
+                finished |= part.finished
+                if is_abandoned():
+                    raise AbandonedError("The client has disconnected.")
+            results += [finished[i] for i in range(len(block))]
+        return results
+
+    return read
+
+
+def count_phrases(candidates) -> int:
+    """The number of candidates with their synonyms."""
+    if isinstance(candidates, dict):
+        return len(candidates) + sum(map(len, candidates.values()))
+    return len(candidates or ())
+
+
+class RequestChecks:
+    """The checks of requests against the limits of `create_app`, and of their options against the pipeline."""
+
+    def __init__(self, extract, max_documents: int, max_tokens: int, max_candidates: int):
+        self.extract, self.max_documents = extract, max_documents
+        self.max_tokens, self.max_candidates = max_tokens, max_candidates
+        self._tokenizer = copy.deepcopy(extract.tokenizer)  # the pipeline's is in use in another thread
+
+    def check(self, documents: list[str | dict], options: dict) -> list[int]:
+        """The number of sub-tokens of each document.
+
+        Raises:
+            HTTPException: 422 for too many documents, candidates or sub-tokens, and for invalid options.
+        """
+        if (count := len(documents)) > self.max_documents:
+            raise HTTPException(422, f"inputs: {count} documents in one request; send at most {self.max_documents}.")
+        phrases = count_phrases(options.get("candidates"))
+        if phrases * count > self.max_candidates:
+            raise HTTPException(
+                422,
+                f"parameters.candidates: {phrases} candidates with synonyms for {count} documents; send at most "
+                f"{self.max_candidates // count} for so many documents, or fewer documents in one request.",
+            )
+        sizes = self.count_tokens(documents)
+        if (total := sum(sizes)) > self.max_tokens:
+            raise HTTPException(
+                422,
+                f"inputs: {total} sub-tokens, titles included; send at most {self.max_tokens} in one request. The longest document "
+                f"is number {max(range(count), key=sizes.__getitem__)}.",
+            )
+        try:
+            self.extract([], **options)  # options only
+        except (ValueError, TypeError) as error:
+            raise HTTPException(422, f"parameters: {error}") from error
+        return sizes
+
+    def count_tokens(self, documents: list[str | dict]) -> list[int]:
+        """The number of sub-tokens of each document with its title, without special tokens."""
+        counts = [0] * len(documents)
+        parts = [(number, part) for number, document in enumerate(documents) for part in list_texts(document)]
+        texts = [replace_surrogates(part) for _, part in parts]
+        encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        for (number, _), ids in zip(parts, encoded, strict=True):
+            counts[number] += len(ids)
+        return counts
+
+
+def list_texts(document: str | dict) -> list[str]:
+    """The text of a document, and its title if it has one."""
+    return [document] if isinstance(document, str) else [document["text"], *filter(None, [document["title"]])]
+
+
+async def answer(request: Request, checks: RequestChecks, worker: BatchWorker, max_body_bytes: int) -> dict:
     """The answer to `POST /keyphrases`; the arguments are those of `create_app`.
 
     Raises:
         HTTPException: for all that is wrong with the request, and 503 if it cannot be accepted now.
     """
+    abandoned = threading.Event()
     try:
         content = await read_body(request, max_body_bytes)  # also if refused: an unread body resets the connection
         worker.check_room()
         body = parse_body(content)
         documents = list_documents(body.inputs)
-        check_sizes(documents, worker.max_queue, max_characters)
         parameters = body.parameters or Parameters()
         given = parameters.model_dump(exclude_unset=True, exclude={"mentions"})
-        try:
-            check = partial(extract, [], **given)  # options only
-            await asyncio.to_thread(check) if given.get("candidates") else check()
-        except (ValueError, TypeError) as error:
-            raise HTTPException(422, f"parameters: {error}") from error
-        futures = worker.submit(documents, given, json.dumps(given, sort_keys=True))
+        given.setdefault("top_k", parameters.top_k)  # the pipeline by itself returns all candidates
+        check = partial(checks.check, documents, given)
+        sizes = await asyncio.to_thread(check) if len(content) > MANY else check()
+        key = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        futures = worker.submit(documents, given, key, sizes=sizes, abandoned=abandoned)
     except QueueFullError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": str(error.retry_after)}) from error
     except WorkerStoppedError as error:
         raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from error
-    answers = await wait_for(futures, request)
+    try:
+        answers = await wait_for(futures, request)
+    except BaseException:
+        abandoned.set()
+        raise
     results = [to_result(number, own, parameters.mentions) for number, own in enumerate(answers)]
     return {"results": results}
-
-
-def request_schema() -> dict[str, Any]:
-    """The OpenAPI entry of the request, whose body is parsed by `parse_body`."""
-    schema = KeyphraseRequest.model_json_schema()
-    definitions = schema.pop("$defs")
-
-    def inline(node):
-        """Replaces references, since an operation cannot define components."""
-        if isinstance(node, list):
-            return [inline(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if "$ref" in node:
-            return inline(definitions[node["$ref"].rsplit("/", 1)[-1]])
-        return {key: inline(value) for key, value in node.items()}
-
-    example = {"inputs": "Graph cuts solve energy minimisation problems.", "parameters": {"top_k": 5}}
-    content = {"application/json": {"schema": inline(schema), "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def error_responses() -> dict[int, dict]:
-    """The OpenAPI entries of errors, each with a JSON object `{"detail": message}`."""
-    descriptions = {
-        400: "The body is not JSON.",
-        408: "The body took too long.",
-        413: "The body is too large.",
-        415: "The content type is not application/json.",
-        422: "A field, an option or a length is invalid.",
-        503: "Too many documents wait. Try again after the seconds of Retry-After.",
-    }
-    detail = {"type": "object", "properties": {"detail": {"type": "string"}}}
-    content = {"application/json": {"schema": detail}}
-    return {status: {"description": text, "content": content} for status, text in descriptions.items()}
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -353,46 +321,6 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     except ClientDisconnect as error:
         raise HTTPException(499, DISCONNECTED) from error
     return bytes(body)
-
-
-def parse_body(body: bytes) -> KeyphraseRequest:
-    """The request of a body.
-
-    Raises:
-        HTTPException: 400 if it is not JSON, 422 if a field is missing, unknown or invalid. The message does not repeat values.
-    """
-    try:
-        return KeyphraseRequest.model_validate_json(body)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
-    if errors[0]["type"] == "json_invalid":
-        raise HTTPException(400, errors[0]["msg"])
-    lines = []
-    for entry in errors[:SHOWN_ERRORS]:
-        *parts, last = entry["loc"] or ("body",)
-        place = ".".join(str(part)[:60] for part in (*(part for part in parts if part not in KINDS), last))
-        problem = "is not a field. See /docs" if entry["type"] == "extra_forbidden" else entry["msg"]
-        lines.append(f"{place}: {problem}")
-    more = f"; and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
-    raise HTTPException(422, "; ".join(lines) + more)
-
-
-def list_documents(inputs: str | Document | list) -> list[str | dict]:
-    """The documents of a request, as the pipeline takes them."""
-    inputs = inputs if isinstance(inputs, list) else [inputs]
-    return [document if isinstance(document, str) else document.model_dump() for document in inputs]
-
-
-def check_sizes(documents: list[str | dict], max_documents: int, max_characters: int) -> None:
-    """Raises an `HTTPException` 422 for too many documents, and for one that is too long."""
-    if len(documents) > max_documents:
-        raise HTTPException(422, f"inputs: {len(documents)} documents in one request; send at most {max_documents}.")
-    for number, document in enumerate(documents):
-        parts = [document] if isinstance(document, str) else [document["text"], document["title"] or ""]
-        if (length := sum(map(len, parts))) > max_characters:
-            raise HTTPException(
-                422, f"inputs.{number}: {length} characters; send at most {max_characters}, title included."
-            )
 
 
 async def wait_for(futures: list, request: Request) -> list:

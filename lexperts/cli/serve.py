@@ -25,7 +25,10 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Documents that may wait; requests beyond that get status 503.")
     ] = 128,
-    max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a document.")] = 100_000,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of sub-tokens in a request.")] = 50_000,
+    max_candidates: Annotated[
+        int, typer.Option(min=1, help="Maximum of a request's candidates, with synonyms, times its documents.")
+    ] = 20_000,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 1_000_000,
     device: Device = None,
     dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
@@ -46,8 +49,9 @@ def serve(
 
         listener = bind(host, port)
         extract = open_extractor(model, dtype=parse_dtype(dtype), device=device and parse_device(device))
-        limits = {"max_queue": max_queue, "max_characters": max_characters, "max_body_bytes": max_body_bytes}
-        app = create_app(extract, batch_size=batch_size, max_wait_ms=max_wait_ms, **limits)
+        limits = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
+        limits |= {"batch_size": batch_size, "max_wait_ms": max_wait_ms, "max_body_bytes": max_body_bytes}
+        app = create_app(extract, **limits)
         run_server(app, listener)
 
 
@@ -73,10 +77,14 @@ def run_server(app, listener: socket.socket) -> None:
     """Serves an app until SIGTERM or SIGINT, and then finishes what it has accepted."""
     import uvicorn
 
+    from .connections import BACKLOG, PunctualProtocol, connection_limit
+
+    PunctualProtocol.max_connections = connection_limit()
     host, port = listener.getsockname()[:2]
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}, documentation at /docs", flush=True)
     config = uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE
-    )
+        app, loop="asyncio", http=PunctualProtocol, ws="none", access_log=False, server_header=False, backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+    )  # fmt: skip
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

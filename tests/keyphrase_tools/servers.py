@@ -119,7 +119,7 @@ def malformed_requests(max_body_bytes: int) -> list[tuple[str, bytes, dict]]:
     bodies["candidates and threshold"] = {"inputs": "a", "parameters": {"candidates": ["a"], "threshold": 0.5}}
     bodies["too many documents"] = {"inputs": ["a"] * 1000}
     bodies["too long"] = {"inputs": ["a", "b " * 20_000]}
-    bodies["too long a title"] = {"inputs": {"text": "a", "title": "b" * 30_000}}
+    bodies["too long a title"] = {"inputs": {"text": "a", "title": "b " * 30_000}}
     requests = [(name, json.dumps(body).encode(), JSON) for name, body in bodies.items()]
     raw = {
         "empty": b"", "blank": b"  \n", "null": b"null", "number": b"3", "string": b'"a"', "list": b'[{"inputs": "a"}]',

@@ -10,18 +10,20 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx2
 import pytest
+import uvicorn
 from fastapi import HTTPException, Request
 from starlette.testclient import TestClient
 from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools import serving
-from keyphrase_tools.batch_worker import BatchWorker, QueueFullError, WorkerStoppedError
+from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
 from keyphrase_tools.serving import create_app
+from lexperts.cli import connections
 from lexperts.cli.keyphrases import app as command
 
 from .known_answers import assert_same, random_text
@@ -36,18 +38,20 @@ class Gate:
     """A pipeline that waits at a gate before it reads documents, and notes the sizes of its batches."""
 
     def __init__(self, extract):
-        self.extract, self.open, self.sizes = extract, threading.Event(), []
+        self.extract, self.tokenizer, self.open, self.sizes = extract, extract.tokenizer, threading.Event(), []
         self.open.set()
 
     def __call__(self, documents, **options):
-        if isinstance(documents, list) and documents:
-            self.sizes.append(len(documents))
-            assert self.open.wait(60)
-            if "poison" in documents:
-                raise RuntimeError("out of memory")
-            if "exit" in documents:
-                raise SystemExit
         return self.extract(documents, **options)
+
+    def read_block(self, documents, **options):
+        self.sizes.append(len(documents))
+        assert self.open.wait(60)
+        if "poison" in documents:
+            raise RuntimeError("out of memory")
+        if "exit" in documents:
+            raise SystemExit
+        return self.extract.read_block(documents, **options)
 
 
 @pytest.fixture
@@ -219,7 +223,7 @@ def test_nothing_is_accepted_before_the_start_and_after_the_end(extract):
 def test_what_waits_is_read_before_the_worker_closes():
     gate, done = threading.Event(), []
 
-    def read(documents):
+    def read(documents, is_abandoned):
         gate.wait(60)
         done.extend(documents)
         return documents
@@ -241,6 +245,123 @@ def test_what_waits_is_read_before_the_worker_closes():
     gate.set()
     closing.join(60)
     assert done == [1, 2, 3, 5, 6, 7, 8] and [f.result() for f in futures if not f.cancelled()] == done
+
+
+def test_work_is_limited_not_characters(gate, extract):
+    options = {"max_queue": 8, "max_tokens": 100, "max_candidates": 60, "max_wait_ms": 0}
+    names = [f"{a}{b}" for a in "abcdefghij" for b in "xyz"]  # 30
+    with TestClient(create_app(gate, **options), raise_server_exceptions=False) as client:
+        assert post(client, ["a b"] * 2, candidates=names).status_code == 200
+        refused = post(client, ["a b"] * 3, candidates=names)
+        assert refused.status_code == 422 and "20" in refused.json()["detail"]
+        assert post(client, ["a b"] * 2, candidates={name: [f"{name}s"] for name in names}).status_code == 422
+        assert post(client, "b" * 10_000).status_code == 200  # one sub-token, [UNK]
+        assert post(client, "b" * 99).status_code == 200
+        for inputs in (["a b"] * 7 + ["a " * 90], {"text": "a " * 60, "title": "b " * 60}):
+            refused = post(client, inputs)
+            assert refused.status_code == 422 and "100 in one request" in refused.json()["detail"]
+        gate.open.clear()  # 4 x 100 sub-tokens may wait
+        read = len(gate.sizes)
+        with ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(post, client, "first")]
+            wait_until(lambda: len(gate.sizes) > read)
+            for waiting in range(1, 5):
+                futures.append(pool.submit(post, client, "a " * 100))
+                wait_until(lambda waiting=waiting: len(client.app.state.worker) == waiting)
+            assert post(client, "a").status_code == 503
+            gate.open.set()
+            assert [future.result().status_code for future in futures] == [200] * 5
+
+
+def test_candidates_have_the_documented_top_k(client):
+    names = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
+    for options, count in (({}, 10), ({"top_k": 3}, 3), ({"top_k": None}, 24)):
+        assert len(results(post(client, "a graph cut", candidates=names, **options))[0]["keyphrases"]) == count
+
+
+def test_candidates_of_many_documents_are_not_kept_in_memory_together(gate, extract):
+    read = serving.reader(gate, 16, max_candidates=8)
+    found = read(TEXTS, bool, candidates=["ab", "a graph", "b"], top_k=2)
+    assert gate.sizes == [2, 2, 2] and found == [
+        extract(text, candidates=["ab", "a graph", "b"], top_k=2) for text in TEXTS
+    ]
+
+
+def test_a_batch_that_nobody_waits_for_any_more_is_left(extract):
+    parts, gone = [], threading.Event()
+
+    class Count:
+        def read_block(self, documents, **options):
+            for part in extract.read_block(documents, **options):
+                parts.append(part)
+                gone.set()
+                yield part
+
+    worker = BatchWorker(serving.reader(Count(), 1, 100), batch_size=4, max_wait=0)
+    worker.start()
+    futures = worker.submit([random_text(3000, 1)], {}, "", abandoned=gone)
+    with pytest.raises(AbandonedError):
+        futures[0].result(60)
+    assert len(parts) == 1
+    assert worker.submit(["a"], {}, "")[0].result(60) == extract("a") and len(parts) == 2  # somebody waits for this one
+    worker.close()
+
+
+def test_the_root_leads_to_the_documentation(client):
+    answer = client.get("/")
+    assert answer.status_code == 200 and answer.url.path == "/docs"
+
+
+@contextmanager
+def uvicorn_server(protocol):
+    """A server of a trivial app in a thread, with another protocol -> its port."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+def test_idle_connections_make_room_and_heads_have_a_time_limit(monkeypatch):
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    class Protocol(connections.PunctualProtocol):
+        max_connections = 10
+
+    def wait_for_end(connection):
+        with suppress(ConnectionError):
+            while connection.recv(100):
+                pass
+        return True
+
+    with uvicorn_server(Protocol) as port, ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+
+        kept = connect()
+        kept.sendall(request)
+        assert b"200 OK" in kept.recv(1000)
+        idle = [connect() for _ in range(40)]
+        last = connect()
+        last.sendall(request)
+        assert b"200 OK" in last.recv(1000)
+        assert wait_for_end(kept) and all(map(wait_for_end, idle[:31]))
+        monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.3)
+        slow = connect()
+        slow.sendall(request[:10])
+        last.sendall(request[:10])  # the second request of a connection
+        start = time.monotonic()
+        assert wait_for_end(slow) and wait_for_end(last) and 0.2 < time.monotonic() - start < 5
 
 
 def test_a_body_that_does_not_come_is_not_awaited_for_long(monkeypatch):
@@ -265,7 +386,9 @@ def test_the_documentation_loads_nothing_from_other_hosts(client):
     assert {"200", "400", "413", "415", "422", "503"} <= set(operation["responses"])
 
 
-@pytest.mark.parametrize("limit", ["batch_size", "max_queue", "max_characters", "max_body_bytes", "max_wait_ms"])
+@pytest.mark.parametrize(
+    "limit", ["batch_size", "max_queue", "max_tokens", "max_candidates", "max_body_bytes", "max_wait_ms"]
+)
 def test_a_limit_without_sense_is_an_error(limit, extract):
     with pytest.raises(ValueError, match=f"{limit}=-1"):
         create_app(extract, **{limit: -1})
@@ -274,7 +397,7 @@ def test_a_limit_without_sense_is_an_error(limit, extract):
 def test_malformed_requests_get_4xx_and_no_traceback(folder, tmp_path):
     requests = malformed_requests(MAX_BODY_BYTES)
     assert len(requests) >= 200
-    limits = ("--max-body-bytes", MAX_BODY_BYTES, "--max-characters", 20_000)
+    limits = ("--max-body-bytes", MAX_BODY_BYTES, "--max-tokens", 20_000)
     with start_server(folder, tmp_path / "log", *limits) as server, httpx2.Client(base_url=server.url) as client:
         statuses = {}
         for name, body, headers in requests:
@@ -296,7 +419,7 @@ def test_malformed_requests_get_4xx_and_no_traceback(folder, tmp_path):
             404,
             404,
         ]
-        assert raw_answer(server.url, b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n").startswith(
+        assert raw_answer(server.url, b"GET /docs HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n").startswith(
             b"HTTP/1.1 400"
         )
         long = b"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
@@ -343,7 +466,7 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
     head = (
         f"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    with start_server(folder, tmp_path / "log", "--batch-size", 1) as server:
+    with start_server(folder, tmp_path / "log", "--batch-size", 1, "--max-tokens", 1_000_000) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(head.encode() + body[:1000])
@@ -380,7 +503,8 @@ def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path
         assert b"connection: close" not in answer.lower()
         return answer.startswith(b"HTTP/1.1 503")
 
-    with start_server(folder, tmp_path / "log", "--batch-size", 1, "--max-queue", 1) as server, ExitStack() as stack:
+    options = ("--batch-size", 1, "--max-queue", 1, "--max-tokens", 1_000_000)
+    with start_server(folder, tmp_path / "log", *options) as server, ExitStack() as stack:
         busy = stack.enter_context(ThreadPoolExecutor())
         stack.callback(done.set)
         futures = [busy.submit(keep_busy, f"{server.url}/keyphrases") for _ in range(3)]  # read, waits, is refused

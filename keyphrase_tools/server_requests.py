@@ -1,0 +1,168 @@
+"""The requests and answers of the server: their fields, their description for OpenAPI, and their errors."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import HTTPException
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, ValidationError
+from typing_extensions import TypeAliasType
+
+from .stemming import LANGUAGES
+
+SHOWN_ERRORS = 3
+KINDS = ("str", "dict", "list")  # of inputs in JSON
+
+
+class Strict(BaseModel):
+    """Types as in JSON, without conversions; other fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Document(Strict):
+    """A document."""
+
+    text: str
+    title: str | None = None
+
+
+def kind_of(value) -> str | None:
+    """The kind of an input, one of `KINDS`."""
+    kind = type(value).__name__
+    return kind if kind in KINDS else None
+
+
+def one_of(kinds, message: str):
+    """A union whose errors are those of the kind that was sent."""
+    return Annotated[kinds, Discriminator(kind_of, custom_error_type="inputs", custom_error_message=message)]
+
+
+OneInput = Annotated[str, Tag("str")] | Annotated[Document, Tag("dict")]
+EachInput = one_of(OneInput, 'Must be a text, or an object with "text" and optionally "title"')
+EachInputs = TypeAliasType("EachInputs", Annotated[list[EachInput], FailFast(), Field(min_length=1)])
+Inputs = one_of(
+    OneInput | Annotated[EachInputs, Tag("list")],
+    'Must be a text, an object with "text" and optionally "title", or a list of them',
+)
+Phrases = TypeAliasType("Phrases", Annotated[list[str], FailFast(), Field(min_length=1)])
+Synonyms = TypeAliasType("Synonyms", dict[str, Annotated[list[str], FailFast()]])
+
+
+class Parameters(Strict):
+    """Options of the pipeline; those that are left out have its defaults."""
+
+    top_k: Annotated[int | None, Field(ge=1, le=10_000, description="Maximum number of keyphrases; null for all.")] = 10
+    min_score: Annotated[float | None, Field(ge=0, le=1)] = None
+    threshold: Annotated[float | None, Field(gt=0, lt=1)] = None
+    style: Annotated[str | None, Field(description="A style of annotation, if the model has several.")] = None
+    diversity: Annotated[float | None, Field(ge=0, le=1)] = None
+    candidates: Annotated[
+        Phrases | Synonyms | None, Field(description="Phrases to score, or names with lists of synonyms.")
+    ] = None
+    language: Annotated[
+        Literal[LANGUAGES] | None, Field(description="The stemmer's language; null for no stemming.")
+    ] = None
+    on_long: Annotated[Literal["window", "error", "truncate"] | None, Field(description="For long documents.")] = None
+    mentions: Annotated[bool, Field(description="Return all mentions of each keyphrase.")] = False
+
+
+class KeyphraseRequest(Strict):
+    """One document, or a list of them, and options that hold for all."""
+
+    inputs: Inputs
+    parameters: Parameters | None = None
+
+
+class Mention(BaseModel):
+    """An occurrence of a keyphrase: offsets in the text, or in the `field` of a document with a title."""
+
+    start: int
+    end: int
+    score: float
+    field: Literal["title", "text"] | None = None
+
+
+class Keyphrase(BaseModel):
+    """A keyphrase. Score and offsets of a candidate without mentions are null."""
+
+    keyphrase: str
+    score: float | None
+    start: int | None
+    end: int | None
+    field: Literal["title", "text"] | None = None
+    mentions: list[Mention] | None = None
+
+
+class Result(BaseModel):
+    """The keyphrases of a document, best first, or the reason why it could not be read."""
+
+    keyphrases: list[Keyphrase] | None = None
+    error: str | None = None
+
+
+class Answer(BaseModel):
+    """One result per document, in their order."""
+
+    results: list[Result]
+
+
+def request_schema() -> dict[str, Any]:
+    """The OpenAPI entry of the request, whose body is parsed by `parse_body`."""
+    schema = KeyphraseRequest.model_json_schema()
+    definitions = schema.pop("$defs")
+
+    def inline(node):
+        """Replaces references, since an operation cannot define components."""
+        if isinstance(node, list):
+            return [inline(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return inline(definitions[node["$ref"].rsplit("/", 1)[-1]])
+        return {key: inline(value) for key, value in node.items()}
+
+    example = {"inputs": "Graph cuts solve energy minimisation problems.", "parameters": {"top_k": 5}}
+    content = {"application/json": {"schema": inline(schema), "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def error_responses() -> dict[int, dict]:
+    """The OpenAPI entries of errors, each with a JSON object `{"detail": message}`."""
+    descriptions = {
+        400: "The body is not JSON.",
+        408: "The body took too long.",
+        413: "The body is too large.",
+        415: "The content type is not application/json.",
+        422: "A field, an option or a length is invalid.",
+        503: "Too many documents wait. Try again after the seconds of Retry-After.",
+    }
+    detail = {"type": "object", "properties": {"detail": {"type": "string"}}}
+    content = {"application/json": {"schema": detail}}
+    return {status: {"description": text, "content": content} for status, text in descriptions.items()}
+
+
+def parse_body(body: bytes) -> KeyphraseRequest:
+    """The request of a body.
+
+    Raises:
+        HTTPException: 400 if it is not JSON, 422 if a field is missing, unknown or invalid. The message does not repeat values.
+    """
+    try:
+        return KeyphraseRequest.model_validate_json(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+    if errors[0]["type"] == "json_invalid":
+        raise HTTPException(400, errors[0]["msg"])
+    lines = []
+    for entry in errors[:SHOWN_ERRORS]:
+        *parts, last = entry["loc"] or ("body",)
+        place = ".".join(str(part)[:60] for part in (*(part for part in parts if part not in KINDS), last))
+        problem = "is not a field. See /docs" if entry["type"] == "extra_forbidden" else entry["msg"]
+        lines.append(f"{place}: {problem}")
+    more = f"; and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
+    raise HTTPException(422, "; ".join(lines) + more)
+
+
+def list_documents(inputs: str | Document | list) -> list[str | dict]:
+    """The documents of a request, as the pipeline takes them."""
+    inputs = inputs if isinstance(inputs, list) else [inputs]
+    return [document if isinstance(document, str) else document.model_dump() for document in inputs]
