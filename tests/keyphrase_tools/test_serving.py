@@ -437,7 +437,7 @@ def raw_answer(url: str, request: bytes) -> bytes:
 
 
 def test_sigterm_during_requests_loses_nothing(folder, tmp_path, extract):
-    documents = [random_text(2000, seed) for seed in range(12)]
+    documents = [random_text(1000, seed) for seed in range(12)]
     with start_server(folder, tmp_path / "log", "--batch-size", 1) as server, ThreadPoolExecutor(12) as pool:
         url = f"{server.url}/keyphrases"
         futures = [pool.submit(httpx2.post, url, json={"inputs": text}, timeout=300) for text in documents]
@@ -462,7 +462,7 @@ def is_refused(url: str) -> bool:
 
 
 def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
-    body = json.dumps({"inputs": [random_text(3000, seed) for seed in range(40)]}).encode()
+    body = json.dumps({"inputs": [random_text(1500, seed) for seed in range(40)]}).encode()
     head = (
         f"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -481,7 +481,7 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
 
 def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path):
     """The body comes after the head, as HTTP clients send it: a server that answers before it would reset the connection."""
-    slow, small = ({"inputs": random_text(words, 1)} for words in (25000, 1))
+    slow, small = ({"inputs": random_text(words, 1)} for words in (6000, 1))
     body = json.dumps(small).encode()
     head = b"POST /keyphrases HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     done = threading.Event()
