@@ -1,10 +1,12 @@
-"""Cleans texts from PDFs and web pages: HTML entities, dot leaders, words that are hyphenated at a line end.
+"""Cleans texts from PDFs and web pages: HTML entities, characters that are invisible or look like others, runs of punctuation,
+words that are hyphenated at a line end.
 
 Cleaning comes before `split_words` in training, prediction and scoring. It keeps track of offsets: a span of the cleaned text
 maps back to a span of the source. A text with nothing to clean is returned unchanged.
 """
 
 import re
+import unicodedata
 from bisect import bisect_right
 from html import unescape
 from html.entities import html5
@@ -19,6 +21,19 @@ _ENTITY = re.compile(
     r"&(?:amp;|#38;|#[xX]26;)*(#[0-9]{1,7};|#[xX][0-9a-fA-F]{1,6};|[A-Za-z][A-Za-z0-9]{1,31};)"
     r"|&(nbsp|amp|lt|gt|quot)(?![A-Za-z0-9;=])"
 )
+# controls but for white space, zero-width characters, directions; a (non-)joiner is a part of Persian and Indic words and of emoji
+_INVISIBLE = r"[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+_INVISIBLE += r"|(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Nd}])[\u200c\u200d]++"
+# ligatures, subscripts, full width, letters of formulas, half-width kana, radicals, Arabic presentation forms
+_ALIKE = r"[\ufb00-\ufb4f\u2080-\u2089\u2090-\u209c\uff01-\uff9f\U0001d400-\U0001d7ff\u2f00-\u2fd5\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc]"
+_ALIKE = rf"(?:{_ALIKE}[\uff9e\uff9f]?)|(?<=\p{{L}})[\u2018\u00b4\u02bc\uff07](?=\p{{L}})"
+_CHARACTERS = regex.compile(rf"{_INVISIBLE}|{_ALIKE}")
+_MAY_BE_CHARACTERS = re.compile(
+    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00b4\u02bc\u200b-\u200f\u2018\u202a-\u202e\u2060-\u209c\u2f00-\u2fd5\uf900-\uffff"
+    "\U0001d400-\U0001d7ff]"
+)
+_ASCII_INVISIBLE = re.compile(r"[\0-\x08\x0e-\x1b\x7f]")
+_LETTERS_ONLY = regex.compile(r"[\p{L}\p{M}\p{Nd}+#&]+")
 _SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
 _LINE_END = regex.compile(r"(?<=[\p{L}\p{N}\p{M}])[-\u2010](\s++)(?=[\p{L}\p{N}])")
 _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}\p{M}]++))")
@@ -28,6 +43,12 @@ _WORD_BEFORE = regex.compile(r"(?r)[\p{L}\p{M}\p{N}]{1,40}+")  # from its end
 # from the beginning of the run only, and without backtracking, which would take quadratic time
 _LEADERS = regex.compile(
     r"([.\u00b7\u2026])(?<!\1[ \t]?\1)(?:[ \t]?\1){4,}+(?=[ \t]*(?:[0-9]+|[ivxlc]+)[ \t]*(?:[\n\r\f]|$))"
+)
+
+# a run of twelve punctuation marks or more, of which three stay: a model reads each as a sub-token
+_RULER = re.compile(r"((?:[!-/:-@\[-`{-~](?:[ \t\r\n]*+)){2}+[!-/:-@\[-`{-~])((?:[ \t\r\n]*+[!-/:-@\[-`{-~]){9,}+)")
+_UNICODE_RULER = regex.compile(
+    r"((?:[\p{P}\p{S}]\p{M}*+\s*+){2}+[\p{P}\p{S}]\p{M}*+)((?:\s*+[\p{P}\p{S}]\p{M}*+){9,}+)"
 )
 
 Edit = tuple[int, int, str]  # start, end, replacement
@@ -53,7 +74,7 @@ class CleanText:
     def __init__(self, source: str, end: int | None = None):
         head, tail = (source, "") if end is None else (source[:end], source[end:])
         self._steps = []
-        for find_edits in (entities, leaders, hyphens):
+        for find_edits in (entities, characters, leaders, rulers, hyphens):
             if edits := find_edits(head):
                 head, step = apply(head, edits)
                 self._steps.append(step)
@@ -93,6 +114,14 @@ def clean(text: str) -> str:
     return CleanText(text).text
 
 
+def clean_characters(text: str, invisible_only: bool = False) -> str:
+    """A text without invisible characters and, unless `invisible_only`, with one form of characters that look alike."""
+    edits = characters(text)
+    if invisible_only:
+        edits = [edit for edit in edits if not edit[2]]
+    return apply(text, edits)[0] if edits else text
+
+
 def apply(text: str, edits: list[Edit]) -> tuple[str, _Step]:
     """Applies sorted edits that do not overlap; returns the edited text and the positions of the edits."""
     parts, step, position, length = [], _Step(), 0, 0
@@ -116,9 +145,34 @@ def entities(text: str) -> list[Edit]:
     return edits
 
 
+def characters(text: str) -> list[Edit]:
+    """Removes invisible characters (NUL, zero width) and replaces those that look like others ("\ufb01", "\u2082", full width)."""
+    if text.isascii():
+        return [(*match.span(), "") for match in _ASCII_INVISIBLE.finditer(text)] if not text.isprintable() else []
+    if not _MAY_BE_CHARACTERS.search(text):
+        return []
+    edits = []
+    for match in _CHARACTERS.finditer(text):
+        if unicodedata.category(match[0][0])[0] == "C":
+            edits.append((*match.span(), ""))
+        elif match[0] in "\u2018\u00b4\u02bc\uff07":
+            edits.append((*match.span(), "'"))
+        else:
+            alike = unicodedata.normalize("NFKC", match[0])
+            if alike != match[0] and _LETTERS_ONLY.fullmatch(alike):
+                edits.append((*match.span(), alike))
+    return edits
+
+
 def leaders(text: str) -> list[Edit]:
     """Replaces the dots before a page number at the end of a line ("2.1 Tides . . . . . . 14") by one, since each counts as a word."""
     return [(*match.span(), match[1]) for match in _LEADERS.finditer(text)]
+
+
+def rulers(text: str) -> list[Edit]:
+    """Shortens runs of twelve punctuation marks or more ("----------", "* * * * * * * *") to the first three."""
+    pattern = _RULER if text.isascii() else _UNICODE_RULER
+    return [(*match.span(2), "") for match in pattern.finditer(text)]
 
 
 def hyphens(text: str) -> list[Edit]:

@@ -7,8 +7,9 @@ more than a second.
 """
 
 import re
-import unicodedata
 from functools import cache, lru_cache
+
+from .words import normal_form
 
 LANGUAGES = (
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
@@ -48,19 +49,20 @@ def _stemmer(language: str):
 
 @lru_cache(maxsize=1 << 18)
 def stem(word: str, language: str | None = "english") -> str:
-    """The lower-cased stem of a word; with `language=None` the case-folded word.
-
-    Except in English, letters with accents are composed first (NFC), as the Snowball stemmers expect them.
+    """The stem of a word in the normal form (see `words.normal_form`), without a possessive 's; with `language=None` the
+    case-folded word.
 
     Raises:
         ValueError: for an unknown language.
     """
-    if language == "english":
-        return _stemmer(language).stem(word)
-    word = unicodedata.normalize("NFC", word)
+    word = normal_form(word)
+    if language is None:
+        return word.casefold()
+    if word.endswith("'s") and len(word) > 2:
+        word = word[:-2]
     if language in _ELISIONS:
         word = _ELISIONS[language].sub("", word, count=1) if _ELISIONS[language].match(word) else word
-    return word.casefold() if language is None else _stemmer(language).stem(word)
+    return _stemmer(language).stem(word)
 
 
 @lru_cache(maxsize=1 << 16)

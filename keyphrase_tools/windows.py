@@ -92,7 +92,7 @@ def encode_windows(
             [title and replace_surrogates(title) for title in titles], tokenizer, max_title_length
         )
         overlaps = title_overlaps(lengths, tokenizer, max_length, overlap, fixed=fixed, first=first)
-    spans = [np.asarray(s, dtype=np.int64).reshape(-1, 2) for s in word_spans]
+    spans = [aligned_spans(of_document, text) for of_document, text in zip(word_spans, texts, strict=True)]
     # one call of the tokenizer takes either pairs or texts, and one overlap
     calls, windows = defaultdict(list), defaultdict(list)
     for document, (title, shared) in enumerate(zip(titles, overlaps, strict=True)):
@@ -112,6 +112,14 @@ def encode_windows(
                 window.number = len(windows[document])
                 windows[document].append(window)
     return [window for document in range(len(texts)) for window in windows[document]]
+
+
+def aligned_spans(spans: Sequence[tuple[int, int]], text: str) -> np.ndarray:
+    """The spans of words as they are compared with sub-tokens, `(W, 2)`: ".NET" begins with its N, which is what a model labels."""
+    spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    if ".net" in text.lower():
+        spans[:, 0] += [text[start] == "." and end - start > 1 for start, end in spans]
+    return spans
 
 
 def _tokenize(tokenizer, sides: list[list[str]], max_length: int, overlap: int):

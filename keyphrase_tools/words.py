@@ -1,15 +1,21 @@
 """Splits texts into words with offsets, by the same rule for training, prediction and scoring.
 
 A word is a run of letters, digits and marks; it includes apostrophes inside it, and points or commas between its digits
-("Bayes's", "802.11"). Any other visible character is a word by itself; a composed emoji counts as one character. Hyphens and
-slashes separate words and are not words themselves, as in SEKE's reference, but offsets keep the original form: a phrase over
-"semi-supervised learning" is shown with its hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese)
-each character is a word. Nothing is downloaded.
+("Bayes's", "802.11"). A technical term with signs of its own is one word ("C++", "C#", "R&D", "Node.js", ".NET"). Any other visible
+character is a word by itself; a composed emoji counts as one character. Hyphens and slashes separate words and are not words
+themselves, as in SEKE's reference, but offsets keep the original form: a phrase over "semi-supervised learning" is shown with its
+hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word. Nothing is downloaded.
 """
 
 import re
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
 import regex
+
+from .clean_text import clean_characters
 
 JOINERS = "-/\u2010\u2011\u2012\u2013\u2217"  # hyphens, slash, en dash, and the asterisk, which the reference treats in the same way
 APOSTROPHES = "'\u2019"
@@ -20,34 +26,89 @@ _MARKS = (
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 _LETTER = rf"(?!{_SPACELESS})[\p{{L}}\p{{N}}_]{_MARKS}*"
 _INNER = rf"(?:[{APOSTROPHES}](?=[\p{{L}}\p{{N}}])|(?<=\p{{Nd}})[.,](?=\p{{Nd}}))(?!{_SPACELESS})"
+# what makes a term of the letters before it; of endings after a point only these, since texts lack blanks between sentences
+_ENDING = (
+    r"(?:(?<=[A-Za-z])\+\+(?:[0-9]{2})?(?![A-Za-z0-9_+])"  # C++, C++17
+    r"|(?<![A-Za-z0-9_][A-Za-z])(?<=[A-Za-z])#(?![A-Za-z0-9_#])"  # C#
+    r"|(?<=[A-Za-z0-9])(?<![A-Za-z0-9_]{5})(?:&[A-Za-z0-9]{1,4}){1,3}+(?![A-Za-z0-9_;=&])"  # R&D, not &amp;
+    r"|(?<=[A-Za-z0-9])\.(?:js|JS|ts|jl|py|rs|ai|io|com|org|[Nn]et|NET)(?![A-Za-z0-9_]|\.[A-Za-z0-9_]))"  # Node.js
+)
+_DOT_NET = r"(?<![^\s(/])\.(?:NET|[Nn]et)(?![A-Za-z0-9_])"
+_TERM = re.compile(rf"[A-Za-z0-9']+{_ENDING}|{_DOT_NET}")
 _WORD = regex.compile(
-    rf"(?:{_LETTER})(?:{_LETTER}|{_INNER})*"
+    rf"(?:{_LETTER})(?:{_LETTER}|{_INNER})*{_ENDING}?"
     rf"|{_SPACELESS}{_MARKS}*"
+    rf"|{_DOT_NET}"
     rf"|(?![\s\p{{C}}{JOINERS}]|{_MARKS})\X"
 )
 # the same rule for texts of ASCII characters, five times as fast
 _ASCII_WORD = re.compile(
-    r"[A-Za-z0-9_]+(?:(?:'(?=[A-Za-z0-9])|(?<=[0-9])[.,](?=[0-9]))[A-Za-z0-9_]+)*|[!-,.:-@[-^`{-~]"
+    rf"[A-Za-z0-9_]+(?:(?:'(?=[A-Za-z0-9])|(?<=[0-9])[.,](?=[0-9]))[A-Za-z0-9_]+)*{_ENDING}?|{_DOT_NET}|[!-,.:-@[-^`{{-~]"
 )
 
 
-def split_words(text: str) -> list[tuple[str, int, int]]:
+class Words(list):
+    """The words of a text as (word, start, end); `layout.unit_numbers` keeps there what it reads from the text.
+
+    Attributes:
+        text: in which the words are.
+    """
+
+    def __init__(self, words: Iterable[tuple[str, int, int]], text: str):
+        super().__init__(words)
+        self.text = text
+        self.units: Any = None
+
+
+def split_words(text: str) -> Words:
     """The words of a text as (word, start, end), with `text[start:end] == word`.
 
     >>> split_words("Semi-supervised learning, 2nd ed.")
     [('Semi', 0, 4), ('supervised', 5, 15), ('learning', 16, 24), (',', 24, 25), ('2nd', 26, 29), ('ed', 30, 32), ('.', 32, 33)]
     """
     pattern = _ASCII_WORD if text.isascii() else _WORD
-    return [(match[0], *match.span()) for match in pattern.finditer(text)]
+    return Words([(match[0], *match.span()) for match in pattern.finditer(text)], text)
+
+
+def is_term(word: str) -> bool:
+    """Whether a word is a term with signs of its own, such as "C++", "R&D" or "Node.js"."""
+    return _TERM.fullmatch(word) is not None
+
+
+@lru_cache(maxsize=1 << 18)
+def normal_form(word: str) -> str:
+    """The form in which words are compared: lower case, one form of apostrophes and of characters that look alike.
+
+    >>> normal_form("Alzheimer\u2019s"), normal_form("\ufb01nancial"), normal_form("soft\u00adware")
+    ("alzheimer's", 'financial', 'software')
+    """
+    if word.isascii():
+        return word.lower()
+    word = clean_characters(word).replace("\u00ad", "").replace("\u2019", "'")
+    return unicodedata.normalize("NFC", word.lower())
+
+
+def split_phrase(phrase: str) -> list[str]:
+    """The words of a phrase in the normal form.
+
+    >>> split_phrase("Semi-supervised  Learning")
+    ['semi', 'supervised', 'learning']
+    """
+    return [normal_form(word) for word, _, _ in split_words(clean_characters(phrase))]
 
 
 def normalise(phrase: str) -> str:
-    """The lower-cased words of a phrase, joined by single spaces: the form in which phrases are scored.
+    """The words of a phrase in the normal form, joined by single spaces: the form in which phrases are scored.
 
     >>> normalise("Semi-supervised  Learning")
     'semi supervised learning'
     """
-    return " ".join(word.lower() for word, _, _ in split_words(phrase))
+    return " ".join(split_phrase(phrase))
+
+
+def show_phrase(text: str, start: int, end: int) -> str:
+    """The part of a text as a phrase is shown: with single blanks and without invisible characters."""
+    return " ".join(clean_characters(text[start:end], invisible_only=True).replace("\u00ad", "").split())
 
 
 def join_title(title: str | None, text: str | None) -> str:
