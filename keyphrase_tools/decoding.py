@@ -1,6 +1,7 @@
 """Decodes labels into keyphrases: B begins a phrase, I continues it, and an I without a phrase before it begins one.
 
-Phrases with punctuation are dropped. Repeated phrases, compared by their Porter stems, are dropped except for the first.
+Phrases end where the text is divided (see `layout`). Phrases with punctuation are dropped. Repeated phrases, compared by their
+Porter stems, are dropped except for the first.
 """
 
 import unicodedata
@@ -8,10 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .layout import unit_numbers
 from .stemming import stem_phrase
-from .words import APOSTROPHES, JOINERS
+from .words import APOSTROPHES, JOINERS, is_term, show_phrase
 
 O, B, I = range(3)
+POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
 SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
 
 
@@ -35,15 +38,21 @@ def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.n
     return np.where(1 - probabilities[:, O] >= threshold, inside, O)
 
 
-def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
+def tag_spans(tags: Sequence[int], units: Sequence[int] | np.ndarray | None = None) -> list[tuple[int, int]]:
     """The phrases as spans of words `(start, end)`, in text order, from one label per word (0 O, 1 B, 2 I).
+
+    Args:
+        tags (`(W,)`): the labels.
+        units (`(W,)`): of layout, see `layout.unit_numbers`; a phrase ends with its unit.
 
     >>> tag_spans([1, 2, 0, 2, 1])
     [(0, 2), (3, 4), (4, 5)]
+    >>> tag_spans([1, 2, 2], [0, 0, 1])
+    [(0, 2), (2, 3)]
     """
     spans, start = [], None
     for i, label in enumerate([*tags, O]):
-        if label != I and start is not None:
+        if start is not None and (label != I or (units is not None and units[i] != units[i - 1])):
             spans.append((start, i))
             start = None
         if label == B or (label == I and start is None):
@@ -52,7 +61,8 @@ def tag_spans(tags: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def is_phrase(words: Sequence[str]) -> bool:
-    """Whether words can form a keyphrase: no punctuation or symbols except apostrophes inside words and points between digits."""
+    """Whether words can form a keyphrase: no punctuation or symbols except in terms such as "C++", apostrophes inside words and
+    points between digits."""
     return bool(words) and not any(_is_mark(word) for word in words)
 
 
@@ -60,7 +70,7 @@ def _is_mark(word: str) -> bool:
     inner = word.strip(APOSTROPHES + JOINERS)
     if inner != word or not inner:
         return True
-    if word.isalnum():
+    if word.isalnum() or is_term(word):
         return False
     for i, c in enumerate(word):
         between_digits = word[max(i - 1, 0) : i].isdigit() and word[i + 1 : i + 2].isdigit()
@@ -104,7 +114,7 @@ def rank_phrases(
 
     Args:
         text: the document.
-        words: the W words of the text, as `split_words` returns them.
+        words: the W words of the text, as `split_words` returns them, and thus with its layout.
         probabilities (`(W, 3)`): of O, B and I for each word.
         threshold: as in `word_tags`.
         tags (`(W,)`): labels of the words, if they were not chosen by `word_tags` but, for example, by a CRF. Then the
@@ -113,12 +123,16 @@ def rank_phrases(
         language: of the stems, see `stemming.stem`.
 
     Returns:
-        A list, best first, of `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`. Mentions
-        with equal stems are one keyphrase. It has the form (with single blanks) and the offsets of the first mention, and
-        the score of the best one; of equal scores the earlier phrase comes first.
+        A list, best first, of the results of `show_mentions`. Mentions with equal stems are one keyphrase. It has the score of the
+        best one; of equal scores the earlier phrase comes first.
     """
     tags = word_tags(probabilities, threshold) if tags is None else tags
-    spans = [span for span in tag_spans(tags) if is_phrase([word for word, _, _ in words[slice(*span)]])]
+    units = unit_numbers(words)
+    spans = [
+        (start, end)
+        for start, end in tag_spans(tags, units)
+        if units[start] >= 0 and is_phrase([word for word, _, _ in words[start:end]])
+    ]
     if not spans:
         return []
     grouped, scores = {}, mention_scores(probabilities, spans)
@@ -129,13 +143,17 @@ def rank_phrases(
         mention = {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
         grouped.setdefault(stems, []).append(mention)
     phrases = [
-        {
-            "keyphrase": " ".join(text[mentions[0]["start"] : mentions[0]["end"]].split()),
-            "score": max(mention["score"] for mention in mentions),
-            "start": mentions[0]["start"],
-            "end": mentions[0]["end"],
-            "mentions": mentions,
-        }
-        for mentions in grouped.values()
+        show_mentions(text, mentions, max(mention["score"] for mention in mentions)) for mentions in grouped.values()
     ]
     return sorted(phrases, key=lambda phrase: (-phrase["score"], phrase["start"]))
+
+
+def show_mentions(text: str, mentions: Sequence[dict], score: float) -> dict:
+    """A keyphrase as `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`.
+
+    It has the form (with single blanks) and the offsets of the first mention, or of the first one without a possessive 's.
+    """
+    first = next((m for m in mentions if text[m["end"] - 2 : m["end"]] not in POSSESSIVES), mentions[0])
+    start, end = first["start"], first["end"]
+    keyphrase = show_phrase(text, start, end)
+    return {"keyphrase": keyphrase, "score": score, "start": start, "end": end, "mentions": list(mentions)}

@@ -42,7 +42,7 @@ class InputDocument:
     def phrase_to_source(self, phrase: dict) -> dict:
         """Maps the offsets of a phrase of `decoding.rank_phrases` to the user's fields."""
         mentions = [self.to_source(m["start"], m["end"]) | {"score": m["score"]} for m in phrase["mentions"]]
-        first = {name: value for name, value in mentions[0].items() if name != "score"}
+        first = self.to_source(phrase["start"], phrase["end"])
         return {"keyphrase": phrase["keyphrase"], "score": phrase["score"], **first, "mentions": mentions}
 
 

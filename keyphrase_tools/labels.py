@@ -1,8 +1,9 @@
 """Labels for training: finds a document's keyphrases in its text, and builds the rows that a token classifier learns from.
 
-There are two sets of rules. "lexperts": a keyphrase occurs wherever its words, lower-cased and Porter-stemmed, are adjacent.
-The longest match is labelled first, then the leftmost; a match that overlaps a labelled word is skipped, so the order of the
-keyphrases does not matter. "seke": the reference's preprocessing with its quirks (a match on the last word is missed, later
+There are two sets of rules. "lexperts": a keyphrase occurs wherever its words, in the normal form and Porter-stemmed, are adjacent
+and in one unit of layout (see `words.normal_form` and `layout`). The longest match is labelled first, then the leftmost; a match that
+overlaps a labelled word is skipped, so the order of the keyphrases does not matter. A phrase with punctuation, which decoding never
+returns, is not labelled. "seke": the reference's preprocessing with its quirks (a match on the last word is missed, later
 matches overwrite earlier ones, an empty keyphrase counts as present).
 """
 
@@ -10,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from .clean_text import clean
+from .decoding import is_phrase, tag_spans
+from .layout import in_one_unit, unit_numbers
 from .stemming import stem
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
-from .words import join_title, split_words
+from .words import join_title, split_phrase, split_words
 
 O, B, I = range(3)
 RULES = ("lexperts", "seke")
@@ -42,7 +45,10 @@ def find(
         phrase_stems, n = [stem(w, language) for w in phrase], len(phrase)
         starts = positions[phrase_stems[0]] if phrase_stems else ()
         spans.append([(i, i + n) for i in starts if i + n <= last and stems[i : i + n] == phrase_stems])
-    return spans
+    if rules == "seke":
+        return spans
+    units = unit_numbers(words)
+    return [[span for span in of_phrase if in_one_unit(units, *span)] for of_phrase in spans]
 
 
 def tag(
@@ -53,12 +59,12 @@ def tag(
     >>> tag(["graph", "cuts", "work"], ["graph cut"])
     [1, 2, 0]
     """
-    return label_spans(find(words, keyphrases, rules=rules, language=language), len(words), rules=rules)
+    return label_spans(find(words, keyphrases, rules=rules, language=language), words, rules=rules)
 
 
-def label_spans(keyphrase_spans: list[list[tuple[int, int]]], length: int, *, rules: str = "lexperts") -> list[int]:
-    """Labels each of `length` words, given the spans that `find` returns."""
-    labels = [O] * length
+def label_spans(keyphrase_spans: list[list[tuple[int, int]]], words: Words, *, rules: str = "lexperts") -> list[int]:
+    """Labels each word, given the spans that `find` returns."""
+    labels = [O] * len(words)
     spans = [span for spans in keyphrase_spans for span in spans]
     if rules == "seke":
         # by position, then in the list's order: later matches overwrite earlier ones
@@ -66,9 +72,19 @@ def label_spans(keyphrase_spans: list[list[tuple[int, int]]], length: int, *, ru
             labels[start:end] = [B] + [I] * (end - start - 1)
         return labels
     for start, end in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):
-        if not any(labels[start:end]):
+        if not any(labels[start:end]) and is_phrase([w if isinstance(w, str) else w[0] for w in words[start:end]]):
             labels[start:end] = [B] + [I] * (end - start - 1)
     return labels
+
+
+def count_returnable(keyphrase_spans: list[list[tuple[int, int]]], words: Words, labels: Sequence[int]) -> int:
+    """The number of keyphrases that decoding returns if the labels are those of `label_spans`."""
+    returned = {
+        span
+        for span in tag_spans(labels, unit_numbers(words))
+        if is_phrase([w if isinstance(w, str) else w[0] for w in words[slice(*span)]])
+    }
+    return sum(not returned.isdisjoint(spans) for spans in keyphrase_spans)
 
 
 def present(
@@ -119,8 +135,9 @@ def tokenize_documents(
 
     Returns:
         `input_ids`, `attention_mask` and the tokenizer's other outputs; `labels`, the label of each word on its first
-        sub-token and -100 elsewhere; `document`, its index in the batch; `num_keyphrases` and `num_present`, counts of the
-        document on its first row and 0 on the others, so that they can be summed. Unless `title_as="text"`, also
+        sub-token and -100 elsewhere; `document`, its index in the batch; `num_keyphrases` and `num_present` (those that the labels
+        give back when they are decoded), counts of the document on its first row and 0 on the others, so that they can be summed.
+        Unless `title_as="text"`, also
         `meta_mask` (1 on the first special token and the title), `main_mask` (1 on the text) and `word_start_mask` (1 on
         each word's first sub-token in the text); a collator must pad them with 0.
 
@@ -167,7 +184,7 @@ def label_windows(
 ) -> dict[str, list]:
     """Builds the rows of `tokenize_documents` from windows of documents, their words and their keyphrases."""
     keyphrase_spans = [find(w, k, rules=rules, language=language) for w, k in zip(words, keyphrases, strict=True)]
-    tags = [label_spans(spans, len(w), rules=rules) for spans, w in zip(keyphrase_spans, words, strict=True)]
+    tags = [label_spans(spans, w, rules=rules) for spans, w in zip(keyphrase_spans, words, strict=True)]
     rows: dict[str, list] = defaultdict(list)
     for window, before in zip(windows, [None, *windows], strict=False):
         for name, values in window.inputs.items():
@@ -179,7 +196,8 @@ def label_windows(
         rows["labels"].append([-100 if w < 0 else tags[document][w] for w in window.word_starts])
         rows["document"].append(document)
         rows["num_keyphrases"].append(len(keyphrase_spans[document]) if is_first else 0)
-        rows["num_present"].append(sum(map(bool, keyphrase_spans[document])) if is_first else 0)
+        present = count_returnable(keyphrase_spans[document], words[document], tags[document]) if is_first else 0
+        rows["num_present"].append(present)
     return dict(rows)
 
 
@@ -191,8 +209,7 @@ def _phrases(keyphrases: Iterable[str] | str, rules: str) -> list[list[str]]:
             joined = joined.replace(joiner, " ")
         return [phrase.split() for phrase in joined.lower().split(";")]
     strings = keyphrases.split(";") if isinstance(keyphrases, str) else keyphrases
-    phrases = [[word.lower() for word, _, _ in split_words(phrase)] for phrase in strings]
-    return [phrase for phrase in phrases if phrase]
+    return [words for words in map(split_phrase, strings) if words]
 
 
 def _checked(rules: str) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .decoding import B, I, O, is_phrase, word_tags
+from .layout import unit_numbers
 from .stemming import stem
 
 MAX_WORDS = 5  # per candidate
@@ -63,7 +64,11 @@ class Candidates(NamedTuple):
 
 
 class WordArrays:
-    """The words of several documents one after the other, as arrays of length W."""
+    """The words of several documents one after the other, as arrays of length W.
+
+    Attributes:
+        units: the unit of layout of each word, which are different numbers in different documents; see `layout.unit_numbers`.
+    """
 
     def __init__(self, documents: Sequence[tuple[Words, np.ndarray]], language: str | None):
         self.lengths = np.array([len(words) for words, _ in documents], dtype=np.int64)
@@ -71,20 +76,25 @@ class WordArrays:
         facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
         numbers: dict[str, int] = {}
         self.stems = np.array([numbers.setdefault(fact.stem, len(numbers)) for fact in facts], dtype=np.int64)
-        self.allowed = np.array([fact.is_phrase for fact in facts], dtype=bool)
-        self.functional = np.array([fact.is_functional for fact in facts], dtype=bool)
+        units = [unit_numbers(words) for words, _ in documents]
+        sizes = [int(of_document.max(initial=-1)) + 1 for of_document in units]
+        shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), self.lengths)
+        units = np.concatenate(units)
+        self.units = np.where(units < 0, -1, units + shifts)
+        self.allowed = np.array([fact.is_phrase for fact in facts], dtype=bool) & (units >= 0)
+        begins_unit = np.append(True, self.units[1:] != self.units[:-1])[: len(facts)]
+        ends_unit = np.append(begins_unit[1:], True)[: len(facts)]
+        self.functional = function_words(facts, begins_unit, ends_unit)
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
         self.p = np.concatenate([p for _, p in documents])  # (W, 3)
-        is_last = np.zeros(len(facts), dtype=bool)
-        is_last[self.starts[1:][self.lengths > 0] - 1] = True
         tags = word_tags(self.p, LABELLED)
         self.continues = tags == I
-        before = np.append(O, tags[:-1])
-        before[self.starts[:-1][self.lengths > 0]] = O
+        before = np.append(O, tags[:-1])[: len(facts)]
+        before[begins_unit] = O
         self.begins = (tags == B) | (self.continues & (before == O))
         # of the word after each: p(I), and whether it continues a label
-        self.after = np.where(is_last, 0.0, np.append(self.p[1:, I], 0.0))
-        self.continued = np.where(is_last, False, np.append(self.continues[1:], False))
+        self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
+        self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
 
 def find_candidates(
@@ -170,8 +180,9 @@ def find_mentions(words: WordArrays) -> tuple[dict[str, np.ndarray], np.ndarray]
 
 
 def extend(s: dict[str, np.ndarray], n: int, words: WordArrays, num_stems: int) -> dict[str, np.ndarray]:
-    """The spans with one more word, the n-th, where the document has one."""
-    inside = s["start"] + n <= words.starts[words.document[s["start"]] + 1]
+    """The spans with one more word, the n-th, where the unit of layout has one."""
+    last = np.minimum(s["start"] + n - 1, len(words.units) - 1)
+    inside = (words.units[last] == words.units[s["start"]]) & (s["start"] + n <= len(words.units))
     s = {name: values[inside] for name, values in s.items()}
     last = s["start"] + n - 1
     probability = s["probability"] * words.p[last, I]
@@ -229,22 +240,48 @@ def document_features(words: WordArrays) -> dict[str, np.ndarray]:
 
 
 class WordFacts(NamedTuple):
-    """What does not depend on the document: whether a word can be part of a phrase, its stem, and whether it is a function word."""
+    """What does not depend on the document: whether a word can be part of a phrase, its stem, whether it is a function word, whether
+    it is in capitals, and whether a function word may be an acronym, as "IT"."""
 
     is_phrase: bool
     stem: str
     is_functional: bool
+    is_capitals: bool
+    may_be_acronym: bool
 
 
 @lru_cache(maxsize=1 << 18)
 def word_facts(word: str, language: str | None) -> WordFacts:
     """Facts about a word, cached: a corpus has few distinct words."""
-    return WordFacts(is_phrase([word]), stem(word, language), language == "english" and is_function_word(word))
+    functional = language == "english" and word.lower() in FUNCTION_WORDS
+    capitals = word.isupper()
+    return WordFacts(is_phrase([word]), stem(word, language), functional, capitals, capitals and len(word) > 1)
 
 
-def is_function_word(word: str) -> bool:
-    """Whether an English word is an article, a preposition, a pronoun or the like; "IT" and "US" are not."""
-    return word.lower() in FUNCTION_WORDS and not (word.isupper() and len(word) > 1)
+def function_words(facts: Sequence[WordFacts], begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
+    """Which words are English articles, prepositions, pronouns or the like, `(W,)`.
+
+    One in capitals is an acronym ("the IT department") if no neighbour is in capitals, or if a neighbour is not ("IBM IT services");
+    otherwise it is part of a line in capitals ("STATE OF THE ART"). Neighbours are words of the same unit, without punctuation.
+
+    Args:
+        facts: of the words.
+        begins_unit, ends_unit (`(W,)`): whether a unit of layout begins or ends with the word.
+    """
+    functional = np.array([fact.is_functional for fact in facts], dtype=bool)
+    acronym = functional & np.array([fact.may_be_acronym for fact in facts], dtype=bool)
+    if not acronym.any():
+        return functional
+    capitals = np.array([fact.is_capitals for fact in facts], dtype=bool)
+    small = np.array([fact.is_phrase for fact in facts], dtype=bool) & ~capitals
+
+    def beside(of_words):
+        """Whether the words before and after each are such."""
+        before = np.r_[False, of_words[:-1]] & ~begins_unit
+        return before, np.r_[of_words[1:], False] & ~ends_unit
+
+    in_capitals = np.logical_or(*beside(capitals)) & ~np.logical_or(*beside(small))
+    return functional & (~acronym | in_capitals)
 
 
 def log_odds(probability):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from .decoding import show_mentions
 from .phrase_features import NAMES, Candidates, Words, find_candidates
 from .stemming import stem
 
@@ -81,19 +82,15 @@ class RankedPhrases:
         self.scores = scores[self._order].tolist()
         self.best_number = ranker.best_number(self.scores)
 
-    def select(self, top_k: int | None, min_score: float | None, spare: bool) -> tuple[list[dict], int | None]:
-        """The best phrases and how many of them to return.
+    def select(self, top_k: int | None, min_score: float | None) -> list[dict]:
+        """The phrases that are worth returning, best first.
 
         Args:
             top_k: at most this many, `None` for any number.
             min_score: all that reach it; `None` for the best number.
-            spare: more than will be returned, to choose from.
         """
-        if min_score is not None:
-            number = sum(score >= min_score for score in self.scores)
-            return self.phrases(number if spare or top_k is None else min(number, top_k)), top_k
-        top_k = self.best_number if top_k is None else min(top_k, self.best_number)
-        return self.phrases(max(self.best_number, 2 * top_k) if spare else top_k), top_k
+        number = self.best_number if min_score is None else sum(score >= min_score for score in self.scores)
+        return self.phrases(number if top_k is None else min(number, top_k))
 
     def phrases(self, number: int | None = None) -> list[dict]:
         """The first phrases in the form of `decoding.rank_phrases`; a mention's score is the mean probability of its labels."""
@@ -106,9 +103,7 @@ class RankedPhrases:
             {"start": self._words[a][1], "end": self._words[b - 1][2], "score": round(of_labels, 6)}
             for (a, b), of_labels in zip(spans, scores, strict=True)
         ]
-        start, end = mentions[0]["start"], mentions[0]["end"]
-        keyphrase = " ".join(self._text[start:end].split())
-        return {"keyphrase": keyphrase, "score": score, "start": start, "end": end, "mentions": mentions}
+        return show_mentions(self._text, mentions, score)
 
 
 def fit_ranker(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
-from keyphrase_tools.phrase_features import FLOOR, INTERACTIONS, LABELLED, MAX_WORDS, is_function_word, log_odds
+from keyphrase_tools.layout import in_one_unit, unit_numbers
+from keyphrase_tools.phrase_features import FLOOR, FUNCTION_WORDS, INTERACTIONS, LABELLED, MAX_WORDS, log_odds
 from keyphrase_tools.stemming import stem
 
 
@@ -14,50 +15,63 @@ def find_candidates(
     words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
 ) -> list[tuple[list[tuple[int, int]], dict[str, float]]]:
     """(spans, features) of each candidate, in the order of their first mentions."""
-    allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool)
+    units = unit_numbers(words)
+    allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool) & (units >= 0)
     if not allowed.any():
         return []
     stems = [stem(word, language) for word, _, _ in words]
     positions = defaultdict(list)
     for w in np.flatnonzero(allowed):
         positions[stems[w]].append(int(w))
-    labelled = set(tag_spans(word_tags(p, LABELLED)))
+    labelled = set(tag_spans(word_tags(p, LABELLED), units))
     about = document_features(p[allowed], len(words))
-    functional = [language == "english" and is_function_word(word) for word, _, _ in words]
+    functional = [language == "english" and is_function_word(words, i, units) for i in range(len(words))]
+    ends = np.append(units[1:] != units[:-1], True)
+    after = np.where(ends, 0.0, np.append(p[1:, I], 0.0))
     candidates = []
-    for key in probable_phrases(stems, allowed, p):
+    for key in probable_phrases(stems, allowed, units, after, p):
         n = len(key)
         spans = [(w, w + n) for w in positions[key[0]] if tuple(stems[w : w + n]) == key]
-        features = phrase_features(spans, p, len(words), any(span in labelled for span in spans)) | about
+        spans = [span for span in spans if in_one_unit(units, *span)]
+        features = phrase_features(spans, p, after, len(words), any(span in labelled for span in spans)) | about
         features["function_word"] = float(any(functional[a] or functional[b - 1] for a, b in spans))
         features |= {f"{a} x {b}": features[a] * features[b] for a, b in INTERACTIONS}
         candidates.append((spans, features))
     return sorted(candidates, key=lambda candidate: candidate[0][0])
 
 
-def probable_phrases(stems: Sequence[str], allowed: np.ndarray, p: np.ndarray) -> list[tuple[str, ...]]:
+def is_function_word(words: Sequence[tuple[str, int, int]], i: int, units: np.ndarray) -> bool:
+    """Whether a word is an article, a preposition, a pronoun or the like, and not an acronym such as "IT"."""
+    word = words[i][0]
+    beside = [words[j][0] for j in (i - 1, i + 1) if 0 <= j < len(words) and units[j] == units[i]]
+    beside = [other for other in beside if is_phrase([other])]
+    acronym = word.isupper() and len(word) > 1 and not (beside and all(other.isupper() for other in beside))
+    return word.lower() in FUNCTION_WORDS and not acronym
+
+
+def probable_phrases(
+    stems: Sequence[str], allowed: np.ndarray, units: np.ndarray, after: np.ndarray, p: np.ndarray
+) -> list[tuple[str, ...]]:
     """The stems of all phrases with a mention of probability FLOOR or more: p(B) of the first word, p(I) of the others, and not
     p(I) of the word after them."""
     found: dict[tuple[str, ...], None] = {}
-    ends = 1 - np.append(p[1:, I], 0.0)  # (W,): a phrase may end with this word
     for start in np.flatnonzero(allowed & (p[:, B] >= FLOOR)):
         probability = p[start, B]
         for end in range(start, min(start + MAX_WORDS, len(stems))):
             if end > start:
                 probability *= p[end, I]
-            if not allowed[end] or probability < FLOOR:
+            if not in_one_unit(units, start, end + 1) or not allowed[end] or probability < FLOOR:
                 break
-            if probability * ends[end] >= FLOOR:
+            if probability * (1 - after[end]) >= FLOOR:
                 found[tuple(stems[start : end + 1])] = None
     return list(found)
 
 
 def phrase_features(
-    spans: Sequence[tuple[int, int]], p: np.ndarray, num_words: int, labelled: bool
+    spans: Sequence[tuple[int, int]], p: np.ndarray, after: np.ndarray, num_words: int, labelled: bool
 ) -> dict[str, float]:
     """What the mentions of a phrase say about it."""
-    after = np.append(p[:, I], 0.0)
-    span = np.array([p[a, B] * p[a + 1 : b, I].prod() * (1 - after[b]) for a, b in spans])  # (M,)
+    span = np.array([p[a, B] * p[a + 1 : b, I].prod() * (1 - after[b - 1]) for a, b in spans])  # (M,)
     inside = np.array([1 - p[a:b, O].max() for a, b in spans])
     first, n = spans[0][0], spans[0][1] - spans[0][0]
     return {

@@ -44,6 +44,9 @@ def test_spans_are_the_same_for_lists_and_arrays():
         ["snake", "22"],
         ["cafe\u0301"],
         ["深"],
+        ["c++"],
+        [".NET", "R&D"],
+        ["Node.js"],
     ],
 )
 def test_these_are_phrases(words):
@@ -60,7 +63,6 @@ def test_these_are_phrases(words):
         ["'tis"],
         ["boys'"],
         ["+"],
-        ["c++"],
         ["e.g"],
         ["1."],
         [".5"],
@@ -123,6 +125,13 @@ def test_mentions_of_equal_stems_are_one_keyphrase_with_the_best_score():
         "end": 9,
         "mentions": [{"start": 0, "end": 9, "score": 0.8}, {"start": 16, "end": 26, "score": 0.9}],
     }
+
+
+def test_a_possessive_is_the_same_keyphrase_and_shown_only_if_there_is_no_other_form():
+    text = "Tesla\u2019s, Tesla's, Tesla; Ada's"
+    tesla, ada = sorted(phrases_of(text, sure(1, 0, 1, 0, 1, 0, 1)), key=lambda phrase: phrase["start"])
+    assert (tesla["keyphrase"], tesla["start"], len(tesla["mentions"])) == ("Tesla", 18, 3)
+    assert ada["keyphrase"] == "Ada's"
 
 
 def test_phrases_with_punctuation_are_dropped_whole():

@@ -102,8 +102,13 @@ def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
-    """Also where a label, a phrase or a repetition would run on into the next document."""
-    text = st.lists(st.sampled_from(["graph", "cuts", "Graphs", "cut", ",", "a", "of", "net", "IT"]), max_size=14)
+    """Also where a label, a phrase or a repetition would run on into the next document or unit of layout."""
+    text = st.lists(
+        st.sampled_from(
+            ["graph", "cuts", "Graphs", "cut", ",", "a", "of", "net", "IT", "OF", "GRAPH", "\n\n", "-", "a@b.org"]
+        ),
+        max_size=14,
+    )
     documents = []
     for words in data.draw(st.lists(text, min_size=1, max_size=4)):
         words = split_words(" ".join(words))

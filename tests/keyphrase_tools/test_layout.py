@@ -1,0 +1,141 @@
+"""Units of layout: where texts are divided, what is hidden, and that decoding, candidates, the ranker and labels agree on them."""
+
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from keyphrase_tools.candidates import Vocabulary
+from keyphrase_tools.clean_text import clean
+from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.labels import find, tokenize_documents
+from keyphrase_tools.layout import in_one_unit, unit_numbers
+from keyphrase_tools.phrase_features import find_candidates
+from keyphrase_tools.stemming import stem
+from keyphrase_tools.windows import WordProbabilities, encode_windows
+from keyphrase_tools.words import normalise, split_phrase, split_words
+
+WRAPPED = "In this paper we present a scalable method for discovering web\nservices that are\nannotated with the terms of an ontology of graph\ncuts"
+
+
+def units_of(text):
+    """The words of each unit, and those that are hidden in brackets."""
+    words = split_words(clean(text))
+    parts = groupby(zip(unit_numbers(words), words, strict=True), key=lambda pair: pair[0])
+    parts = [(unit, " ".join(word for _, (word, _, _) in of)) for unit, of in parts]
+    return [f"[{part}]" if unit < 0 else part for unit, part in parts]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("graph\ncuts in\r\nlines", ["graph cuts in lines"]),
+        ("a neural network\n\nGraph cuts", ["a neural network", "Graph cuts"]),
+        ("a\r\n \t\r\nb\u2029c", ["a", "b", "c"]),
+        ("Topics:\n- speech recognition\n- protein folding", ["Topics :", "speech recognition", "protein folding"]),
+        ("* a b\n\u2022 c d\n+ e\n\u2013 f", ["*", "a b", "\u2022", "c d", "+", "e", "f"]),
+        ("graphs\n1. cuts\n2) flows\n(iv) nets\n2.1 Trees", ["graphs", "1 .", "cuts", "2 )", "flows", "( iv )", "nets", "2.1", "Trees"]),
+        ("- first", ["first"]),
+        ("PaymentService - Connection pool", ["PaymentService", "Connection pool"]),
+        ("speech / text \u2013 audio -- video", ["speech", "text", "audio", "video"]),
+        ("semi-supervised and/or pre- and post-war 3\u20137", ["semi supervised and or pre and post war 3 7"]),
+        ("churn models\nEDUCATION\nUniversity of Graz", ["churn models", "EDUCATION", "University of Graz"]),
+        ("GRAPH CUTS\nAND FLOWS", ["GRAPH CUTS AND FLOWS"]),
+        ("the cuts\n# Flows\nin nets", ["the cuts", "#", "Flows", "in nets"]),
+        ("name\tage   size | cut\n\t of", ["name", "age", "size | cut of"]),
+        ("the budget\nOKAFOR: we agree\nDr. Ada King: no", ["the budget", "OKAFOR :", "we agree", "Dr . Ada King :", "no"]),
+        ("[10:15] pool\n2024-05-01 12:00 leak", ["[ 10 : 15", "] pool", "2024 05 01", "12 : 00 leak"]),
+        (WRAPPED.replace("services that are\n", "services "), [" ".join(WRAPPED.replace(" that are", "").split())]),
+        (WRAPPED, [" ".join(WRAPPED.split()[:14]), " ".join(WRAPPED.split()[14:])]),  # a line that ends early
+        ("see https://x.org/quantum-chem?a=b, now", ["see", "[https : x.org quantum chem ? a = b ,]", "now"]),
+        ("to a-b.c@kinetic-energy.org or www.graph-cut.de", ["to", "[a b . c @ kinetic energy.org]", "or", "[www . graph cut . de]"]),
+        ("at github.com/graph-cuts/nets by Node.js/React", ["at", "[github.com graph cuts nets]", "by Node.js React"]),
+        ('<a href="kinetic-energy" class=x>dark matter</a>', ['[< a href = " kinetic energy " class = x >]', "dark matter", "[< a >]"]),
+        ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
+        ("if a <b and c> d, x < y > z", ["if a < b and c > d , x < y > z"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_units_of(text, expected):
+    assert units_of(text) == expected
+
+
+def test_words_without_their_text_are_one_unit():
+    assert unit_numbers(["a", "b"]).tolist() == unit_numbers([("a", 0, 1), ("b", 3, 4)]).tolist() == [0, 0]
+
+
+# ---- one function for decoding, the ranker, candidates and labels
+
+PIECES = [
+    "graph", "cuts", "C++", "C#", "Node.js", "R&D", "AT&T", ".NET", "F#", "TCP/IP", "3D-printed", "Bayes\u2019s", "\ufb01nance", "IT", "e.g.",
+    ",", " - ", "-", "\n", "\n\n", "\n- ", "\t", "snake_case", "a@b.org", "<b>", "http://x.org/graph-cuts", "CHAIR:", "U.S. graph",
+]  # fmt: skip
+pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=14)
+
+
+def read_labels(text, words, rows, tokenizer):
+    """The probabilities (W, 3) of a model that is sure of the labels of the rows."""
+    windows, read = encode_windows([text], [[span for _, *span in words]], tokenizer), WordProbabilities([len(words)])
+    for window, labels in zip(windows, rows["labels"], strict=True):
+        read.add(window, np.eye(3)[np.maximum(labels, 0)])
+    return read.document(0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces, st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(" ".join), max_size=5))
+@example(["C++", "C", "C#", "Node.js", ".NET", "R&D", "AT&T", "TCP/IP", "3D-printed"], ["C#", ".NET", "Node.js", "R&D"])
+def test_perfect_labels_decode_to_the_phrases_that_coverage_counts(tiny_tokenizer, parts, keyphrases):
+    text = clean(" ".join(parts))
+    rows, words = tokenize_documents({"text": [text], "keyphrases": [keyphrases]}, tiny_tokenizer), split_words(text)
+    found = rank_phrases(text, words, read_labels(text, words, rows, tiny_tokenizer))
+    gold = [tuple(map(stem, split_phrase(phrase))) for phrase in keyphrases]
+    returned = {tuple(map(stem, split_phrase(phrase["keyphrase"]))) for phrase in found}
+    assert returned <= set(gold)
+    assert sum(rows["num_present"]) == sum(phrase in returned for phrase in gold)
+
+
+@pytest.mark.parametrize(
+    "term", ["C++", "C#", "F#", "Node.js", "ASP.NET", ".NET", "R&D", "AT&T", "TCP/IP", "3D-printed"]
+)
+def test_a_term_with_signs_is_returned_whole(tiny_tokenizer, term):
+    text = f"we use {term} in the lab, not C"
+    rows, words = tokenize_documents({"text": [text], "keyphrases": [[term]]}, tiny_tokenizer), split_words(text)
+    (found,) = rank_phrases(text, words, read_labels(text, words, rows, tiny_tokenizer))
+    assert (found["keyphrase"], text[found["start"] : found["end"]]) == (term, term)
+    assert rows["num_present"] == rows["num_keyphrases"] == [1]
+
+
+def test_phrases_that_decoding_drops_are_not_covered(tiny_tokenizer):
+    batch = {
+        "text": ["a U.S. graph; graph cut of snake_case"],
+        "keyphrases": [["U.S.", "snake_case", "graph", "graph cut"]],
+    }
+    rows = tokenize_documents(batch, tiny_tokenizer)
+    assert (sum(rows["num_keyphrases"]), sum(rows["num_present"])) == (4, 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces, st.randoms())
+def test_no_phrase_is_of_two_units(parts, random):
+    text = clean(" ".join(parts))
+    words, units = split_words(text), unit_numbers(split_words(text))
+    p = np.random.default_rng(random.getrandbits(32)).dirichlet([1, 1, 1], size=len(words)).reshape(-1, 3)
+    (ranked,) = find_candidates([(words, p)])
+    spans = [*ranked.spans.tolist()]
+    starts, ends = {start: i for i, (_, start, _) in enumerate(words)}, {end: i for i, (_, _, end) in enumerate(words)}
+    mentions = [mention for phrase in rank_phrases(text, words, p) for mention in phrase["mentions"]]
+    spans += [(starts[mention["start"]], ends[mention["end"]] + 1) for mention in mentions]
+    candidates = {" ".join(part.strip().split()): None for part in parts}
+    candidates = [part for part in candidates if split_phrase(part) and not set("/@<") & set(part)]
+    candidates = {normalise(part): part for part in [*candidates, *map(" ".join, pairwise(candidates))]}
+    spans += [span for of in Vocabulary(list(candidates.values())).find(words).values() for span in of]
+    spans += [span for of in find(words, list(candidates.values())) for span in of]
+    assert all(in_one_unit(units, *span) for span in spans)
+
+
+def test_a_label_that_continues_over_a_boundary_is_two_phrases():
+    text = "neural network\n\nGraph cuts"
+    found = rank_phrases(text, split_words(text), np.array([[0, 1, 0], [0, 0, 1], [0, 0.1, 0.9], [0, 0, 1.0]]))
+    assert [phrase["keyphrase"] for phrase in found] == ["neural network", "Graph cuts"]
