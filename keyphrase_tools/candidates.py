@@ -1,12 +1,12 @@
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
-A candidate occurs wherever its words, stemmed, are adjacent (see `stemming.stem`). The score of a mention is that of an
-extracted keyphrase: the mean probability of its words' labels, B for the first one and I for the others.
+A candidate occurs wherever its words, stemmed, are adjacent (see `stemming.stem`) and in one unit of layout (see `layout`), but not
+inside a longer candidate. The score of a mention is that of an extracted keyphrase: the mean probability of its words' labels, B for
+the first one and I for the others.
 """
 
 import hashlib
 import json
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +14,18 @@ from textwrap import shorten
 
 import numpy as np
 
+from .clean_text import clean_characters
 from .decoding import apply_temperature, mention_scores
+from .layout import in_one_unit, unit_numbers
 from .stemming import stem
+from .words import Words as SplitText
 from .words import normalise, split_words
 
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)
 Spans = Sequence[tuple[int, int]]  # of words, (start, end)
 EXAMPLE = "candidates=['graph cut', 'energy'], or with synonyms candidates={'graph cut': ['minimum cut'], 'energy': []}"
+MATCH_CASE = ("auto", True, False)
+ACRONYM = 4  # letters; a candidate of up to this many capitals matches by case
 PIECE_BYTES = 4  # of one character, of which a byte-level tokenizer makes at most as many sub-tokens
 
 
@@ -36,7 +41,8 @@ class Vocabulary:
 
     Raises:
         TypeError: for other types.
-        ValueError: for a phrase without words, and for a phrase that occurs twice (upper and lower case are equal).
+        ValueError: for a phrase without words, and for a phrase that occurs twice (upper and lower case are equal, but for
+            acronyms; see `find`).
     """
 
     def __init__(self, candidates: Sequence[str] | Mapping[str, Sequence[str]], where: str = "candidates"):
@@ -49,9 +55,9 @@ class Vocabulary:
         self.synonyms, seen = {}, {}
         for name, others in named:
             _check_phrases(others, f"{where}[{name!r}]")
-            phrases = {normalise(phrase): phrase for phrase in reversed((name, *others))}
+            phrases = {(normalise(p), p if _is_acronym(p) else None): p for p in reversed((name, *others))}
             for words, phrase in phrases.items():
-                if not words:
+                if not words[0]:
                     raise ValueError(
                         f"{where} has the empty phrase {phrase!r}. Leave it out, or pass a phrase with words."
                     )
@@ -67,50 +73,83 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.synonyms)
 
-    def find(self, words: Words, language: str | None = "english") -> dict[str, Spans]:
+    def find(self, words: Words, language: str | None = "english", match_case: bool | str = "auto") -> dict[str, Spans]:
         """The spans of words where each name or one of its synonyms occurs, in text order.
 
-        Where mentions of one name overlap, the longest is kept, then the leftmost. A word of the document that has several
-        parts ("b-i" in a list of words) matches as a whole only.
+        A mention inside a longer one, also of another name, does not count. Where mentions of one name overlap otherwise, the
+        longest is kept, then the leftmost. A word of the document that has several parts ("b-i" in a list of words) matches as a
+        whole only. Words that `layout` hides match only phrases that are hidden themselves, such as a URL.
 
         Args:
             words: of the document, as `split_words` returns them.
             language: of the stems.
+            match_case: whether upper and lower case differ; with `"auto"` for phrases of up to four letters that are all capitals,
+                so that "IT" does not match "it".
 
         Returns:
             The spans by name, without the names that do not occur.
         """
         index = self._index(language)
-        stems, first, last = [], {}, {}  # first and last: part -> the word that begins or ends with it
+        stems, parts_of, first, last = [], [], {}, {}  # first and last: part -> the word that begins or ends with it
+        whole = isinstance(words, SplitText)
         for number, (word, _, _) in enumerate(words):
-            parts = [_key(part, language) for part, _, _ in split_words(word)]
+            parts = [word] if whole else [part for part, _, _ in split_words(clean_characters(word))]
             if parts:
                 first[len(stems)] = number
-                stems += parts
+                stems += [stem(part, language) for part in parts]
+                parts_of += parts
                 last[len(stems)] = number + 1
-        found = defaultdict(list)
+        units, found = unit_numbers(words), defaultdict(list)
         for start, number in first.items():
             lengths, named = index.get(stems[start], ((), {}))
-            ends = [start + length for length in lengths if start + length in last]
-            matches = [(rank, name, last[end]) for end in ends for rank, name in named.get(tuple(stems[start:end]), ())]
+            matches = []
+            for end in [start + length for length in lengths if start + length in last]:
+                for rank, phrase in named.get(tuple(stems[start:end]), ()):
+                    if phrase.matches(parts_of[start:end], units[number : last[end]], match_case):
+                        matches.append((rank, phrase.name, last[end]))
             for _, name, end in sorted(matches):
                 found[name].append((number, end))
-        return {name: _without_overlaps(spans) for name, spans in found.items()}
+        kept = {name: _without_overlaps(spans) for name, spans in found.items()}
+        outer = _outermost({span for spans in kept.values() for span in spans})
+        kept = {name: [span for span in spans if span in outer] for name, spans in kept.items()}
+        return {name: spans for name, spans in kept.items() if spans}
 
-    def _index(self, language: str | None) -> dict[str, tuple[set[int], dict[tuple, list[tuple[int, str]]]]]:
-        """First stem -> the lengths of all phrases that begin with it, and for the stems of each its number and name."""
+    def _index(self, language: str | None) -> dict[str, tuple[set[int], dict[tuple, list[tuple[int, "_Phrase"]]]]]:
+        """First stem -> the lengths of all phrases that begin with it, and for the stems of each its number and phrase."""
         if language not in self._indices:
             index: dict = {}
             rank = 0
             for name, phrases in self.synonyms.items():
-                stems = [tuple(_key(word, language) for word, _, _ in split_words(phrase)) for phrase in phrases]
-                for phrase in dict.fromkeys(stems):
-                    lengths, named = index.setdefault(phrase[0], (set(), {}))
-                    lengths.add(len(phrase))
-                    named.setdefault(phrase, []).append((rank, name))
+                own: set = set()
+                for phrase in (_Phrase(name, phrase) for phrase in phrases):
+                    stems = tuple(stem(word, language) for word in phrase.words)
+                    if (stems, phrase.words if phrase.is_acronym else None) in own:
+                        continue
+                    own.add((stems, phrase.words if phrase.is_acronym else None))
+                    lengths, named = index.setdefault(stems[0], (set(), {}))
+                    lengths.add(len(stems))
+                    named.setdefault(stems, []).append((rank, phrase))
                     rank += 1
             self._indices[language] = index
         return self._indices[language]
+
+
+class _Phrase:
+    """A name or synonym of a vocabulary."""
+
+    def __init__(self, name: str, phrase: str):
+        words = split_words(clean_characters(phrase))
+        self.name, self.words = name, tuple(word for word, _, _ in words)
+        self.is_acronym = _is_acronym(phrase)
+        self.is_hidden = bool((unit_numbers(words) < 0).any())
+
+    def matches(self, words: Sequence[str], units: np.ndarray, match_case: bool | str) -> bool:
+        """Whether words with the same stems, of these units of layout, are a mention."""
+        if not (in_one_unit(units, 0, len(units)) or (self.is_hidden and (units < 0).any())):
+            return False
+        if not (self.is_acronym if match_case == "auto" else match_case):
+            return True
+        return all(map(_same_case, self.words, words))
 
 
 class Candidates:
@@ -182,9 +221,13 @@ class Candidates:
                         )
             self._checked.add((id(vocabulary), room))
 
-    def find(self, documents: Sequence[Words], first: int, language: str | None) -> list[dict[str, Spans]]:
+    def find(
+        self, documents: Sequence[Words], first: int, language: str | None, match_case: bool | str = "auto"
+    ) -> list[dict[str, Spans]]:
         """For each document the result of `Vocabulary.find`; `first` is the index of the first document."""
-        return [self.of(number).find(words, language) for number, words in enumerate(documents, start=first)]
+        return [
+            self.of(number).find(words, language, match_case) for number, words in enumerate(documents, start=first)
+        ]
 
     def fingerprint(self) -> str:
         """The number of names and a hash of all phrases in their order, for the settings of a run."""
@@ -195,6 +238,13 @@ class Candidates:
 def parse_candidates(candidates) -> Candidates | None:
     """The argument `candidates` as an object; `None` for no candidates."""
     return candidates if candidates is None or isinstance(candidates, Candidates) else Candidates(candidates)
+
+
+def check_match_case(match_case: bool | str) -> bool | str:
+    """Returns a value of MATCH_CASE; raises a `ValueError` for others."""
+    if match_case == "auto" or isinstance(match_case, bool):
+        return match_case
+    raise ValueError(f"match_case={match_case!r} is not known. Use 'auto', True or False.")
 
 
 def read_candidates(path: str | Path) -> dict[str, list[str]]:
@@ -270,8 +320,25 @@ def _check_phrases(phrases, where: str) -> None:
             raise TypeError(f"{where} must be a list of strings, got a {type(phrase).__name__} in it: {phrase!r:.60}.")
 
 
-def _key(word: str, language: str | None) -> str:
-    return stem(unicodedata.normalize("NFC", word), language)
+def _is_acronym(phrase: str) -> bool:
+    """Whether a phrase has one to four letters, which are all capitals."""
+    letters = [c for c in phrase if c.isalpha()]
+    return len(letters) <= ACRONYM and phrase.isupper()
+
+
+def _same_case(word: str, other: str) -> bool:
+    """Whether words of one stem have capitals at the same places; an ending that only one of them has does not count."""
+    return all(a.isupper() == b.isupper() for a, b in zip(word, other, strict=False))
+
+
+def _outermost(spans: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The spans that are not inside another one."""
+    kept, farthest = set(), -1
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if end > farthest:
+            kept.add((start, end))
+            farthest = end
+    return kept
 
 
 def _without_overlaps(spans: Spans) -> Spans:
