@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Pipeline
 
 from .batches import BatchRead, Values, pad_windows, split_windows
-from .candidates import parse_candidates
+from .candidates import check_match_case, parse_candidates
 from .dataframes import read_documents, tabulate
 from .decoding import O, word_tags
 from .diversity import WordStates, check_diversity, last_states
@@ -23,9 +24,8 @@ from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
 from .look_ahead import launch_ahead, prepare_ahead, to_device, to_host
 from .phrase_features import FLOOR
-from .pipeline_base import TextPipeline
 from .ranking import PhraseRanker
-from .selection import select_phrases
+from .selection import check_nested, select_phrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import length_limit, read_labels, unwrap_model
@@ -37,7 +37,7 @@ DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 UNSET = "unset"  # where None is a value
 
 
-class KeyphraseExtractionPipeline(TextPipeline):
+class KeyphraseExtractionPipeline(Pipeline):
     """Extracts keyphrases from texts, with or without titles.
 
     How titles are used depends on the model. If its forward has no argument `meta_mask`, title and text are joined by
@@ -50,8 +50,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
     entities are decoded. Offsets are those of the original text.
 
     Args:
-        inputs: a document, a list or a `datasets` column of documents, or any other iterable or a PyTorch data set of them,
-            which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
+        inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column), which is
+            read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
             document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
@@ -65,8 +65,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
             best path of a CRF), or if it has none, the most likely labels are used.
         candidates: phrases to score, whether or not the model would extract them: a list for all documents, a mapping from
             names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates.Candidates`.
+        match_case (default `"auto"`): whether candidates differ by case; `"auto"` for those of up to four letters that are all
+            capitals, so that "IT" does not match "it".
         diversity (`float`, default 0): chooses the `top_k` by maximal marginal relevance on the model's hidden states, from 0
-            (by score only) to 1. See `diversity.diversify`.
+            (by score only) to 1, among the keyphrases that would be returned without `top_k`. See `diversity.diversify`.
+        nested (`bool`, default `True`): whether a keyphrase may be inside another ("webhook" and "webhook endpoint"); with
+            `False` the better of the two is returned.
         language (default `config.keyphrase_language`, or "english"): the stemmer by which phrases are compared, one of
             `stemming.LANGUAGES`, or `None` for no stemming.
         batch_size (`int`, default 8, on a GPU 64): windows per batch. Documents are sorted by length first. A batch of shorter windows
@@ -85,12 +89,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
     Returns:
         For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`. The `mentions`
         (`{"start", "end", "score"}`) are all occurrences with equal stems; `keyphrase`, `start` and `end` are those of the
-        first. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
+        first, or of the first without a possessive 's. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
         what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
         it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
-        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a column, a
-        Series or a DataFrame, and an iterator otherwise.
+        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a Series or a
+        DataFrame, and an iterator otherwise.
 
         With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
         that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
@@ -109,6 +113,11 @@ class KeyphraseExtractionPipeline(TextPipeline):
     [{'keyphrase': 'Graph cuts', 'score': 0.93, 'start': 0, 'end': 10, 'mentions': [{'start': 0, 'end': 10, 'score': 0.93}]}]
     ```
     """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
 
     def __init__(self, *args, backend: str | None = None, **kwargs):
         model = kwargs.get("model") or args[0]
@@ -139,6 +148,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """Whether titles are joined to the texts, so that keyphrases are also extracted from them."""
         return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # the last step of push_to_hub, after transformers has written a blank card
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
     def _sanitize_parameters(
         self,
         top_k=UNSET,
@@ -151,7 +166,9 @@ class KeyphraseExtractionPipeline(TextPipeline):
         max_title_length=None,
         is_split_into_words=None,
         candidates=UNSET,
+        match_case=None,
         diversity=None,
+        nested=None,
         language=UNSET,
         **unknown,
     ):
@@ -169,6 +186,10 @@ class KeyphraseExtractionPipeline(TextPipeline):
         postprocess_params = {"style": style, "min_score": min_score, "threshold": threshold}
         if diversity is not None:
             postprocess_params["diversity"] = check_diversity(diversity)
+        if match_case is not None:
+            postprocess_params["match_case"] = check_match_case(match_case)
+        if nested is not None:
+            postprocess_params["nested"] = check_nested(nested)
         preprocess_params, postprocess_params = (
             {name: value for name, value in values.items() if value is not None}
             for values in (preprocess_params, postprocess_params)
@@ -204,9 +225,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
             candidates.check_inputs(None if is_document else inputs)
         if is_document:
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
-        documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
-        results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
-        return list(results) if isinstance(inputs, Sequence) else results
+        if not isinstance(inputs, Iterable) or isinstance(inputs, bytes):
+            raise TypeError(
+                f"inputs must be a text or an iterable of texts, got a {type(inputs).__name__}: {inputs!r:.60}."
+            )
+        results = self._stream(inputs, batch_size, preprocess_params, postprocess_params)
+        return list(results) if isinstance(inputs, (list, tuple)) else results
 
     def to_dataframe(self, inputs, batch_size: int | None = None, **kwargs):
         """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
@@ -271,7 +295,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
         first, size = block["first"], len(block["documents"])
         if (candidates := postprocess_params.get("candidates")) is not None:
             candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + size))
-            block["spans"] = candidates.find(block["words"], first, postprocess_params["language"])
+            how = (postprocess_params["language"], postprocess_params.get("match_case", "auto"))
+            block["spans"] = candidates.find(block["words"], first, *how)
         launch = partial(self._launch, style_id=block["style_id"])
         if postprocess_params.get("diversity", 0) > 0:
             block["word_states"] = WordStates(size, block.get("spans"))

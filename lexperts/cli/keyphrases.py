@@ -4,6 +4,7 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,14 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Dtype = Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")]
 
 
+class MatchCase(StrEnum):
+    """Whether candidates differ by upper and lower case."""
+
+    auto = "auto"
+    yes = "yes"
+    no = "no"
+
+
 def open_extractor(model: str | None, **options):
     """The pipeline of a model, by default of the default model."""
     from transformers import pipeline
@@ -76,7 +85,12 @@ def extract(
         Path | None,
         typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
     ] = None,
+    match_case: Annotated[
+        MatchCase,
+        typer.Option(help="Whether candidates differ by case; auto: those of up to four capitals, such as IT."),
+    ] = MatchCase.auto,
     diversity: Annotated[float, typer.Option(min=0, max=1, help="0: choose by score only; 1: by difference.")] = 0.0,
+    nested: Annotated[bool, typer.Option(help="Keyphrases may be inside others.")] = True,
     language: Annotated[
         str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
     ] = None,
@@ -121,6 +135,8 @@ def extract(
         options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
         options |= {} if language is None else {"language": None if language == "none" else language}
         options |= {"diversity": diversity} if diversity else {}
+        options |= {} if nested else {"nested": False}
+        options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
         extractor = KeyphraseExtractor(
             model, corpus.text_column, corpus.title_column,
             mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, **options,
