@@ -5,20 +5,10 @@ from typing import Any
 
 from .checkpoints import Source
 from .config_values import find_value_errors
-from .errors import MergeError
 from .families import FAMILIES, Family, family_of
 from .findings import Report
 from .layout import Shape, rope_parameters
 from .tensor_files import TORCH_NAMES, equal_tensors
-from .tokenizers import (
-    DifferenceKind,
-    compare,
-    compare_generation,
-    compare_settings,
-    read_tokenizer,
-    source_tokenizer,
-    vocabulary,
-)
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
 MUST_AGREE = {
@@ -137,19 +127,19 @@ def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str
     return errors
 
 
-def check_with(report: Report, first: Source, other: Source, dtype: str | None):
-    """Compares a source with the first one: configurations, embedding rows and RoPE settings."""
+def check_with(report: Report, first: Source, other: Source, changed: dict[str, Any]):
+    """Compares a source with the first one: configurations, embedding rows and RoPE settings.
+
+    `changed` are the fields that the output does not have from the first one.
+    """
     if other.checkpoint is not first.checkpoint:
-        check_configuration(report, first, other, dtype)
+        check_configuration(report, first, other, changed)
         check_rows(report, first, other)
     check_rope(report, first, other)
 
 
-def check_configuration(report: Report, first: Source, other: Source, dtype: str | None):
-    """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported.
-
-    `dtype` is that of the output, if the recipe sets one.
-    """
+def check_configuration(report: Report, first: Source, other: Source, changed: dict[str, Any]):
+    """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported."""
     ours, theirs = with_defaults(first.config), with_defaults(other.config)
     ours["family"], theirs["family"] = (family_of(source.config).mixture for source in (first, other))
     if {"llama", "mistral"} <= {first.config["model_type"], other.config["model_type"]}:
@@ -160,7 +150,7 @@ def check_configuration(report: Report, first: Source, other: Source, dtype: str
         report.add("error", "configuration", other.name, message)
     for key, level in SETTINGS.items():
         if ours.get(key) != theirs.get(key):
-            kept = (dtype if key == "dtype" else None) or ours.get(key)
+            kept = changed.get(key) or ours.get(key)
             result = "the output has none" if kept is None else f"the output has {kept}"
             message = f"{describe_difference(key, theirs, ours, first)}: {result}."
             report.add(level, "configuration", other.name, message)
@@ -200,65 +190,3 @@ def check_rows(report: Report, first: Source, other: Source):
     if ours != theirs:
         message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
         report.add("error", "vocabulary", other.name, message, "vocab")
-
-
-def check_own_tokenizers(report: Report, base: Source, sources: list[Source]):
-    """Checks that the base has a tokenizer, that all can be read and that every token id has an embedding row."""
-    if source_tokenizer(base) is None:
-        other = next((source.name for source in sources if source_tokenizer(source)), None)
-        message = (
-            f"has no tokenizer: that of {other} is written."
-            if other
-            else "has no tokenizer, and so the output has none."
-        )
-        report.add("warning", "tokenizer", base.name, message)
-    last_ids: dict[bytes, int] = {}  # content of a file -> its last id; most experts share one tokenizer
-    for source in sources:
-        file = source_tokenizer(source)
-        if file is None or file.suffix != ".json":
-            continue
-        try:
-            content = file.read_bytes()
-            if content not in last_ids:
-                last_ids[content] = max(vocabulary(read_tokenizer(file)).values(), default=-1)
-        except (MergeError, OSError) as error:
-            report.add("error", "tokenizer", source.name, str(error))
-            continue
-        rows = source.config["vocab_size"]
-        if last_ids[content] >= rows:
-            message = (
-                f"its tokenizer has ids up to {last_ids[content]}, but its embeddings have {rows} rows: the "
-                "model fails on such a token."
-            )
-            report.add("warning", "tokenizer", source.name, message)
-
-
-def check_tokenizer(report: Report, first: Source, other: Source):
-    """Compares tokenizers: the same ids must represent the same texts."""
-    ours, theirs = source_tokenizer(first), source_tokenizer(other)
-    if ours is None or theirs is None:
-        without = first.name if ours is None else other.name
-        report.add("note", "tokenizer", other.name, f"{without} has no tokenizer; tokenizers were not compared.")
-        return
-    try:
-        if changed := compare_settings(first, other) + compare_generation(first, other):
-            message = f"{', '.join(changed)} differ from those of {first.name}. Those of {first.name} are written."
-            report.add("warning", "tokenizer", other.name, message)
-        difference = compare(ours, theirs)
-    except MergeError as error:
-        if not any(finding.message == str(error) for finding in report.findings):
-            report.add("error", "tokenizer", other.name, str(error))
-        return
-    if difference is None:
-        report.add("ok", "tokenizer", other.name, f"same as {first.name}")
-        return
-    message = f"compared with {first.name}: {difference.text}"
-    if difference.kind is DifferenceKind.SUPERSET:
-        report.add("error", "tokenizer", other.name, f"{message}.", "vocab")
-    elif difference.kind in (DifferenceKind.SPECIAL_TOKENS, DifferenceKind.DECODER_ONLY):
-        level = "warning" if difference.kind is DifferenceKind.SPECIAL_TOKENS else "note"
-        report.add(level, "tokenizer", other.name, f"{message}. The base model's tokenizer is written.")
-    else:
-        same_ids = difference.kind is DifferenceKind.TOKENS
-        effect = "the same ids represent different texts" if same_ids else "the same text is split into different ids"
-        report.add("error", "tokenizer", other.name, f"{message}: {effect}.", "tokenizer")

@@ -18,13 +18,14 @@ from .gates import Gates, find_equal_rows, make_gates
 from .output_config import code_files, mixture_config, output_format, to_json_bytes
 from .places import places_beside
 from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
-from .preflight import Preflight, describe_nonfinite, run_preflight
+from .preflight import Preflight, run_preflight
 from .provenance import RECORD, package_version, source_record
 from .recipe import Recipe
 from .shard_writer import SHARD_BYTES, Look, NotFiniteError, Progress, write_checkpoint
 from .source_scan import ScanResult
 from .tensor_files import has_nonfinite
-from .tokenizers import mixture_tokenizer
+from .tokenizers import mixture_tokenizer, named_source
+from .value_checks import describe_nonfinite
 
 
 @dataclass
@@ -91,7 +92,8 @@ def make_plan(preflight: Preflight, gates: Gates) -> Plan:
     if centroids is not None:
         tensors.append(centroid_tensor(centroids))
     vocab_size = tensors[0].shape[0]
-    config = mixture_config(recipe, base, vocab_size, format, None if centroids is None else centroids.shape[1])
+    size = None if centroids is None else centroids.shape[1]
+    config = mixture_config(recipe, base, vocab_size, format, size, named_source(recipe, experts))
     return Plan(
         preflight.report, recipe, base, experts, family_of(base.config).model_type, format, tensors, gates, config
     )
@@ -134,7 +136,7 @@ def compose(
     sources = [*plan.experts, plan.base]
 
     def make_files(scans) -> dict[str, bytes]:
-        tokenizer = mixture_tokenizer(plan.base, plan.experts)
+        tokenizer = mixture_tokenizer(plan.recipe, plan.base, plan.experts)
         return metadata_files(plan.config, plan.record(scans, out), plan.sizes, tokenizer)
 
     try:

@@ -12,7 +12,7 @@ from run_tools.errors import expand_user
 
 from .averaging import from_float, to_float64
 from .checkpoints import Source, open_source
-from .compatibility import check_shapes, check_tokenizer, check_with, lexicon_problem
+from .compatibility import check_shapes, check_with, lexicon_problem
 from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
@@ -22,12 +22,14 @@ from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
 from .places import places_beside
 from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
-from .preflight import OpenedSources, check_adapters, check_disk, check_float16, check_output_path, check_values
+from .preflight import OpenedSources, check_adapters, check_disk, check_output_path
 from .provenance import source_record
 from .recipe import ExpertRecipe, Recipe, read_recipe
 from .shard_writer import Progress, write_checkpoint
 from .tensor_files import read_blocks
+from .tokenizer_checks import check_tokenizer, check_written_settings
 from .tokenizers import carried_files
+from .value_checks import check_float16, check_values
 
 REMOVED_SUFFIX = " (removed)"  # marks an expert that was removed but is still part of the shared weights' mean
 ExpertSource = int | Source  # an expert of the new mixture: the index of an old one, or a new source
@@ -107,8 +109,9 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
         )
     report = Report(allow=recipe.allow)
     if check_shapes(report, source):
-        check_with(report, old.source, source, recipe.dtype)
-        check_tokenizer(report, old.source, source)
+        check_with(report, old.source, source, {"dtype": recipe.dtype})
+        check_tokenizer(report, old.source, source, old.source)
+        check_written_settings(report, old.source, old.source, [source])
         check_values(report, [source], deep=False)
         if source.adapter:
             check_adapters(report, recipe, OpenedSources(old.open_base(), [source]))
@@ -152,6 +155,10 @@ def remove(
         raise MergeError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
     if old.recipe.centroids:
         raise MergeError("Cannot remove an expert from a mixture with centroids. Compose it again from the others.")
+    if old.recipe.tokenizer_source == expert:
+        raise MergeError(
+            f"{expert!r} provides the tokenizer (tokenizer_source). Compose the mixture again from the others."
+        )
     options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
     kept = [i for i in range(len(old.names)) if i != removed]
     if options["experts_per_token"] > len(kept):

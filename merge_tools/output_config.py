@@ -16,6 +16,14 @@ COPIED_FIELDS = (
 )  # fmt: skip
 
 
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def special_ids(source: Source) -> dict[str, Any]:
+    """The ids of special tokens in the configuration of a source."""
+    return {key: source.config[key] for key in SPECIAL_IDS if source.config.get(key) is not None}
+
+
 def output_format(recipe: Recipe, base: Source) -> str:
     """The model_type of the mixture: `auto` is the family's class of transformers if it can represent the mixture."""
     if recipe.format != "auto":
@@ -45,9 +53,17 @@ def dense_config(config: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def mixture_config(
-    recipe: Recipe, base: Source, vocab_size: int, format: str, centroid_size: int | None
+    recipe: Recipe,
+    base: Source,
+    vocab_size: int,
+    format: str,
+    centroid_size: int | None,
+    special: Source | None = None,
 ) -> dict[str, Any]:
-    """config.json of a mixture; RoPE settings and dtype are written in the spellings of transformers 4 and 5."""
+    """config.json of a mixture; RoPE settings and dtype are written in the spellings of transformers 4 and 5.
+
+    The ids of special tokens are those of `special`, or the base's.
+    """
     shape = Shape.from_config(base.config)
     config = {
         **common_config(base.config, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
@@ -55,6 +71,8 @@ def mixture_config(
         "num_experts_per_tok": recipe.experts_per_token,
         "output_router_logits": False,
     }
+    if special:
+        config |= special_ids(special)
     if format != "lexicon":
         mixture = MIXTURES[format]
         kind = {"architectures": [mixture.architecture], "model_type": format}

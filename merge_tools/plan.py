@@ -15,6 +15,7 @@ from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
 from .recipe import Recipe
 from .task_vectors import TASK_METHODS, TaskMerge
 from .tensor_files import DTYPE_BYTES, FLOATS, PIECE, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
+from .vocabulary_rows import VOCABULARY_TENSORS, VocabularyRows, vocabulary_rows
 
 CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
 
@@ -102,11 +103,6 @@ class OutputTensor:
     def _read_span(self, source: Source, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
         if source.is_verbatim(self.tensor):
             return read_blocks(source.entry(self.tensor), elements, start, stop)
-        if len(self.slices) > 1 or stop > source.entry(self.tensor).elements:
-            raise MergeError(
-                f"The adapter {source.name!r} changes {self.tensor!r} and has a different vocabulary. Merge it "
-                "with peft's merge_and_unload() first."
-            )
         return skip(source.blocks(self.tensor, elements), start, stop)
 
 
@@ -152,11 +148,12 @@ def plan_tensors(
     parts, with_gate = all_parts(recipe, shape), gated_parts(recipe, shape)
     weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
     averaged, tensors = experts if averaged is None else averaged, []
+    rows = vocabulary_rows(recipe, base, averaged)
     for item in mixture_layout(shape, parts):
         first = item if isinstance(item, str) else item.expert_tensors(shape)[0][0]
         dtype = FLOATS[recipe.dtype] if recipe.dtype else base.entry(first).dtype
         if isinstance(item, str):
-            tensors.append(shared_tensor(item, dtype, recipe, base, averaged, weights))
+            tensors.append(shared_tensor(item, dtype, recipe, base, averaged, weights, rows))
             continue
         if item in with_gate:
             values = gates[item.gate]
@@ -211,33 +208,41 @@ def centroid_tensor(centroids: np.ndarray) -> OutputTensor:
 
 
 def shared_tensor(
-    name: str, dtype: str, recipe: Recipe, base: Source, experts: list[Source], weights: dict[int, float]
+    name: str,
+    dtype: str,
+    recipe: Recipe,
+    base: Source,
+    experts: list[Source],
+    weights: dict[int, float],
+    vocabulary: VocabularyRows,
 ) -> OutputTensor:
-    """A tensor that is not routed, by `recipe.average`. Rows that only some experts have are their mean.
+    """A tensor that is not routed, by `recipe.average`. Rows of tokens that only some experts have are their mean.
 
     `weights` maps the `id` of an expert to its weight in the mean.
     """
-    sources = [base, *experts]
-    largest = max(sources, key=lambda source: source.entry(name).shape[0]).entry(name).shape
-    width = math.prod(largest[1:])
+    sources, shape = [base, *experts], base.entry(name).shape
+    width, of_tokens = math.prod(shape[1:]), name in VOCABULARY_TENSORS
+    stops = vocabulary.stops({source.entry(name).shape[0] for source in sources}) if of_tokens else [shape[0]]
     preferred = [base] if recipe.average == "base" else [s for s in experts if weights[id(s)] > 0]
     task_merge = None
     if recipe.average in TASK_METHODS:
         task_merge = TaskMerge(base, recipe.average, recipe.density, recipe.seed)
     slices, start = [], 0
-    for stop in sorted({source.entry(name).shape[0] for source in sources}):
-        for group in (preferred, experts, [base]):
+    for stop in stops:
+        owners = vocabulary.owners(stop) if of_tokens else None
+        owning = [e for e in experts if owners and e.name in owners and e.entry(name).shape[0] >= stop]
+        for group in (owning, preferred, experts, [base]):
             group = [source for source in group if source.entry(name).shape[0] >= stop]
             if group:
                 break
         shares = [weights.get(id(source), 1.0) for source in group]
         shares = shares if sum(shares) > 0 else [1.0] * len(group)
         shares = tuple(share / sum(shares) for share in shares)
-        in_base = stop <= base.entry(name).shape[0] and group != [base]  # other rows have no task vector
+        in_base = stop <= base.entry(name).shape[0] and group != [base] and not owning  # other rows have no task vector
         merge = task_merge if in_base else None
         slices.append(Slice(tuple(group), shares, start * width, stop * width, merge))
         start = stop
-    return OutputTensor(name, dtype, (start, *largest[1:]), name, merge_adjacent_slices(slices))
+    return OutputTensor(name, dtype, (start, *shape[1:]), name, merge_adjacent_slices(slices))
 
 
 def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:

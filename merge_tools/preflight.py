@@ -10,32 +10,30 @@ from pathlib import Path
 from run_tools.errors import expand_user, format_size, is_encodable, short_reason
 
 from .checkpoints import Source, open_source
-from .compatibility import check_own_tokenizers, check_shapes, check_tokenizer, check_with, lexicon_problem
+from .compatibility import (
+    check_shapes,
+    check_with,
+    lexicon_problem,
+)
 from .errors import MergeError
 from .findings import Report
-from .float16_range import find_overflows
 from .gates import make_gates, prompts_for, tokenize
 from .layout import Shape, rope_parameters
 from .opening import find_opening_errors
-from .output_config import mixture_config, output_format
+from .output_config import mixture_config, output_format, special_ids
 from .plain_configs import is_plain
-from .plan import OutputTensor, convert, overflow_message, plan_tensors, read_centroids
+from .plan import OutputTensor, plan_tensors, read_centroids
 from .recipe import ATTENTION_LINEARS, MLP_LINEARS, WITH_PROMPTS, Recipe, read_recipe, with_zero_gates
-from .source_scan import scan_file
 from .staging import find_staging_problem, partial_folder
 from .task_vectors import TASK_METHODS
 from .tensor_files import (
-    EXPONENTS,
-    FLOATS,
-    PIECE,
-    RANGES,
     TensorEntry,
-    has_nonfinite,
     read_blocks,
-    sample_blocks,
-    sample_nonfinite,
 )
-from .tokenizers import source_tokenizer
+from .tokenizer_checks import check_tokenizers
+from .tokenizers import named_source
+from .value_checks import check_float16, check_values
+from .vocabulary_rows import vocabulary_rows
 
 LONGEST_NAME = 255  # bytes, of a file or a folder
 SLACK = 16 << 20  # bytes reserved for files other than tensors
@@ -164,9 +162,11 @@ def check_opening(report: Report, recipe: Recipe, sources: OpenedSources, thorou
     """
     base, configs = sources.base, {source.name: source.config for source in sources.distinct}
     centroids = read_centroids(recipe)
-    rows = max(source.config["vocab_size"] for source in [base, *sources.experts])
+    rows = vocabulary_rows(recipe, base, sources.experts).count
     size = None if centroids is None else centroids.shape[1]
-    configs["output"] = mixture_config(recipe, base, rows, output_format(recipe, base), size)
+    configs["output"] = mixture_config(
+        recipe, base, rows, output_format(recipe, base), size, named_source(recipe, sources.experts)
+    )
     if not thorough:
         configs = {name: config for name, config in configs.items() if not is_plain(config)}
     if not configs:
@@ -184,64 +184,11 @@ def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources
     if not sources:
         return
     first = base if base and any(source.checkpoint is base.checkpoint for source in sources) else sources[0]
-    with_tokenizer = next((source for source in [first, *sources] if source_tokenizer(source)), first)
-    check_own_tokenizers(report, first, sources)
+    provider = named_source(recipe, sources)
+    changed = {"dtype": recipe.dtype} | (special_ids(provider) if provider else {})
     for source in sources:
-        check_with(report, first, source, recipe.dtype)
-        if source is not with_tokenizer:
-            check_tokenizer(report, with_tokenizer, source)
-
-
-def check_values(report: Report, sources: list[Source], deep: bool, dtype: str | None = None):
-    """Looks for NaN and infinity, and for values that exceed the range of the output's dtype.
-
-    Looks at samples of every tensor, or at all elements if `deep`.
-    """
-    bad_by_file: dict[Path, list[str]] = {}
-    for source in sources:
-        for file in source.files:
-            if file in bad_by_file:
-                continue
-            entries = source.tensors_of(file)
-            bad_by_file[file] = list(scan_file(file, entries).nonfinite) if deep else sample_nonfinite(entries)
-        bad = [name for file in source.files for name in bad_by_file[file]]
-        over = None if bad else find_overflow(source, dtype, deep)
-        if bad:
-            report.add("error", "values", source.name, describe_nonfinite(bad))
-        elif over:
-            report.add("error", "values", source.name, over)
-        else:
-            report.add("ok", "values", source.name, "all finite" if deep else "finite in all samples")
-
-
-def check_float16(report: Report, tensors: list[OutputTensor]):
-    """Checks that a mixture in float16 can hold its values; names one tensor of each source."""
-    known = set()
-    for tensor, source in find_overflows(tensors):
-        if source.name not in known:
-            known.add(source.name)
-            message = overflow_message(tensor.tensor, "F16", any(part.merge for part in tensor.slices))
-            report.add("error", "values", source.name, message)
-
-
-def find_overflow(source: Source, dtype: str | None, deep: bool) -> str | None:
-    """The message for the first tensor with values that the output's dtype cannot represent, if there is one."""
-    for file in source.files:
-        for entry in source.tensors_of(file):
-            out = FLOATS[dtype] if dtype else entry.dtype
-            if entry.dtype not in EXPONENTS or RANGES[out] >= RANGES[entry.dtype] or out == "F16":  # `check_float16`
-                continue
-            blocks = read_blocks(entry, PIECE) if deep else sample_blocks(entry)
-            if any(has_nonfinite(convert(raw, entry.dtype, out), out) for raw in blocks):
-                return overflow_message(entry.name, out)
-    return None
-
-
-def describe_nonfinite(names: list[str]) -> str:
-    """The message for tensors with NaN or infinity."""
-    more = len(names) - 1
-    subject = f"{names[0]!r} holds" if not more else f"{names[0]!r} and {more} more tensor{'s' * (more > 1)} hold"
-    return f"{subject} NaN or infinity: the expert is broken. Use an earlier checkpoint."
+        check_with(report, first, source, changed)
+    check_tokenizers(report, recipe, first, sources)
 
 
 def sampled_digest(entries: Iterable[TensorEntry]) -> str:

@@ -74,6 +74,9 @@ class Recipe:
         dtype: dtype of the output; default: the base model's.
         format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
             package: "mixtral", "qwen2_moe", "qwen3_moe" or "flex_olmo". "auto" is that class if it can represent the mixture.
+        tokenizer_source: "base", "union" or the name of an expert, whose tokenizer, generation settings, ids of special
+            tokens and number of embedding rows the mixture gets. "union" (default) is the base's, or the longest that
+            extends it.
         weights: one weight per expert for the mean, or for the mean of task vectors; normalised to sum to 1.
         centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
             the mixture for `assign_domains`.
@@ -94,6 +97,7 @@ class Recipe:
     experts_per_token: int = 2
     dtype: str | None = None
     format: str = "auto"
+    tokenizer_source: str | None = None
     weights: list[float] | None = None
     centroids: str | None = None
     embedder: str | None = None
@@ -168,6 +172,7 @@ VALIDATORS = {
         lambda value: bool(value) and list_of(is_count)(value) and len(set(value)) == len(value),
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
+    "tokenizer_source": ("base, union or the name of an expert", is_text),
     "density": ("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1),
     "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
     "centroids": PATH,
@@ -326,6 +331,12 @@ def validate(recipe: Recipe):
     if recipe.density is not None and recipe.average not in TASK_METHODS:
         raise MergeError(
             f"density is for average: {', '.join(TASK_METHODS)}, but average is {recipe.average}. Remove it, or change average."
+        )
+    tokenizers = ("base", "union", *recipe.names)
+    if recipe.tokenizer_source is not None and recipe.tokenizer_source not in tokenizers:
+        hint = did_you_mean(recipe.tokenizer_source, tokenizers)
+        raise MergeError(
+            f"tokenizer_source={short_repr(recipe.tokenizer_source)} is not base, union or an expert.{hint}"
         )
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")

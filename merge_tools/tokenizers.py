@@ -10,6 +10,7 @@ from run_tools.errors import join_names, short_reason
 
 from .checkpoints import Source, read_json
 from .errors import MergeError
+from .recipe import Recipe
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
@@ -85,15 +86,34 @@ def with_class_of_both(content: bytes) -> bytes:
     return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def mixture_tokenizer(base: Source, experts: list[Source]) -> dict[str, bytes]:
-    """The base's generation_config.json, and its tokenizer files or the longest that extend them (`--allow vocab`)."""
+def named_source(recipe: Recipe, experts: list[Source]) -> Source | None:
+    """The expert that `tokenizer_source` names; None for the base and for `union`."""
+    return next((expert for expert in experts if expert.name == recipe.tokenizer_source), None)
+
+
+def tokenizer_of_mixture(recipe: Recipe, base: Source, experts: list[Source]) -> Source | None:
+    """The source whose tokenizer a mixture gets: by `tokenizer_source`, else the base or the longest that extends it.
+
+    None if no source has a tokenizer.
+    """
+    if recipe.tokenizer_source not in (None, "union"):
+        return named_source(recipe, experts) or base
     best = None
     for source in [base, *experts]:
         file = source_tokenizer(source)
-        if file is not None and (best is None or extends(best, file)):
-            best = file
-    files = carried_files(base.checkpoint.folder, [GENERATION_CONFIG]) | carried_files(base.folder, [GENERATION_CONFIG])
-    return files | (carried_files(best.parent, TOKENIZER_FILES) if best else {})
+        if file is not None and (best is None or extends(source_tokenizer(best), file)):
+            best = source
+    return best
+
+
+def mixture_tokenizer(recipe: Recipe, base: Source, experts: list[Source]) -> dict[str, bytes]:
+    """The tokenizer's files of a mixture, and generation_config.json of the base or of the expert that provides both."""
+    settings, best = named_source(recipe, experts) or base, tokenizer_of_mixture(recipe, base, experts)
+    files: dict[str, bytes] = {}
+    for folder in (settings.checkpoint.folder, settings.folder):
+        files |= carried_files(folder, [GENERATION_CONFIG])
+    file = source_tokenizer(best) if best else None
+    return files | (carried_files(file.parent, TOKENIZER_FILES) if file else {})
 
 
 def tokenizer_settings(source: Source) -> dict[str, Any]:
@@ -214,6 +234,12 @@ def model_of(tokenizer: dict) -> dict[str, Any]:
     """The part with vocabulary and merges; a vocab.json is all vocabulary."""
     model = tokenizer.get("model")
     return model if isinstance(model, dict) else {"vocab": {**tokenizer}}
+
+
+def source_vocabulary(source: Source) -> dict[str, int] | None:
+    """Token -> id; None if a source has no tokenizer whose tokens can be listed."""
+    file = source_tokenizer(source)
+    return vocabulary(read_tokenizer(file)) if file and file.suffix == ".json" else None
 
 
 def vocabulary(tokenizer: dict) -> dict[str, int]:

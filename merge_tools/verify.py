@@ -22,6 +22,7 @@ from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centr
 from .shard_writer import Progress
 from .source_scan import compare_hashes, sha256_of
 from .tensor_files import equal_blocks, read_blocks
+from .tokenizers import named_source
 
 ADDED_BY_TRANSFORMERS = {"transformers_version", "_name_or_path"}  # by save_pretrained
 
@@ -63,7 +64,7 @@ def verify(
         faults += missing
         return result
     expected = expected_tensors(mixture, base, experts, notes)
-    faults += changed_settings(mixture, base, expected, notes)
+    faults += changed_settings(mixture, base, named_source(mixture.recipe, experts), expected, notes)
     progress.start("verify", sum(tensor.nbytes for tensor in expected))
     for tensor in expected:
         faults += compare_tensor(tensor, mixture)
@@ -72,12 +73,15 @@ def verify(
     return {**result, "ok": not faults}
 
 
-def changed_settings(mixture: Mixture, base: Source, expected: list[OutputTensor], notes: list[str]) -> list[str]:
+def changed_settings(
+    mixture: Mixture, base: Source, special: Source | None, expected: list[OutputTensor], notes: list[str]
+) -> list[str]:
     """One line per field of config.json that is not as the merge wrote it; adds a note on fields that it did not write."""
     config, shapes = mixture.config, {tensor.name: tensor.shape for tensor in expected}
     rows = shapes.get("model.embed_tokens.weight", (mixture.shape.vocab_size,))[0]
     size = shapes.get("domain_centroids", (None, config.get("centroid_size")))[1]
-    written = json.loads(to_json_bytes(mixture_config(mixture.recipe, base, rows, mixture.record["format"], size)))
+    config_written = mixture_config(mixture.recipe, base, rows, mixture.record["format"], size, special)
+    written = json.loads(to_json_bytes(config_written))
     added = sorted(set(config) - set(written) - ADDED_BY_TRANSFORMERS)
     if added:
         notes.append(f"config.json has fields that the merge did not write: {join_names(added)}.")

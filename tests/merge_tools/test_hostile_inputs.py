@@ -392,8 +392,8 @@ def test_values_that_exceed_the_range_of_the_output(dtype, pair, tmp_path):
     assert done == "refused" and "has values above" in messages[0]
     before = snapshot(tmp_path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MergeError, match="has values above"):
-        patch.setattr(importlib.import_module("merge_tools.preflight"), "find_overflow", lambda *_: None)
-        patch.setattr(importlib.import_module("merge_tools.preflight"), "find_overflows", lambda _: [])
+        patch.setattr(importlib.import_module("merge_tools.value_checks"), "find_overflow", lambda *_: None)
+        patch.setattr(importlib.import_module("merge_tools.value_checks"), "find_overflows", lambda _: [])
         compose(recipe, tmp_path / "out")
     assert snapshot(tmp_path) == before
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from merge_tools import MergeError, add, check, check_and_plan, compose, extract, load_experts, remove, verify
 
-from .conftest import logits_of, open_model, read_tensors, recipe_of, save_expert
+from .conftest import edit_json, logits_of, open_model, read_tensors, recipe_of, save_expert
 
 EXTRA = ("<owl>", "<mast>", "<saw>")
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -188,3 +188,140 @@ def test_with_allow_tokenizer_the_bases_is_written(experts, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     compose(recipe_of([other, base]), tmp_path / "turned", allow=["tokenizer"])
     assert (tmp_path / "turned" / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+
+
+def two_named(tmp_path, **options):
+    """A base with 45 tokens, and two experts that each give id 45 to a token of its own."""
+    tokens = {"base": (), "ships": ("<mast>",), "tools": ("<saw>", "<file>")}
+    return {
+        name: save_expert(tmp_path / name, s, extra_tokens=t, **options) for s, (name, t) in enumerate(tokens.items())
+    }
+
+
+@pytest.mark.parametrize("same_rows", [True, False])
+def test_one_id_for_two_tokens_is_an_error(tmp_path, same_rows):
+    folders = two_named(tmp_path, **({"vocab_size": 48} if same_rows else {}))
+    recipe = recipe_of([folders["ships"], folders["tools"]], base_model=str(folders["base"]), average="mean")
+    (error,) = check(recipe, allow=["vocab"]).errors
+    assert error.subject == "tools" and error.allow == "tokenizer"
+    assert "ships" in error.message and ("'<mast>'" in error.message or "'<saw>'" in error.message)
+    assert check(recipe, allow=["vocab", "tokenizer"]).ok
+
+
+@pytest.mark.parametrize("average", ["mean", "base", "ties"])
+def test_a_padded_row_belongs_to_the_experts_with_its_token(tmp_path, average):
+    folders = two_named(tmp_path, vocab_size=48)
+    recipe = recipe_of([folders["ships"], folders["tools"]], base_model=str(folders["base"]), average=average)
+    compose(recipe, tmp_path / "out", allow=["vocab", "tokenizer"])
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").convert_tokens_to_ids("<mast>") == 45
+    mixture, base, ships, tools = (read_tensors(f) for f in (tmp_path / "out", *folders.values()))
+    for tensor in (EMBEDDINGS, HEAD):
+        assert torch.equal(mixture[tensor][45], ships[tensor][45])
+        rest = base[tensor] if average == "base" else (ships[tensor] + tools[tensor]) / 2
+        if average != "ties":
+            assert_close(mixture[tensor][46:], rest[46:])  # rows of no token
+            assert_close(mixture[tensor][:45], rest[:45])
+    assert verify(tmp_path / "out")["ok"]
+    compose(recipe, tmp_path / "turned", allow=["vocab", "tokenizer"], tokenizer_source="tools")
+    turned = read_tensors(tmp_path / "turned")
+    assert torch.equal(turned[EMBEDDINGS][45:47], tools[EMBEDDINGS][45:47])
+    assert verify(tmp_path / "turned")["ok"]
+
+
+def test_a_new_token_of_two_experts_is_their_mean(tmp_path):
+    """Not the base's row, and not that of an expert which has the row, but not the token."""
+    counts = {"base": 0, "birds": 0, "ships": 2, "tools": 1}
+    folders = {
+        n: save_expert(tmp_path / n, s, extra_tokens=EXTRA[:c], vocab_size=48)
+        for s, (n, c) in enumerate(counts.items())
+    }
+    folder = composed(tmp_path / "out", folders, "mean", weights=[5, 3, 1])
+    mixture, ships, tools = (read_tensors(f)[EMBEDDINGS] for f in (folder, folders["ships"], folders["tools"]))
+    assert_close(mixture[45], (3 * ships[45] + tools[45]) / 4)
+    assert torch.equal(mixture[46], ships[46])
+
+
+def chat_expert(folder, seed, end, **options):
+    """An expert with its own end of text, chat template and temperature."""
+    save_expert(folder, seed, extra_tokens=[end] if end != "</s>" else (), **options)
+    edit_json(folder / "tokenizer_config.json", eos_token=end)
+    (folder / "chat_template.jinja").write_text(f"{{{{ messages }}}}{end}")
+    ids = 2 if end == "</s>" else 45
+    edit_json(folder / "config.json", eos_token_id=ids)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids, "temperature": 0.5 + seed}))
+    return folder
+
+
+@pytest.fixture
+def chat(tmp_path):
+    return {
+        name: chat_expert(tmp_path / name, s, end)
+        for s, (name, end) in enumerate({"plain": "</s>", "chat": "<end>"}.items())
+    }
+
+
+def written(out):
+    """What decides the end of a text in a mixture: (eos_token, template, generation, configuration, rows)."""
+    read = {
+        name: json.loads((out / f"{name}.json").read_text())
+        for name in ("tokenizer_config", "generation_config", "config")
+    }
+    template = (out / "chat_template.jinja").read_text()
+    end = read["tokenizer_config"]["eos_token"]
+    return (
+        end,
+        template[-5:],
+        read["generation_config"]["eos_token_id"],
+        read["config"]["eos_token_id"],
+        read["config"]["vocab_size"],
+    )
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        (None, ("<end>", "<end>", 2, 2, 46)),
+        ("union", ("<end>", "<end>", 2, 2, 46)),
+        ("base", ("</s>", "}</s>", 2, 2, 45)),
+        ("plain", ("</s>", "}</s>", 2, 2, 45)),
+        ("chat", ("<end>", "<end>", 45, 45, 46)),
+    ],
+)
+def test_what_is_written_is_what_the_warnings_say(chat, tmp_path, source, expected):
+    recipe = recipe_of(chat.values(), base_model=str(chat["plain"]), average="base", tokenizer_source=source)
+    result = compose(recipe, tmp_path / "out", allow=["vocab"])
+    assert written(tmp_path / "out") == expected
+    assert read_tensors(tmp_path / "out")[EMBEDDINGS].shape[0] == expected[-1]
+    assert verify(tmp_path / "out")["ok"]
+    owner = "chat" if expected[0] == "<end>" else source
+    (warning,) = [w for w in result["warnings"] if "chat_template" in w]
+    assert warning.startswith("plain: " if owner == "chat" else "chat: ") and f"Those of {owner} are written" in warning
+    other_ids = [w for w in result["warnings"] if "tokenizer_source: chat" in w]
+    assert len(other_ids) == (source in (None, "union"))  # the end of its texts is not the configuration's
+    (ids,) = [w for w in result["warnings"] if "eos_token_id is" in w]
+    assert f"the output has {expected[3]}" in ids
+
+
+def test_tokenizer_source_must_be_a_source_with_a_tokenizer(chat, tmp_path):
+    recipe = recipe_of(chat.values(), base_model=str(chat["plain"]))
+    (error,) = check(recipe, tokenizer_source="cat", allow=["vocab"]).errors
+    assert "'cat'" in error.message and "'chat'" in error.message
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (chat["plain"] / name).unlink()
+    (error,) = check(recipe, tokenizer_source="base", allow=["vocab"]).errors
+    assert "tokenizer_source: base has no tokenizer" in error.message
+
+
+def test_a_union_needs_one_tokenizer_with_all_tokens(chat, tmp_path):
+    other = save_expert(tmp_path / "other", 5, extra_tokens=["<file>", "<saw>"])
+    recipe = recipe_of([*chat.values(), other], tokenizer_source="union")
+    assert not check(recipe, allow=["vocab"]).ok
+
+
+def test_the_expert_with_the_tokenizer_stays(chat, tmp_path, experts):
+    recipe = recipe_of([*chat.values(), experts(1)[0]], tokenizer_source="chat")
+    compose(recipe, tmp_path / "out", allow=["vocab"])
+    with pytest.raises(MergeError, match="'chat' provides the tokenizer"):
+        remove(tmp_path / "out", "chat", tmp_path / "less")
+    remove(tmp_path / "out", "plain", tmp_path / "less")
+    assert written(tmp_path / "less")[:4] == ("<end>", "<end>", 45, 45)
