@@ -57,6 +57,7 @@ fix-copies:  ## copy modeling_seke's shared files into the other modeling packag
 	done
 	rm modeling_lexicon/backbone_lexicon.py
 	for p in exhird moesumm; do cp modeling_lexicon/cache_lexicon.py modeling_$$p/cache_$$p.py; done
+	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
 bench: $(READY)  ## time the head against its plain versions
 	$(RUN) benchmarks/seke_head.py

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Pipeline
 
 from .batches import BatchRead, Values, pad_windows, split_windows
 from .candidates import check_match_case, parse_candidates
@@ -24,6 +23,7 @@ from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
 from .look_ahead import launch_ahead, prepare_ahead, to_device, to_host
 from .phrase_features import FLOOR
+from .pipeline_base import TextPipeline
 from .ranking import PhraseRanker
 from .selection import check_nested, select_phrases
 from .stemming import check_language
@@ -37,7 +37,7 @@ DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 UNSET = "unset"  # where None is a value
 
 
-class KeyphraseExtractionPipeline(Pipeline):
+class KeyphraseExtractionPipeline(TextPipeline):
     """Extracts keyphrases from texts, with or without titles.
 
     How titles are used depends on the model. If its forward has no argument `meta_mask`, title and text are joined by
@@ -50,8 +50,8 @@ class KeyphraseExtractionPipeline(Pipeline):
     entities are decoded. Offsets are those of the original text.
 
     Args:
-        inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column), which is
-            read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
+        inputs: a document, a list or a `datasets` column of documents, or any other iterable or a PyTorch data set of them,
+            which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
             document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
@@ -93,8 +93,8 @@ class KeyphraseExtractionPipeline(Pipeline):
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
         what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
         it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
-        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a Series or a
-        DataFrame, and an iterator otherwise.
+        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a column, a
+        Series or a DataFrame, and an iterator otherwise.
 
         With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
         that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
@@ -113,11 +113,6 @@ class KeyphraseExtractionPipeline(Pipeline):
     [{'keyphrase': 'Graph cuts', 'score': 0.93, 'start': 0, 'end': 10, 'mentions': [{'start': 0, 'end': 10, 'score': 0.93}]}]
     ```
     """
-
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
 
     def __init__(self, *args, backend: str | None = None, **kwargs):
         model = kwargs.get("model") or args[0]
@@ -147,12 +142,6 @@ class KeyphraseExtractionPipeline(Pipeline):
     def joins_titles(self) -> bool:
         """Whether titles are joined to the texts, so that keyphrases are also extracted from them."""
         return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, after transformers has written a blank card
-        if hasattr(self.model, "write_model_card"):
-            self.model.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _sanitize_parameters(
         self,
@@ -225,12 +214,9 @@ class KeyphraseExtractionPipeline(Pipeline):
             candidates.check_inputs(None if is_document else inputs)
         if is_document:
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
-        if not isinstance(inputs, Iterable) or isinstance(inputs, bytes):
-            raise TypeError(
-                f"inputs must be a text or an iterable of texts, got a {type(inputs).__name__}: {inputs!r:.60}."
-            )
-        results = self._stream(inputs, batch_size, preprocess_params, postprocess_params)
-        return list(results) if isinstance(inputs, (list, tuple)) else results
+        documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
+        results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
+        return list(results) if isinstance(inputs, Sequence) else results
 
     def to_dataframe(self, inputs, batch_size: int | None = None, **kwargs):
         """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.

@@ -24,6 +24,8 @@ class Use(NamedTuple):
     call: str = ""
 
 
+UNKNOWN_PATH = "PATH"  # in the code of a card that was written before its model had a place
+
 CARD = """---
 {metadata}
 ---
@@ -53,8 +55,9 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
     Args:
         model: a model of this package.
         folder: its checkpoint.
-        repo_id: pass it when the folder is about to be pushed. Then the card of the folder that the model was loaded from
-            is copied if the weights are the same, and the base model's licence and language are looked up on the Hub.
+            The card of the folder that the model was loaded from is copied if the weights are the same.
+        repo_id: pass it when the folder is about to be pushed. Then the base model's licence and language are looked up on
+            the Hub, and an unedited card that an earlier save wrote is written anew.
         metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
 
     Returns:
@@ -64,7 +67,7 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
     old = read_card(path)
     if path.is_file() and (old is None or not is_blank(old)):
         return None
-    card = card_of_source(model, Path(folder), repo_id) if repo_id else None
+    card = card_of_source(model, Path(folder), repo_id)
     card = card or build_model_card(model, repo_id=repo_id, **metadata)
     if old is not None and old.data.tags:  # passed to push_to_hub
         card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *old.data.tags]))
@@ -77,7 +80,7 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelC
     config, name = model.config, type(model).__name__
     bare = Use("Computes hidden states", "feature-extraction", f"modeling_{config.model_type}")
     use = getattr(model, "card_use", bare)
-    base = base_model_of(model, repo_id)
+    base = metadata["base_model"] if "base_model" in metadata else base_model_of(model, repo_id)
     known = {"base_model": base, **(hub_metadata(base) if base and repo_id else {})}
     data = ModelCardData(
         library_name="transformers",
@@ -90,7 +93,7 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> ModelC
     text = CARD.format(
         metadata=data.to_yaml(), title=repo_id.split("/")[-1] if repo_id else name, what=use.what,
         how=getattr(model, "card_family", name), parameters=model.num_parameters(),
-        base=f", made from `{base}`" if base else "", code=opening_code(type(model), use, repo_id or "PATH"),
+        base=f", made from `{base}`" if base else "", code=opening_code(type(model), use, repo_id or UNKNOWN_PATH),
         missing=missing,
     )  # fmt: skip
     return ModelCard(text)
@@ -127,17 +130,26 @@ def hub_metadata(base: str) -> dict:
     return {key: data[key] for key in ("license", "license_name", "license_link", "language") if data and data.get(key)}
 
 
-def card_of_source(model, folder: Path, repo_id: str) -> ModelCard | None:
-    """The card of the folder that the model was loaded from, if the weights in the new folder are the same."""
+def card_of_source(model, folder: Path, repo_id: str | None) -> ModelCard | None:
+    """The card of the folder that the model was loaded from, if the weights in the new folder are the same. `None` for a card
+    without anything to keep: transformers' blank one, and ours if it is unedited.
+    """
     source = Path(model.name_or_path or "no folder")
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
     if not (source / "README.md").is_file() or not weights:
         return None
     if filecmp.cmpfiles(source, folder, weights, shallow=False)[0] != weights:
         return None
-    text = (source / "README.md").read_text(encoding="utf-8")
-    card = ModelCard(text.replace(f'model="{model.name_or_path}"', f'model="{repo_id}"'))
-    return None if is_blank(card) else card
+    card = read_card(source / "README.md")
+    if card is None or is_blank(card):
+        return None
+    metadata = {name: card.data.get(name) for name in ("base_model", "license", "language")}
+    if card.text == build_model_card(model, **metadata).text:
+        return None
+    text = str(card)
+    for path in (model.name_or_path, UNKNOWN_PATH):
+        text = text.replace(f'model="{path}"', f'model="{repo_id or UNKNOWN_PATH}"')
+    return ModelCard(text)
 
 
 def read_card(path: Path) -> ModelCard | None:

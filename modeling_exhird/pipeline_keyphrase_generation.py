@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from transformers import Pipeline
-
 from .generation_exhird import KeyphraseGenerator
+from .pipeline_base import TextPipeline
 
 
-class KeyphraseGenerationPipeline(Pipeline):
+class KeyphraseGenerationPipeline(TextPipeline):
     """Generates the keyphrases of documents.
 
     Args:
-        inputs: a text, or `{"title": ..., "text": ...}`; a list of them; or any other iterable of them, such as a `datasets`
-            column, which is read lazily.
+        inputs: a text, or `{"title": ..., "text": ...}`; a list or a `datasets` column of them; or any other iterable or a
+            PyTorch data set of them, which is read lazily.
         num_keyphrases (`int`, *optional*): the n most probable phrases, in the order in which they were generated; by
             default all.
         batch_size (`int`, default 8): number of documents per batch; documents are sorted by length.
@@ -37,17 +36,6 @@ class KeyphraseGenerationPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub; replaces transformers' blank card
-        if hasattr(self.model, "write_model_card"):
-            self.model.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
     def _sanitize_parameters(self, **options):
         return {}, options, {}
 
@@ -56,12 +44,8 @@ class KeyphraseGenerationPipeline(Pipeline):
         options = {**self._forward_params, **self._sanitize_parameters(**kwargs)[1]}
         options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
         is_single = isinstance(inputs, (str, Mapping))
-        if not is_single and (not isinstance(inputs, Iterable) or isinstance(inputs, bytes)):
-            raise TypeError(
-                f"keyphrase-generation got {inputs!r:.60} ({type(inputs).__name__}). Pass a text, a dictionary with 'title' "
-                "and 'text', or an iterable of them."
-            )
-        results = self._stream([inputs] if is_single else inputs, options)
+        documents = [inputs] if is_single else self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
+        results = self._stream(documents, options)
         if is_single:
             return next(results)
         return list(results) if isinstance(inputs, Sequence) else results

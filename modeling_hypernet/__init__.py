@@ -7,7 +7,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from .base_hypernet import HypernetModel, HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
@@ -18,6 +17,7 @@ from .modeling_hypernet import (
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
 )
+from .pipeline_base import register_pipeline
 from .pipeline_extractive_qa import ExtractiveQAPipeline
 
 AutoConfig.register(HypernetConfig.model_type, HypernetConfig)
@@ -25,9 +25,7 @@ AutoModel.register(HypernetConfig, HypernetModel)
 AutoModelForTokenClassification.register(HypernetConfig, HypernetForTokenClassification)
 AutoModelForSequenceClassification.register(HypernetConfig, HypernetForSequenceClassification)
 AutoModelForQuestionAnswering.register(HypernetConfig, HypernetForQuestionAnswering)
-PIPELINE_REGISTRY.register_pipeline(
-    "extractive-qa", pipeline_class=ExtractiveQAPipeline, pt_model=AutoModelForQuestionAnswering, type="text"
-)
+register_pipeline("extractive-qa", ExtractiveQAPipeline, AutoModelForQuestionAnswering)
 
 __all__ = [
     "CachedEncoderDataset", "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig",

@@ -4,14 +4,14 @@ Works with any model for question answering whose outputs have `start_logits` an
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 import torch
-from transformers import Pipeline
 
 from .data_hypernet import QuestionWindow, question_windows
+from .pipeline_base import TextPipeline
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
 POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")
@@ -19,12 +19,12 @@ PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len", "on_long"
 NO_LIMIT = 1_000_000  # tokenizers without a limit have a model_max_length of about 1e30
 
 
-class ExtractiveQAPipeline(Pipeline):
+class ExtractiveQAPipeline(TextPipeline):
     """Extractive question answering. The options have the names of the pipeline that transformers 5 removed.
 
     Args:
-        inputs: `{"question": ..., "context": ...}`, or a list or another iterable of them; an iterator is consumed lazily.
-            Or `question=` and `context=`, each a string or a list of strings.
+        inputs: `{"question": ..., "context": ...}`; a list or a `datasets` column of them; or any other iterable or a PyTorch
+            data set of them, which is read lazily. Or `question=` and `context=`, each a string or a list of strings.
         top_k (`int`, default 1): number of answers per question.
         handle_impossible_answer (`bool`, default `False`): whether "no answer" (`""`) is a candidate.
         null_score_diff_threshold (`float`, default 0): "no answer" is ranked first only if its score exceeds the best
@@ -51,20 +51,9 @@ class ExtractiveQAPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # The last step of push_to_hub: transformers has written a blank card, which is replaced.
-        if hasattr(self.model, "write_model_card"):
-            self.model.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def _sanitize_parameters(self, **options):
         known = PREPROCESS_OPTIONS + POSTPROCESS_OPTIONS
@@ -90,13 +79,9 @@ class ExtractiveQAPipeline(Pipeline):
             inputs = make_examples(question, context)
         if isinstance(inputs, Mapping):
             return next(self._stream([inputs], batch_size, preprocess, postprocess))
-        if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
-            raise TypeError(
-                f"extractive-qa needs {{'question': ..., 'context': ...}} or an iterable of them, got a "
-                f"{type(inputs).__name__}: {inputs!r:.60}."
-            )
-        results = self._stream(inputs, batch_size, preprocess, postprocess)
-        return list(results) if isinstance(inputs, (list, tuple)) else results
+        examples = self.iterate(inputs, "{'question': ..., 'context': ...}")
+        results = self._stream(examples, batch_size, preprocess, postprocess)
+        return list(results) if isinstance(inputs, Sequence) else results
 
     def _stream(self, examples: Iterable, batch_size: int, preprocess: dict, postprocess: dict) -> Iterator:
         """Examples -> results, in order; `SORT_WINDOW` batches are prepared together."""

@@ -1,7 +1,6 @@
 """LM-Lexicon: definition modeling by Llama decoders whose MLPs, or any linear layers, are routed experts."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_lexicon import LexiconConfig
 from .data_lexicon import DataCollatorForDefinitions, format_prompt, tokenize_definitions
@@ -14,15 +13,14 @@ from .modeling_lexicon import (
     LexiconPreTrainedModel,
     LexiconSequenceClassifierOutput,
 )
+from .pipeline_base import register_pipeline
 from .pipeline_definition_modeling import DefinitionModelingPipeline
 
 AutoConfig.register(LexiconConfig.model_type, LexiconConfig)
 AutoModel.register(LexiconConfig, LexiconModel)
 AutoModelForCausalLM.register(LexiconConfig, LexiconForCausalLM)
 AutoModelForSequenceClassification.register(LexiconConfig, LexiconForSequenceClassification)
-PIPELINE_REGISTRY.register_pipeline(
-    "definition-modeling", pipeline_class=DefinitionModelingPipeline, pt_model=AutoModelForCausalLM, type="text"
-)
+register_pipeline("definition-modeling", DefinitionModelingPipeline, AutoModelForCausalLM)
 
 __all__ = [
     "DataCollatorForDefinitions", "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",

@@ -3,6 +3,7 @@
 Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, k experts per token, M routed modules, C labels.
 """
 
+import inspect
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,14 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils import can_return_tuple
 
-from .cache_lexicon import CACHE, accepts_both_names
+from .cache_lexicon import CACHE, accepts_both_names, named_for_peft
 from .card import Use
 from .configuration_lexicon import LexiconConfig
 from .conversion_lexicon import fuse_expert_keys
 from .experts_lexicon import LexiconExperts, LinearExperts
 from .generation_lexicon import embed, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
-from .routing_lexicon import attach_to_cache, compute_aux_loss, make_routing, router_loss
+from .routing_lexicon import attach_to_cache, compute_aux_loss, make_routing, router_loss, with_virtual_tokens
 from .saving_lexicon import CompleteCheckpointMixin
 
 
@@ -158,7 +159,9 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             domain_ids (`(B,)`): each row's expert, for the domain policy; ignored by the others.
             prompt_mask (`(B, T)`): non-zero at the tokens that sequence policies and the domain gate read; by default all
                 real tokens of the first call. Later calls with the same cache keep its decisions. A row is one sequence:
-                sequences packed into one row would share a decision.
+                sequences packed into one row would share a decision. Of `inputs_embeds` the mask may cover the last tokens
+                only: the tokens before them, which prompt tuning adds, are read too. With a cache that another module has
+                filled, as in prefix tuning, pass `prompt_mask` or labels.
             output_router_logits: whether the output has `router_logits` and `expert_index`; by default the
                 configuration's value. Under the domain policy with `domain_ids` no gate runs: `router_logits` is empty
                 and `aux_loss` is `None`; with labels and a domain gate, `router_logits` are those that it learns from.
@@ -172,7 +175,8 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         if tokens is None:
             raise ValueError("Neither input_ids nor inputs_embeds was passed. Pass one of them.")
         routing = make_routing(
-            self.config, (tokens.shape[0], tokens.shape[1]), tokens.device, attention_mask, domain_ids, prompt_mask,
+            self.config, (tokens.shape[0], tokens.shape[1]), tokens.device, attention_mask, domain_ids,
+            with_virtual_tokens(prompt_mask, inputs_embeds),
             cache, train_domain_gate,
         )  # fmt: skip
         outputs = super().forward(
@@ -302,7 +306,18 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         if prompt_mask is not None:
             num_new_tokens = input_ids.shape[1] - prompt_mask.shape[1]
             inputs["prompt_mask"] = F.pad(prompt_mask, (0, max(num_new_tokens, 0)))
-        return inputs
+        return named_for_peft(self, inputs)
+
+    def _get_candidate_generator(self, *args, model_kwargs, assistant_model=None, **kwargs):
+        # An assistant takes the routing inputs that its forward names; a mask of tokens only with the same tokenizer.
+        if assistant_model is not None:
+            known = inspect.signature(assistant_model.forward).parameters
+            names = {"domain_ids", "prompt_mask"} - set(known)
+            names |= {"prompt_mask"} if kwargs.get("assistant_tokenizer") is not None else set()
+            model_kwargs = {name: value for name, value in model_kwargs.items() if name not in names}
+        return super()._get_candidate_generator(
+            *args, model_kwargs=model_kwargs, assistant_model=assistant_model, **kwargs
+        )
 
     def assign_domains(self, texts: list[str], embedder=None, return_distances: bool = False):
         """The domain of each text: the nearest of the saved centroids, after L2-normalising the embeddings.

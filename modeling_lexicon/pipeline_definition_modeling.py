@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from transformers import Pipeline
-
 from .generation_lexicon import DefinitionGenerator
+from .pipeline_base import TextPipeline
 
 SORT_WINDOW = 16  # batches whose rows are sorted by length together
 
 
-class DefinitionModelingPipeline(Pipeline):
+class DefinitionModelingPipeline(TextPipeline):
     """Defines terms as they are used in their contexts.
 
     Args:
-        inputs: `{"term", "context"}`; a list or a `datasets` column of them; or any other iterable, which is read lazily.
+        inputs: `{"term", "context"}`; a list or a `datasets` column of them; or any other iterable or a PyTorch data set of
+            them, which is read lazily.
         best_of (`int`, default 1): number of definitions that are sampled per row; the best one is returned. With 1, decoding
             is greedy (unless `do_sample=True`).
         num_definitions (`int`, default 1): maximum number of definitions to return, best first. They are all different, so
@@ -48,17 +48,6 @@ class DefinitionModelingPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, after transformers has written its blank card
-        if hasattr(self.model, "write_model_card"):
-            self.model.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
     def _sanitize_parameters(self, **options):
         return {}, options, {}
 
@@ -67,12 +56,8 @@ class DefinitionModelingPipeline(Pipeline):
         options = {**self._forward_params, **kwargs}
         batch_size = batch_size or self._batch_size or 8
         is_single = isinstance(inputs, Mapping)
-        if not is_single and (not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes))):
-            raise TypeError(
-                "definition-modeling takes {'term': ..., 'context': ...} or an iterable of them, got a "
-                f"{type(inputs).__name__}: {inputs!r:.60}."
-            )
-        results = self._stream([inputs] if is_single else inputs, batch_size, options)
+        rows = [inputs] if is_single else self.iterate(inputs, "{'term': ..., 'context': ...}")
+        results = self._stream(rows, batch_size, options)
         if is_single:
             return next(results)
         return list(results) if isinstance(inputs, Sequence) else results

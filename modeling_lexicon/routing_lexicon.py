@@ -167,6 +167,15 @@ def move_decisions(cache, rows: list[int]):
     setattr(cache, CACHE_ATTR, {number: decision.select(rows) for number, decision in decisions.items()})
 
 
+def with_virtual_tokens(prompt_mask: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor | None:
+    """A prompt mask (B, t) of given tokens -> (B, T), where `inputs_embeds` (B, T, d) begin with virtual tokens of prompt
+    tuning: the prompt contains these.
+    """
+    if prompt_mask is None or inputs_embeds is None:
+        return prompt_mask
+    return F.pad(prompt_mask, (max(inputs_embeds.shape[1] - prompt_mask.shape[1], 0), 0), value=1)
+
+
 def resolve_prompt_mask(
     shape: tuple[int, int], attention_mask: torch.Tensor | None, prompt_mask: torch.Tensor | None, device
 ) -> torch.Tensor:
@@ -229,12 +238,13 @@ def make_routing(
                 "routing_policy='domain' needs domain_ids, one expert per row, because the model has no domain gate. "
                 "Pass domain_ids (batch,); model.assign_domains(texts, embedder) computes them from saved centroids."
             )
-        train_domain_gate = train_domain_gate and config.domain_gate and domain_ids is not None and not has_cache
+        train_domain_gate = train_domain_gate and config.domain_gate and domain_ids is not None and cached is None
     if cached is None and (fixed_domain is None or train_domain_gate):
-        if has_cache:
+        if has_cache and prompt_mask is None:
             raise ValueError(
                 "cache contains tokens but no routing decisions. Pass a cache that this model has filled from the "
-                "start of the prompt, with the same routing_policy."
+                "start of the prompt, with the same routing_policy; or, if the cache holds a learned prefix, prompt_mask "
+                "(batch, length), non-zero at the tokens of this call that the decision reads."
             )
         prompt = resolve_prompt_mask(shape, attention_mask, prompt_mask, device)
     return Routing(policy, prompt, fixed_domain, cached, train_domain_gate)

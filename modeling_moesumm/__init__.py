@@ -1,7 +1,6 @@
 """MoeSumm: one summariser for many domains, with a main expert and dataset-aware deputies (Chen et al. 2024)."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_moesumm import MoeSummConfig
 from .data_moesumm import DataCollatorForMoeSumm, TemperatureSampler
@@ -12,14 +11,13 @@ from .modeling_moesumm import (
     MoeSummSeq2SeqLMOutput,
     MoeSummSeq2SeqModelOutput,
 )
+from .pipeline_base import register_pipeline
 from .pipeline_moe_summarization import MoeSummarizationPipeline
 
 AutoConfig.register(MoeSummConfig.model_type, MoeSummConfig)
 AutoModel.register(MoeSummConfig, MoeSummModel)
 AutoModelForSeq2SeqLM.register(MoeSummConfig, MoeSummForConditionalGeneration)
-PIPELINE_REGISTRY.register_pipeline(
-    "moe-summarization", pipeline_class=MoeSummarizationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
-)
+register_pipeline("moe-summarization", MoeSummarizationPipeline, AutoModelForSeq2SeqLM)
 
 __all__ = [
     "DataCollatorForMoeSumm", "MoeSummConfig", "MoeSummForConditionalGeneration", "MoeSummModel",

@@ -25,3 +25,12 @@ def accepts_both_names(forward):
         return forward(self, *args, **kwargs)
 
     return accepting
+
+
+def named_for_peft(model, model_inputs: dict) -> dict:
+    """The inputs of a generation step, for the return of `prepare_inputs_for_generation`. If peft calls it, the cache has its
+    old name, where peft 0.21 looks for it: otherwise prefix and prompt tuning would add their virtual tokens in each step.
+    """
+    if "prepare_inputs_for_generation" in vars(model) and "cache" in model_inputs:  # replaced by peft's
+        model_inputs["past_key_values"] = model_inputs.pop("cache")
+    return model_inputs

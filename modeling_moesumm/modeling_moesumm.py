@@ -12,7 +12,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 
 from .base_moesumm import MoeSummEncoder, MoeSummPreTrainedModel
-from .cache_moesumm import CACHE, accepts_both_names
+from .cache_moesumm import CACHE, accepts_both_names, named_for_peft
 from .card import Use
 from .layers_moesumm import margin_losses, token_losses
 from .routing_moesumm import (
@@ -307,6 +307,10 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         names = set(outputs) - {"last_hidden_state", CACHE}
         states = {name: first_rows(outputs[name]) for name in names}
         return MoeSummSeq2SeqLMOutput(**fields, **{CACHE: outputs.get(CACHE)}, **states)
+
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        """As in transformers, also for prefix tuning by peft."""
+        return named_for_peft(self, super().prepare_inputs_for_generation(*args, **kwargs))
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,

@@ -1,21 +1,21 @@
 """`pipeline("moe-summarization", model=...)`: summaries of texts of any length, by MoeSumm and stock models."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-
-from transformers import Pipeline
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
+from .pipeline_base import TextPipeline
 
 SORT_WINDOW = 16  # batches of texts that are sorted by length together
 
 
-class MoeSummarizationPipeline(Pipeline):
+class MoeSummarizationPipeline(TextPipeline):
     """Summarises texts.
 
     Args:
-        inputs: a text; a list or a `datasets` column of texts; or any other iterable of texts, which is read lazily.
+        inputs: a text; a list or a `datasets` column of texts; or any other iterable or a PyTorch data set of texts, which
+            is read lazily.
         dataset: the name of the dataset that the texts come from, or resemble; `None` (the default) for none. One name for
             all texts, or an iterable with one per text. Stock models do not accept it.
         max_length, min_length: tokens of a summary as `generate` counts them (60), or a fraction of the text's tokens in
@@ -44,17 +44,6 @@ class MoeSummarizationPipeline(Pipeline):
     ```
     """
 
-    _load_tokenizer = True
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        # the last step of push_to_hub, which finds transformers' blank card
-        if hasattr(self.model, "write_model_card"):
-            self.model.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
     def _sanitize_parameters(self, truncation=None, **options):
         if truncation is not None:
             if truncation and options.get("on_long", "truncate") != "truncate":
@@ -79,17 +68,14 @@ class MoeSummarizationPipeline(Pipeline):
         options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
         if isinstance(inputs, str):
             return list(self._stream([inputs], dataset, options))
-        if not isinstance(inputs, Iterable) or isinstance(inputs, (bytes, Mapping)):
-            raise TypeError(
-                f"moe-summarization needs a text or an iterable of texts, got {type(inputs).__name__}: {inputs!r:.60}."
-            )
+        texts = self.iterate(inputs, "a text")
         if isinstance(inputs, Sequence) and not (dataset is None or isinstance(dataset, str)):
             dataset = list(dataset)
             if len(dataset) != len(inputs):
                 raise ValueError(
                     f"dataset has {len(dataset)} names for {len(inputs)} texts. Pass one name per text, or one for all."
                 )
-        results = self._stream(inputs, dataset, options)
+        results = self._stream(texts, dataset, options)
         return list(results) if isinstance(inputs, Sequence) else results
 
     def _stream(self, texts: Iterable, dataset, options: dict) -> Iterator[dict]:

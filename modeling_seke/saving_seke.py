@@ -3,6 +3,7 @@
 The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
 """
 
+import functools
 import importlib
 import os
 import shutil
@@ -47,6 +48,7 @@ class CompleteCheckpointMixin:
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
         """As in transformers, with the pipelines and `handler.py`; a `requirements.txt` in the folder is kept."""
+        let_pipelines_push_cards()
         previous = self.config.__dict__.get("custom_pipelines")
         self.config.custom_pipelines = self._custom_pipelines(Path(save_directory))
         try:
@@ -110,6 +112,26 @@ class CompleteCheckpointMixin:
         if is_here or not HfApi().file_exists(repo_id, "README.md", token=kwargs.get("token")):
             self.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+
+def let_pipelines_push_cards():
+    """Makes every pipeline's `push_to_hub`, also a stock one's, upload the card of a model that writes one: its last step
+    finds transformers' blank card in the folder. `push_to_hub` saves the model before that step.
+    """
+    from transformers import Pipeline
+
+    upload = Pipeline._upload_modified_files
+    if hasattr(upload, "writes_cards"):
+        return
+
+    @functools.wraps(upload)
+    def upload_with_card(self, working_dir, repo_id, *args, **kwargs):
+        if hasattr(self.model, "write_model_card"):
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return upload(self, working_dir, repo_id, *args, **kwargs)
+
+    upload_with_card.writes_cards = True
+    Pipeline._upload_modified_files = upload_with_card
 
 
 def code_file(module: str, name_or_path: str) -> str | None:

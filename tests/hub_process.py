@@ -218,6 +218,7 @@ def push_cards(folder):
     os.chdir(folder)  # the card names the folder as it was given
     extract = pipeline("keyphrase-extraction", model="trained", device="cpu")
     extract.push_to_hub("tester/trained")
+    pipeline("token-classification", model="trained", device="cpu").push_to_hub("tester/stock")
     torch.nn.init.zeros_(extract.model.classifier.weight)
     extract.push_to_hub("tester/changed")
     HfApi().create_repo("tester/request")

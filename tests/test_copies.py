@@ -16,6 +16,14 @@ def test_a_copy_of_the_cache_equals_its_master(package):
     )
 
 
+@pytest.mark.parametrize("folder", ["modeling_exhird", "modeling_hypernet", "modeling_moesumm", "keyphrase_tools"])
+def test_a_copy_of_the_base_pipeline_equals_its_master(folder):
+    copy, master = (ROOT / name / "pipeline_base.py" for name in (folder, "modeling_lexicon"))
+    assert copy.read_bytes() == master.read_bytes(), (
+        "edit pipeline_base.py in modeling_lexicon, then run: make fix-copies"
+    )
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("name", ["backbone_{}.py", "saving_{}.py", "validation_{}.py", "handler.py", "card.py"])
 def test_a_copy_equals_its_master(name, package):

@@ -360,6 +360,8 @@ def test_the_card_of_training_travels_with_its_weights_and_with_no_others(hub):
     trained = card_of(hub, "tester/trained")
     assert "F1@10 61.2" in trained.text and trained.data.license == "apache-2.0"
     assert 'model="tester/trained"' in trained.text and 'model="trained"' not in trained.text
+    stock = card_of(hub, "tester/stock")  # pushed by transformers' own pipeline
+    assert "F1@10 61.2" in stock.text and 'model="tester/stock"' in stock.text
     request = card_of(hub, "tester/request", "refs/pr/1")
     assert "61.2" not in request.text and "None are recorded" in request.text
 

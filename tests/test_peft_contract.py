@@ -9,7 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    IA3Config,
+    LoHaConfig,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from torch.testing import assert_close
 from transformers import BartConfig, BertConfig
 
@@ -30,6 +40,7 @@ from modeling_hypernet import (
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequenceClassification
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
 from modeling_seke import SekeConfig, SekeForTokenClassification
+from tests.modeling_lexicon.conftest import tiny_lexicon
 
 V = 40
 
@@ -322,3 +333,58 @@ def test_generators_of_weights_are_trained_whole():
     case = CASES["Hypernet"]
     with pytest.raises(ValueError, match="4 dimensional Parameter, but only 2d and 3d"):
         get_peft_model(case.model(), LoraConfig(target_parameters=["generators.0.hidden"]))
+
+
+# --- prompt learning ---
+
+
+PROMPTS = {
+    "prefix": PrefixTuningConfig,
+    "prompt": PromptTuningConfig,
+    "p-tuning": lambda **options: PromptEncoderConfig(encoder_hidden_size=8, **options),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("family", ["token", "sequence_soft", "sequence_hard", "domain", "summaries"])
+def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
+    """The text is the most likely one of the forward pass that training uses, with and without a cache."""
+    torch.manual_seed(0)
+    seq2seq, inputs = family == "summaries", token_ids()
+    inputs["input_ids"] %= 32  # the domains are chosen by hand, the vocabulary is that of `tiny_lexicon` or larger
+    if seq2seq:
+        config = MoeSummConfig(
+            text_config=bart(), datasets=["a", "b"], deputy_intermediate_size=8, margin_loss_coef=0.0
+        )
+        model, options = MoeSummForConditionalGeneration(config), {"dataset_ids": torch.tensor([0, 1])}
+    else:
+        model = tiny_lexicon(policy=family, domain_gate=family == "domain")
+        options = {"domain_ids": torch.tensor([0, 1])} if family == "domain" else {}
+    task = "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"
+    tuned = get_peft_model(model.eval(), PROMPTS[kind](task_type=task, num_virtual_tokens=3)).eval()
+    learned = [p for p in tuned.parameters() if p.requires_grad]
+    for p in learned:
+        torch.nn.init.normal_(p, std=0.5)
+    tuned(**inputs, **options, labels=inputs["input_ids"]).loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in learned)
+
+    calls = {
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+        "pad_token_id": 1,
+    }
+    text = tuned.generate(**inputs, **options, **calls)
+    for beams in (1, 2) if kind != "prefix" else ():  # the prefix is in the cache
+        both = [tuned.generate(**inputs, **options, **calls, num_beams=beams, use_cache=use) for use in (True, False)]
+        assert torch.equal(*both)
+    T = inputs["input_ids"].shape[1]
+    first = 1 if seq2seq else T
+    with torch.no_grad():
+        if seq2seq:
+            logits = tuned(**inputs, **options, decoder_input_ids=text).logits
+        else:  # what is generated is no prompt
+            prompt = torch.nn.functional.pad(inputs["attention_mask"], (0, text.shape[1] - T))
+            logits = tuned(text, torch.ones_like(text), prompt_mask=prompt, **options).logits[:, -text.shape[1] :]
+    assert torch.equal(logits[:, first - 1 : -1].argmax(-1), text[:, first:])

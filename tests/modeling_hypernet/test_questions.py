@@ -90,7 +90,7 @@ def test_invalid_options_are_named(options, message, answer):
 
 def test_invalid_inputs_are_named(answer):
     for inputs, message in (
-        ("text", "{'question': ..., 'context': ...}.*str: 'text'"),
+        ("text", "{'question': ..., 'context': ...}.*'text' .str"),
         ([{"question": "of"}], "Example 0 "),
         ([{"question": "of", "context": 3}], "context of example 0 is a int"),
     ):

@@ -230,6 +230,20 @@ def test_a_cache_with_tokens_and_without_decisions_is_refused(policy, texts):
             tiny_lexicon(policy=policy)(texts[1], cache=other)
 
 
+@each_policy
+def test_any_assistant_changes_nothing(policy, texts):
+    """A stock Llama, which knows no routing inputs, and the model itself draft; `domain_ids` are the user's."""
+    model, prompt = tiny_lexicon(policy=policy), {"input_ids": texts[0]}
+    options = {"domain_ids": torch.tensor([1])} if policy == "domain" else {}
+    expected = generate(model, prompt, **options)
+    for assistant in (tiny_llama(), tiny_lexicon(seed=1, policy=policy), tiny_lexicon(seed=1, policy="sequence_soft")):
+        assert torch.equal(generate(model, prompt, assistant_model=assistant, **options), expected)
+    assert torch.equal(
+        generate(tiny_llama(), prompt, assistant_model=model, **options if policy != "domain" else {}),
+        generate(tiny_llama(), prompt),
+    )
+
+
 def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts):
     model = tiny_lexicon(policy="domain", domain_gate=False, output_router_logits=True)
     with torch.no_grad():

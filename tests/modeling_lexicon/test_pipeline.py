@@ -269,8 +269,8 @@ def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer,
 @pytest.mark.parametrize(
     "given, options, kind, message",
     [
-        ("bank", {}, TypeError, "got a str: 'bank'"),
-        (3, {}, TypeError, "got a int"),
+        ("bank", {}, TypeError, r"got 'bank' \(str\)"),
+        (3, {}, TypeError, r"got 3 \(int\)"),
         ([ROWS[0], {"term": "a"}], {}, TypeError, "Row 1 is {'term': 'a'}. Pass"),
         ({"term": "", "context": "a"}, {}, TypeError, "Row 0 is"),
         (ROWS, {"best_of": 0}, ValueError, "best_of=0"),

@@ -1,0 +1,129 @@
+"""What all five pipelines have in common: the inputs of transformers' own pipelines, no default model, cards."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from transformers import pipeline
+from transformers.pipelines.pt_utils import KeyDataset
+
+import lexperts  # noqa: F401
+from modeling_seke.card import is_blank, write_model_card
+from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
+from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
+from tests.test_hub_contract import make  # noqa: F401
+
+TEXTS = ["the graph cut of the network", "learning in graph networks", "cuts and networks"]
+TERMS = [{"term": "graph", "context": text} for text in TEXTS]
+QUESTIONS = [{"question": "is the network", "context": text} for text in TEXTS]
+PIPELINES = {
+    "keyphrase-extraction": ("seke-bert", TEXTS, {"top_k": None}),
+    "keyphrase-generation": ("exhird-bilstm", TEXTS, {}),
+    "moe-summarization": ("moesumm-bart", TEXTS, {"max_length": 6, "num_beams": 1}),
+    "definition-modeling": ("lexicon-token", TERMS, {"max_new_tokens": 3}),
+    "extractive-qa": ("hypernet-answers", QUESTIONS, {}),
+}
+STOCK = {"token-classification": ("seke-bert", TEXTS, {})}  # transformers' own
+each_task = pytest.mark.parametrize("task", PIPELINES)
+
+
+class ByIndex(torch.utils.data.Dataset):
+    """A map-style data set without `__iter__`, which counts its reads and accepts any index."""
+
+    def __init__(self, rows):
+        self.rows, self.reads = rows, 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        self.reads += 1
+        return self.rows[i % len(self.rows)]
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+# the forms that transformers streams; a `datasets` column, which transformers does not read, is a list
+STREAMS = {
+    "KeyDataset": lambda rows: KeyDataset(Dataset.from_dict({"x": rows}), "x"),
+    "map-style": ByIndex,
+    "iterable": Streamed,
+    "generator": lambda rows: (row for row in rows),
+}
+LISTS = {"list": list, "tuple": tuple, "column": lambda rows: Dataset.from_dict({"x": rows})["x"]}
+
+
+@pytest.fixture(scope="module")
+def runs(make):  # noqa: F811
+    """runs(task) -> pipeline, inputs, options."""
+    opened = {}
+
+    def run(task):
+        name, rows, options = (PIPELINES | STOCK)[task]
+        if task not in opened:
+            model, tokenizer = make(name)
+            opened[task] = pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
+        return opened[task], rows, options
+
+    return run
+
+
+@pytest.mark.parametrize("task", PIPELINES | STOCK)
+def test_inputs_come_in_every_form_that_transformers_pipelines_read(task, runs):
+    run, rows, options = runs(task)
+    expected = run(rows, **options)
+    assert len(expected) == len(rows) and all(expected)
+    for name, convert in STREAMS.items():
+        if name == "map-style" and task in STOCK:
+            continue  # transformers reads it without end
+        results = run(convert(rows), **options)
+        assert not isinstance(results, list), name
+        assert list(results) == expected, name
+    for name, convert in LISTS.items() if task in PIPELINES else ():
+        assert run(convert(rows), **options) == expected, name
+
+
+@each_task
+def test_a_data_set_is_read_as_far_as_its_results_are_used(task, runs):
+    run, rows, options = runs(task)
+    source = ByIndex(rows * 40)
+    results = iter(run(source, batch_size=1, **options))
+    assert source.reads == 0
+    next(results)
+    assert 0 < source.reads < len(source)
+    for wrong in (5, b"text", None):
+        with pytest.raises(TypeError):
+            run(wrong, **options)
+
+
+@pytest.mark.parametrize("task", [task for task in PIPELINES if task != "keyphrase-extraction"])
+def test_a_task_without_a_default_model_asks_for_one(task):
+    with pytest.raises(ValueError, match=rf"{task}.*model="):
+        pipeline(task)
+
+
+@each_task
+def test_a_saved_pipeline_has_a_card_and_no_default_model(task, runs, tmp_path):
+    run, _, _ = runs(task)
+    run.save_pretrained(tmp_path / "a")
+    card = ModelCard.load(tmp_path / "a" / "README.md")
+    assert f'pipeline("{task}", model="PATH")' in card.text and not is_blank(card)
+    saved = json.loads((tmp_path / "a" / "config.json").read_text())["custom_pipelines"]
+    assert set(saved) == {task} and "default" not in saved[task]
+    # the unedited card is written anew for a repository, and an edited one keeps its edits
+    model = type(run.model).from_pretrained(tmp_path / "a")
+    for edit, title in (("", "# name"), ("\nF1@5 61.2", f"# {type(model).__name__}")):
+        (tmp_path / "a" / "README.md").write_text(str(card) + edit, encoding="utf-8")
+        model.save_pretrained(tmp_path / "b")
+        write_model_card(model, tmp_path / "b", repo_id="me/name")
+        text = (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
+        assert title in text and 'model="me/name"' in text and edit in text
+        (tmp_path / "b" / "README.md").unlink()
