@@ -24,7 +24,7 @@ from .errors import MergeError
 from .journal import Journal, ResumableError, Shard, assign_shards, fingerprint, stat_key
 from .plan import OutputTensor, overflow_message
 from .source_scan import ScanResult, SourceScan, sha256_of
-from .staging import find_staging_problem, partial_folder
+from .staging import empty_staging, find_staging_problem, partial_folder
 from .tensor_files import (
     DTYPE_BYTES,
     PIECE,
@@ -105,9 +105,7 @@ def staging_folder(out: Path, resume: bool) -> Iterator[Path]:
     with locked(folder):
         if problem := find_staging_problem(folder):  # written since
             raise ResumableError(problem)
-        for path in folder.iterdir():
-            if not resume or (path.name != "journal.jsonl" and path.suffix != ".safetensors"):
-                path.unlink()
+        empty_staging(folder, lambda name: resume and (name == "journal.jsonl" or name.endswith(".safetensors")))
         try:
             yield folder
         except ResumableError:
@@ -394,8 +392,12 @@ def commit_output(folder: Path, out: Path, shards: list[Shard], metadata: dict[s
         files["model.safetensors.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
     progress.start("rename", len(files))
     for name in [*sorted(files.keys() - set(last)), *(name for name in last if name in files)]:
-        (folder / name).write_bytes(files[name])
-        sync(folder / name)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(files[name])
+        sync(path)
+        if path.parent != folder:
+            sync(path.parent)
         progress.advance("rename", 1)
     sync(folder)
     out = expand_user(out).resolve()

@@ -11,10 +11,11 @@ from run_tools.errors import join_names, short_reason
 from .checkpoints import Source, read_json
 from .errors import MergeError
 from .recipe import Recipe
+from .source_links import TEMPLATES
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", TEMPLATES,
 )  # fmt: skip
 
 CONFIG = "tokenizer_config.json"
@@ -68,10 +69,16 @@ def source_tokenizer(source: Source) -> Path | None:
 
 def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> dict[str, bytes]:
     """The content of some files of a folder by name, of those that exist; the tokenizer's class as both transformers know it."""
-    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    paths = [path for name in names for path in (template_files(folder) if name == TEMPLATES else [folder / name])]
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
     if CONFIG in files:
         files[CONFIG] = with_class_of_both(files[CONFIG])
     return files
+
+
+def template_files(folder: Path) -> list[Path]:
+    """The chat templates besides the default one, such as those for tools or retrieval."""
+    return sorted(path for path in (folder / TEMPLATES).glob("*.jinja") if path.is_file())
 
 
 def with_class_of_both(content: bytes) -> bytes:
@@ -130,6 +137,8 @@ def tokenizer_settings(source: Source) -> dict[str, Any]:
             settings |= {key: content[key] for key in keys if content.get(key) is not None}
     if (folder / "chat_template.jinja").is_file():
         settings["chat_template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+    for path in template_files(folder):
+        settings[f"{TEMPLATES}/{path.name}"] = path.read_text(encoding="utf-8", errors="replace")
     return {
         key: value["content"] if isinstance(value, dict) and "content" in value else value
         for key, value in settings.items()

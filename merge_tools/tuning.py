@@ -22,6 +22,8 @@ from .plan import OutputTensor, copy_tensor
 from .provenance import RECORD
 from .routing import open_mixture
 from .shard_writer import Progress
+from .source_links import TEMPLATES
+from .tokenizers import carried_files
 
 HOLDOUT_LIMIT = 200  # held-out texts of a domain: enough to see an effect, and read in seconds
 CARRIED_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".md", ".py")
@@ -209,6 +211,7 @@ def carried_metadata(folder: Path, tuned: dict[str, Any], tensors: list[OutputTe
         for path in sorted(folder.iterdir())
         if path.suffix in CARRIED_SUFFIXES and path.is_file() and not path.name.endswith(".safetensors.index.json")
     }
+    files |= carried_files(folder, [TEMPLATES])
     if (folder / RECORD).is_file():
         old = Mixture.open(folder)
         record = old.record | {"tuned": {"experts": old.names, **tuned}}

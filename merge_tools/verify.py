@@ -20,6 +20,7 @@ from .mixture import Mixture
 from .output_config import mixture_config, to_json_bytes
 from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
 from .shard_writer import Progress
+from .source_links import TEMPLATES
 from .source_scan import compare_hashes, sha256_of
 from .tensor_files import equal_blocks, read_blocks
 from .tokenizers import named_source
@@ -100,7 +101,8 @@ def changed_files(mixture: Mixture, notes: list[str]) -> list[str]:
         return []
     faults = []
     for name, digest in written.items():
-        path = mixture.folder / Path(name).name
+        template = Path(name).parts[:-1] == (TEMPLATES,)
+        path = mixture.folder / (TEMPLATES if template else "") / Path(name).name
         if not path.is_file():
             faults.append(f"{name} is missing. It was written with the mixture.")
         elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:

@@ -1,13 +1,16 @@
 """Different vocabularies with `--allow vocab`: the source of each row, and the tokenizer that is written."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, add, check, check_and_plan, compose, extract, load_experts, remove, verify
+from merge_tools import MergeError, add, check, check_and_plan, compose, extract, load_experts, remove, tune, verify
 
 from .conftest import edit_json, logits_of, open_model, read_tensors, recipe_of, save_expert
 
@@ -325,3 +328,55 @@ def test_the_expert_with_the_tokenizer_stays(chat, tmp_path, experts):
         remove(tmp_path / "out", "chat", tmp_path / "less")
     remove(tmp_path / "out", "plain", tmp_path / "less")
     assert written(tmp_path / "less")[:4] == ("<end>", "<end>", 45, 45)
+
+
+def test_additional_chat_templates_travel_and_are_compared(experts, tmp_path):
+    folders = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in experts(3)]
+    for number, folder in enumerate(folders):
+        (folder / "additional_chat_templates").mkdir()
+        for name in ("rag", "tool_use"):
+            (folder / "additional_chat_templates" / f"{name}.jinja").write_text(f"{name} {number * (name == 'rag')}")
+    report = check(recipe_of(folders))
+    assert [f.subject for f in report.warnings if "additional_chat_templates/rag.jinja differ" in f.message] == [
+        "ships",
+        "tools",
+    ]
+    assert not any("tool_use" in f.message for f in report.warnings)
+    out = tmp_path / "out"
+    compose(recipe_of(folders), out, tokenizer_source="ships")
+    expected = {"rag": "rag 1", "tool_use": "tool_use 0"}
+
+    def stored(folder):
+        assert AutoTokenizer.from_pretrained(folder).chat_template == expected
+        return {file.stem: file.read_text() for file in (folder / "additional_chat_templates").iterdir()}
+
+    assert stored(out) == expected and verify(out)["ok"]
+    remove(out, "tools", tmp_path / "less")
+    extract(out, "birds", tmp_path / "dense")
+    (tmp_path / "texts.txt").write_text("the birds\nthe ships\n" * 8)
+    tune(out, tmp_path / "tuned", {"birds": tmp_path / "texts.txt"}, steps=1)
+    assert all(stored(tmp_path / name) == expected for name in ("less", "dense", "tuned"))
+    (out / "additional_chat_templates" / "rag.jinja").write_text("other")
+    assert verify(out)["faults"] == ["additional_chat_templates/rag.jinja has changed since the merge."]
+
+
+def test_a_merge_that_was_interrupted_among_its_templates_resumes(experts, tmp_path, monkeypatch):
+    folders = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in experts(2)]
+    (folders[0] / "additional_chat_templates").mkdir()
+    (folders[0] / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "rename", interrupt)
+        compose(recipe_of(folders), tmp_path / "out")
+    assert (tmp_path / ".out.partial" / "additional_chat_templates" / "rag.jinja").is_file()
+    foreign = tmp_path / ".out.partial" / "additional_chat_templates" / "mine.jinja"
+    foreign.write_text("mine")
+    with pytest.raises(MergeError, match="additional_chat_templates/mine.jinja"):
+        compose(recipe_of(folders), tmp_path / "out", resume=True)
+    assert foreign.read_text() == "mine"
+    foreign.unlink()
+    compose(recipe_of(folders), tmp_path / "out", resume=True)
+    assert (tmp_path / "out" / "additional_chat_templates" / "rag.jinja").read_text() == "rag"
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
