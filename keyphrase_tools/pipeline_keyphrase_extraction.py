@@ -28,7 +28,7 @@ from .ranking import PhraseRanker
 from .selection import check_nested, select_phrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import length_limit, read_labels, unwrap_model
+from .token_classifiers import choose_window, known_limit, read_labels, unwrap_model
 from .windows import Window, WordProbabilities, check_window, encode_windows
 
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
@@ -50,8 +50,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
     entities are decoded. Offsets are those of the original text.
 
     Args:
-        inputs: a document, a list or a `datasets` column of documents, or any other iterable or a PyTorch data set of them,
-            which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
+        inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column, a PyTorch
+            data set), which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
             document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
             `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
@@ -79,7 +79,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
             is taken from the window in which it is furthest from an edge; `"error"` raises, `"truncate"` reads only the
             beginning. A title that is meta-text is part of each window.
         overlap (`int`, default a quarter of a window): sub-tokens that neighbouring windows share.
-        max_length (`int`, default the model's limit): sub-tokens per window.
+        max_length (`int`, default the model's limit): sub-tokens per window. A model with relative positions and a tokenizer
+            without `model_max_length` have no limit; the default is then 512.
         max_title_length (`int`, default 64): sub-tokens of a title that is meta-text; longer titles are truncated, with a
             warning.
         is_split_into_words (`bool`, default `False`): texts are lists of words, which are not cleaned; offsets refer to
@@ -93,8 +94,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
         what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
         it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
-        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a column, a
-        Series or a DataFrame, and an iterator otherwise.
+        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a Series or a
+        DataFrame, and an iterator otherwise.
 
         With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
         that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
@@ -124,7 +125,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         super().__init__(*args, **kwargs)
         self._tag_of_label = torch.tensor(read_labels(self.model.config.id2label))
         self._ahead = int(self.device.type != "cpu")  # batches and blocks in advance
-        self._limit = length_limit(self.tokenizer, self.model)
+        self._limit = known_limit(self.tokenizer, self.model)
         model = unwrap_model(self.model)
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode: Any = getattr(model, "decode", None)
@@ -216,7 +217,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
         documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
         results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
-        return list(results) if isinstance(inputs, Sequence) else results
+        return list(results) if isinstance(inputs, (list, tuple)) else results
 
     def to_dataframe(self, inputs, batch_size: int | None = None, **kwargs):
         """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
@@ -322,7 +323,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         ]
         texts = [document.text for document in input_documents]
         words = [document.words for document in input_documents]
-        limit = check_window(self.tokenizer, min(max_length or self._limit, self._limit), overlap, on_long)[0]
+        limit = check_window(self.tokenizer, choose_window(self._limit, max_length), overlap, on_long)[0]
         windows = encode_windows(
             texts,
             [[(start, end) for _, start, end in of_document] for of_document in words],

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .decoding import word_tags
-from .pipeline_keyphrase_extraction import length_limit, read_labels
+from .token_classifiers import length_limit, read_labels
 from .windows import encode_windows
 
 try:

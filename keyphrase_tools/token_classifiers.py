@@ -5,6 +5,9 @@ import torch
 from .decoding import B, I, O
 from .windows import NO_LIMIT
 
+POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "n_positions")  # fields of configurations
+DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
+
 
 def unwrap_model(model):
     """The model inside a peft wrapper, whose forward has no argument names of its own; else the model itself."""
@@ -30,14 +33,26 @@ def read_labels(id2label: dict[int, str]) -> list[int]:
 
 
 def length_limit(tokenizer, model) -> int:
-    """The longest window that both the tokenizer and the model's position embeddings allow."""
+    """The longest window that both the tokenizer and the model's positions allow; without a limit `DEFAULT_WINDOW`."""
+    return choose_window(known_limit(tokenizer, model), None)
+
+
+def choose_window(limit: int | None, max_length: int | None) -> int:
+    """Sub-tokens of a window: `max_length`, if the limit allows it."""
+    if limit is None:
+        return max_length or DEFAULT_WINDOW
+    return min(max_length or limit, limit)
+
+
+def known_limit(tokenizer, model) -> int | None:
+    """As `length_limit`; `None` for a model with relative positions, such as T5 and XLNet, and a tokenizer without a limit."""
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    limits = [limit] if isinstance(limit, int) and limit > 0 else []
+    values = [getattr(config, name, None) for name in POSITIONS]
+    limits = [value for value in values if isinstance(value, int) and value > 0]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             padding = module.padding_idx  # RoBERTa and similar models start positions at padding_idx + 1
             limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)
-    return min(limits, default=NO_LIMIT)
+    return min(limits, default=None)

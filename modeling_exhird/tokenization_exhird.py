@@ -288,7 +288,7 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
 
         Args:
             text, title: the document.
-            max_length: sub-words of a window, by default `subword_tokenizer.model_max_length`. A longer text is split into
+            max_length: sub-words of a window, by default `subword_tokenizer.model_max_length`, or 512. A longer text is split into
                 windows that overlap by an eighth. Each contains the title, unless the title fills half of a window.
             source: the output of `encode_source`, if it has been computed already; it may have been truncated.
 
@@ -304,8 +304,9 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         fields = [field for field in ("title", "text") if any(p and p[0] == field for p in source.offsets)] or ["text"]
         texts = {"title": replace_surrogates(title), "text": replace_surrogates(text)}
         limit = max_length or self.subword_tokenizer.model_max_length
+        limit = limit if limit < UNLIMITED else 512
         inputs = [fields]
-        if len(fields) == 2 and limit < UNLIMITED:
+        if len(fields) == 2:
             title_ids = self.subword_tokenizer(texts["title"], add_special_tokens=False, verbose=False)["input_ids"]
             inputs = [fields] if len(title_ids) <= limit // 2 else [["title"], ["text"]]
         outputs: dict[str, list[list[int]]] = {"subword_ids": [], "subword_mask": [], "subword_word_ids": []}
@@ -320,8 +321,6 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
 
     def subword_windows(self, texts: list[str], limit: int) -> list:
         """A text, or a title and a text -> encodings of at most `limit` sub-words."""
-        if limit >= UNLIMITED:
-            return self.subword_tokenizer(*texts, verbose=False).encodings
         truncation = "only_first" if len(texts) == 1 else "only_second"
         options = {"truncation": truncation, "max_length": limit, "stride": limit // 8}
         options["return_overflowing_tokens"] = True

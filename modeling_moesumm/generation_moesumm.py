@@ -304,8 +304,11 @@ def max_positions(config, part: str) -> int:
 
 
 def source_limit(model, tokenizer) -> int:
-    """The encoder's maximum number of tokens, including special tokens."""
-    return min(max_positions(model.config, "encoder"), tokenizer.model_max_length, NO_LIMIT)
+    """The encoder's maximum number of tokens, including special tokens. 512 if neither the model nor the tokenizer has a
+    limit, as for T5's relative positions.
+    """
+    limit = min(max_positions(model.config, "encoder"), tokenizer.model_max_length, NO_LIMIT)
+    return limit if limit < NO_LIMIT else 512
 
 
 def check_on_long(on_long: str, choices: tuple[str, ...]):

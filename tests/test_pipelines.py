@@ -51,7 +51,7 @@ class Streamed(torch.utils.data.IterableDataset):
         return iter(self.rows)
 
 
-# the forms that transformers streams; a `datasets` column, which transformers does not read, is a list
+# the forms that transformers streams; it reads no `datasets` columns
 STREAMS = {
     "KeyDataset": lambda rows: KeyDataset(Dataset.from_dict({"x": rows}), "x"),
     "map-style": ByIndex,
@@ -88,7 +88,9 @@ def test_inputs_come_in_every_form_that_transformers_pipelines_read(task, runs):
         assert not isinstance(results, list), name
         assert list(results) == expected, name
     for name, convert in LISTS.items() if task in PIPELINES else ():
-        assert run(convert(rows), **options) == expected, name
+        results = run(convert(rows), **options)
+        is_lazy = task == "keyphrase-extraction" and name == "column"  # for data sets of millions of documents
+        assert (list(results) if is_lazy else results) == expected, name
 
 
 @each_task

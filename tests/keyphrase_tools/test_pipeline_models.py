@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.pipeline_keyphrase_extraction import length_limit, read_labels
+from keyphrase_tools.token_classifiers import length_limit, read_labels
 from tests.keyphrase_tools.known_answers import LETTERS, Lookup, assert_same, names, random_text
 
 # ---- long documents

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizer
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizer
 
+from keyphrase_tools.token_classifiers import choose_window, known_limit, length_limit
 from keyphrase_tools.windows import (
     Window,
     WordProbabilities,
@@ -308,3 +309,34 @@ def test_lone_surrogates_are_replaced_one_for_one_and_nothing_else_is(text):
     read.encode("utf-8")
     assert len(read) == len(text)
     assert all(a == b or (b == "\ufffd" and "\ud800" <= a <= "\udfff") for a, b in zip(text, read, strict=True))
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+BACKBONES = {  # (type of model, its fields, its limit)
+    "t5": ({"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 20}, None),
+    "xlnet": ({"d_model": 8, "n_layer": 1, "n_head": 1, "d_inner": 8, "vocab_size": 20}, None),
+    "led": (
+        {"d_model": 8, "vocab_size": 20, "attention_window": 4, "max_decoder_position_embeddings": 24}
+        | {"max_encoder_position_embeddings": 96, "encoder_layers": 1, "decoder_layers": 1}
+        | {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
+        96,
+    ),
+    "longformer": (SMALL | {"max_position_embeddings": 98, "pad_token_id": 1, "attention_window": 4}, 96),
+    "deberta-v2": (
+        SMALL | {"max_position_embeddings": 96, "relative_attention": True, "position_biased_input": False},
+        96,
+    ),
+    "modernbert": (SMALL | {"max_position_embeddings": 96, "pad_token_id": 1}, 96),
+}
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_window_is_as_long_as_model_and_tokenizer_allow_and_512_if_they_say_nothing(kind, tiny_tokenizer):
+    fields, limit = BACKBONES[kind]
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **fields))
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.model_max_length = int(1e30)
+    assert known_limit(tokenizer, model) == limit and length_limit(tokenizer, model) == (limit or 512)
+    assert [choose_window(limit, asked) for asked in (16, 2048)] == [16, limit or 2048]
+    tokenizer.model_max_length = 48
+    assert length_limit(tokenizer, model) == 48
