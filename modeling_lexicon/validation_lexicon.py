@@ -5,6 +5,9 @@ The same file in every modeling package, which travels alone: edit modeling_seke
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import fields
+
+from transformers import GenerationConfig, PreTrainedConfig
 
 # Keys by which transformers looks up an implementation. Its value may name a kernel in a Hub repository.
 KINDS = ("attn", "_attn", "experts", "_experts")
@@ -13,7 +16,8 @@ CODE_REFERENCES = ("auto_map", "custom_pipelines")
 
 
 class ValidatedConfigMixin:
-    """Validates a configuration after every kind of construction. Put it before `PreTrainedConfig` in the bases.
+    """Validates a configuration after every kind of construction. Put it before `PreTrainedConfig` in the bases. Unknown
+    fields are kept, as in transformers, unless they are near misses of known ones.
 
     The configuration has a method `check`, which raises a `ValueError` for a value out of range, and calls it at the end of
     its `__post_init__`. This class calls it again after `from_pretrained(..., field=value)`, which sets fields later.
@@ -36,6 +40,7 @@ class ValidatedConfigMixin:
             auto_map = kwargs.pop("auto_map", None) or {}
             kept = {name: path for name, path in auto_map.items() if str(path).partition(".")[0].endswith(suffix)}
             kwargs |= {"auto_map": kept} if kept else {}
+        refuse_misspelt_fields(type(self), kwargs)
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -43,9 +48,10 @@ class ValidatedConfigMixin:
         """As in transformers; validated again after `kwargs` have replaced fields.
 
         Raises:
-            ValueError: for the configuration of another model, a value out of range, and a Hub kernel named in
-                `config_dict`. A kernel passed in `kwargs` (`attn_implementation=...`) is accepted.
+            ValueError: for the configuration of another model, a misspelt field, a value out of range, and a Hub kernel named
+                in `config_dict`. A kernel passed in `kwargs` (`attn_implementation=...`) is accepted.
         """
+        refuse_misspelt_fields(cls, kwargs)
         model_type = config_dict.get("model_type", cls.model_type)
         readable = cls.readable_model_types or (cls.model_type,)
         if model_type not in readable:
@@ -81,6 +87,39 @@ def without_code_references(value):
     if not isinstance(value, dict) or "model_type" not in value:
         return value
     return {name: without_code_references(item) for name, item in value.items() if name not in CODE_REFERENCES}
+
+
+def refuse_misspelt_fields(config_class: type, values: dict):
+    """Raises a `ValueError` for a name among `values` that is no field of the configuration, but nearly one."""
+    known = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
+    own = known - {field.name for field in fields(PreTrainedConfig)}
+    generation = GenerationConfig._get_default_generation_params()
+    for name, value in values.items():
+        if name in known or name in generation or name.startswith("_") or hasattr(PreTrainedConfig, name):
+            continue
+        if (field := near_miss(name, own, known)) is not None:
+            raise ValueError(f"{name}={value!r:.60} is not a field of {config_class.__name__}. Did you mean {field!r}?")
+
+
+def near_miss(name: str, own: set[str], known: set[str]) -> str | None:
+    """The known name that a name was probably meant to be: with other letters in its words (`num_expert`), or of a class's
+    own names with words left out or moved (`deputy_size` for `deputy_intermediate_size`). Names with another word are new.
+    """
+    words = name.split("_")
+    for field in sorted(known):
+        others = field.split("_")
+        if len(words) == len(others) and all(map(similar, words, others)):
+            return field
+        if field in own and len(words) > 1 and set(words) <= set(others):
+            return field
+    return next((field for field in sorted(own) if field.replace("_", "") == "".join(words)), None)
+
+
+def similar(word: str, other: str) -> bool:
+    """Whether two words are equal, or of at least four letters and alike but for about one."""
+    if word == other or min(len(word), len(other)) < 3 or max(len(word), len(other)) < 4:
+        return word == other
+    return difflib.SequenceMatcher(None, word, other).ratio() >= 0.75
 
 
 def did_you_mean(name, known: Iterable) -> str:

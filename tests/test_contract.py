@@ -35,6 +35,16 @@ OVERRIDES = {
     "moesumm": {"num_deputies": 0},
     "lexicon": {"num_experts_per_tok": 9},
 }
+MISSPELT = {  # near misses of each configuration's fields
+    "seke": ("num_expert", "rnn_droput", "rnn_layers", "rnntype"),
+    "hypernet": ("poolin", "meta_size", "freeze_backbon"),
+    "exhird": ("max_words_per_phrases", "encoder_typ", "window_sizes"),
+    "moesumm": ("deputy_size", "num_deputys", "dataset"),
+    "lexicon": ("routing_polici", "num_local_expert", "num_experts_per_token", "num_layers"),
+}
+# fields of transformers and others, of newer versions, and what from_pretrained passes on
+UNKNOWN = ("pruned_heads", "rope_theta", "num_beams", "sliding_window", "router_jitter_noise", "t2u_bos_token_id",
+           "moe_intermediate_size", "unsloth_version", "device_map", "trust_remote_code", "adapter_kwargs")  # fmt: skip
 FROM_BACKBONE = [name for name, case in CASES.items() if hasattr(case.cls, "from_backbone")]
 
 
@@ -142,6 +152,27 @@ def test_an_override_out_of_range_is_refused(name, tmp_path):
     for opens in (CASES[name].cls, type(model.config), AutoConfig):
         with pytest.raises(ValueError, match=f"{field}={value!r}"):
             opens.from_pretrained(tmp_path, **override)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_misspelt_field_is_refused_and_an_unknown_one_kept(package, tmp_path):
+    config = next(case.config() for name, case in CASES.items() if name.lower().startswith(package))
+    cls, values = type(config), config.to_dict()
+    config.save_pretrained(tmp_path)
+    for name in MISSPELT[package]:
+        for construct in (
+            lambda name=name: cls(**{name: 1}),
+            lambda name=name: cls.from_dict({**values, name: 1}),
+            lambda name=name: cls.from_dict(dict(values), **{name: 1}),
+            lambda name=name: cls.from_pretrained(tmp_path, **{name: 1}),
+            lambda name=name: AutoConfig.from_pretrained(tmp_path, **{name: 1}),
+        ):
+            with pytest.raises(ValueError, match=f"{name}=1 .*Did you mean"):
+                construct()
+    for name in UNKNOWN:
+        cls.from_dict(dict(values), **{name: None})
+        loaded = cls.from_dict({**values, name: None})
+        assert name in ("num_beams", "rope_theta") or hasattr(loaded, name)
 
 
 @pytest.mark.parametrize("name", FROM_BACKBONE)
