@@ -14,7 +14,8 @@ switch, and a convention is a named setting of all switches:
     documents_without_gold    "drop"        "keep"        left out of the averages, or counted as zeros
     aggregate                 "f1_of_means" "f1_of_means" or "mean_of_f1": the average of the documents' F1
     round_f1                  4             False         decimals of f1@k, False for all; P and R are never rounded
-    stem                      True          True          compare Porter stems; False: exact words, case-sensitive
+    stem                      True          True          compare stems; False: exact words, case-sensitive
+    language                  "english"     "english"     of the stems, Porter's for English, see `stemming.stem`
     references_stemmed        False         False         True: gold phrases are already stemmed (SemEval)
     split_phrases             False         True          split phrases at ; / <p_start> <p_end> <a_start> <a_end>
                                                           <absent_end>, delete <eokp> <blank>, drop empty ones
@@ -30,8 +31,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from .stemming import check_language, stem_phrase
 from .stemming import stem as stem_word
-from .stemming import stem_phrase
 
 PhraseList = Sequence[str] | str
 Cut = int | str
@@ -39,6 +40,11 @@ Cut = int | str
 CUTS = (1, 3, 5, 10, "k", "M")
 PARTS = ("total", "present", "absent")
 EVALUATE_MODULE = str(Path(__file__).resolve().parent / "keyphrase_f1")  # evaluate.load(EVALUATE_MODULE)
+
+NO_GOLD = (
+    "None of the {documents:,} documents has a gold keyphrase that can be scored. Check the column of keyphrases, and that texts "
+    "and keyphrases have the same language and order."
+)
 
 _CHOICES = {
     "denominator": ("flexible", "fixed"),
@@ -62,6 +68,7 @@ class Convention:
     aggregate: str = "f1_of_means"
     round_f1: int | bool = 4
     stem: bool = True
+    language: str | None = "english"
     references_stemmed: bool = False
     split_phrases: bool = False
     drop_unknown: bool = False
@@ -69,6 +76,7 @@ class Convention:
     max_one_word_predictions: int | None = None
 
     def __post_init__(self):
+        check_language(self.language)
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -108,6 +116,7 @@ def keyphrase_f1(
     aggregate: str | None = None,
     round_f1: int | bool | None = None,
     stem: bool | None = None,
+    language: str | None = "english",
     references_stemmed: bool | None = None,
     split_phrases: bool | None = None,
     drop_unknown: bool | None = None,
@@ -124,17 +133,19 @@ def keyphrase_f1(
         sources: one text per document. A phrase is present if its stems are adjacent in the text, whose words are
             separated by white space only ("network." is not "network"), and absent otherwise.
         k: cutoffs, any of 1, 2, ..., "k" (the document's number of gold phrases) and "M" (no cutoff).
+        language: of the stems; `None` compares words without stemming.
         others: switches of the module's table; `None` is the convention's value.
 
     Returns:
         For each k, precision@k, recall@k and f1@k, mean_f1@k (the mean of the documents' F1, never rounded) and correct@k
         (a count); then sum_preds, sum_targets, avg_num_preds and documents, all over the documents that are kept.
-        Averages are nan if no document is kept. With sources: three such dictionaries, "total", "present" and "absent",
-        in which documents are kept or dropped by their gold phrases of that kind. (SEKE's own scorer does not separate
-        present and absent phrases; ExHiRD's f1@k is called std_F1 in its logs.)
+        With sources: three such dictionaries, "total", "present" and "absent", in which documents are kept or dropped by
+        their gold phrases of that kind; averages of a kind are `None` if no document is kept. (SEKE's own scorer does not
+        separate present and absent phrases; ExHiRD's f1@k is called std_F1 in its logs.)
 
     Raises:
-        ValueError: if lengths differ, or for an unknown convention, cutoff or value of a switch.
+        ValueError: if lengths differ, if no document is kept, so that there is nothing to average, or for an unknown
+            convention, cutoff or value of a switch.
         TypeError: if a document is not a list of strings.
 
     >>> scores = keyphrase_f1([["neural networks"]], [["neural network", "graph cut"]], k=5)
@@ -143,12 +154,16 @@ def keyphrase_f1(
     """
     rules = _rules(
         convention, denominator=denominator, deduplicate=deduplicate, documents_without_gold=documents_without_gold,
-        aggregate=aggregate, round_f1=round_f1, stem=stem, references_stemmed=references_stemmed,
+        aggregate=aggregate, round_f1=round_f1, stem=stem, language=language, references_stemmed=references_stemmed,
         split_phrases=split_phrases, drop_unknown=drop_unknown, max_predictions=max_predictions,
         max_one_word_predictions=max_one_word_predictions,
     )  # fmt: skip
     cuts = _cuts(k)
     rows = _score_documents(predictions, references, sources, cuts, rules)
+    if not rows["total"] or (
+        rules.documents_without_gold == "drop" and not any(r["num_targets"] for r in rows["total"])
+    ):
+        raise ValueError(NO_GOLD.format(documents=len(references)))
     if sources is None:
         return _average(rows["total"], cuts, rules)
     return {part: _average(rows[part], cuts, rules) for part in PARTS}
@@ -185,7 +200,14 @@ def _rules(convention: str, **switches) -> Convention:
     for name in switches:
         if name not in names:
             raise TypeError(f"unexpected argument {name!r}. Valid switches: {', '.join(names)}.")
-    return replace(CONVENTIONS[convention], **{name: value for name, value in switches.items() if value is not None})
+    given = {name: value for name, value in switches.items() if value is not None or name == "language"}
+    return replace(CONVENTIONS[convention], **given)
+
+
+def check_gold(gold: Sequence[Sequence[str]], where: str = "") -> None:
+    """Raises a `ValueError` unless at least one document has a gold phrase with words; `where` is prepended to the message."""
+    if not any(phrase.strip() for phrases in gold for phrase in phrases):
+        raise ValueError((f"{where}: " if where else "") + NO_GOLD.format(documents=len(gold)))
 
 
 def _cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
@@ -269,7 +291,7 @@ def _phrases(document: PhraseList, where: str, rules: Convention) -> list[str]:
 
 def _predicted_keys(phrases: list[str], rules: Convention) -> list[str]:
     """Predictions in the form in which they are compared; the steps have the order of the reference implementation."""
-    keys = [stem_phrase(p) if rules.stem else p.strip() for p in phrases[: rules.max_predictions]]
+    keys = [stem_phrase(p, rules.language) if rules.stem else p.strip() for p in phrases[: rules.max_predictions]]
     if rules.drop_unknown:
         keys = [key for key in keys if "<unk>" not in key]
     if rules.max_one_word_predictions is not None:
@@ -282,7 +304,7 @@ def _predicted_keys(phrases: list[str], rules: Convention) -> list[str]:
 def _gold_keys(phrases: list[str], rules: Convention) -> list[str]:
     """Gold phrases in the form in which they are compared."""
     exact = rules.references_stemmed or not rules.stem
-    keys = [p.strip() if exact else stem_phrase(p) for p in phrases]
+    keys = [p.strip() if exact else stem_phrase(p, rules.language) for p in phrases]
     return list(dict.fromkeys(keys)) if rules.deduplicate else keys
 
 
@@ -293,7 +315,7 @@ def _text(source: str | None, where: str, rules: Convention) -> str:
             f'{where}={_short.repr(source)} is not a string. Use " ".join(words) to join the words of a text.'
         )
     words = source.split()
-    return f" {' '.join(map(stem_word, words) if rules.stem else words)} "
+    return f" {' '.join(stem_word(word, rules.language) for word in words) if rules.stem else ' '.join(words)} "
 
 
 def _score(predicted: list[str], gold: list[str], cuts: tuple[Cut, ...], rules: Convention) -> dict:
@@ -321,7 +343,7 @@ def _average(rows: list[dict], cuts: tuple[Cut, ...], rules: Convention) -> dict
     scores = {}
     for k in cuts:
         precision, recall, mean_f1 = (_mean([row[f"{s}@{k}"] for row in rows]) for s in ("precision", "recall", "f1"))
-        f1 = _f1(precision, recall) if rules.aggregate == "f1_of_means" else mean_f1
+        f1 = mean_f1 if rules.aggregate == "mean_of_f1" or not rows else _f1(precision, recall)
         scores[f"precision@{k}"] = precision
         scores[f"recall@{k}"] = recall
         scores[f"f1@{k}"] = _round(f1, rules.round_f1)
@@ -338,13 +360,13 @@ def _f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: list[float]) -> float | None:
     # fsum: exact, so the order of the documents does not matter
-    return math.fsum(values) / len(values) if values else math.nan
+    return math.fsum(values) / len(values) if values else None
 
 
-def _round(value: float, decimals: int | bool) -> float:
+def _round(value: float | None, decimals: int | bool) -> float | None:
     # scale, then round half to even, as NumPy and SEKE's scorer do; Python's round differs on some ties
-    if decimals is False or math.isnan(value):
+    if decimals is False or value is None:
         return value
     return round(value * 10**decimals) / 10**decimals
