@@ -1,8 +1,12 @@
 """Reads JSON Lines, with errors that name the file and the line."""
 
+import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from run_tools.errors import UserError, short_repr
 
 from .clean_text import clean
 from .words import join_title
@@ -12,15 +16,20 @@ EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
 
 def read_jsonl(
-    paths: str | Path | Sequence[str | Path], required: Sequence[str] = (), example: str = EXAMPLE, hint: str = ""
+    paths: str | Path | Sequence[str | Path],
+    required: Sequence[str] = (),
+    example: str = EXAMPLE,
+    hint: str = "",
+    convert: Callable[[dict, str], dict] | None = None,
 ) -> list[dict]:
-    """Reads the rows of one or more JSON Lines files.
+    """Reads the rows of one or more JSON Lines files; a `.json` file may also hold one array of rows.
 
     Args:
         paths: one path or several.
         required: columns that every row must have.
         example: a valid line, for error messages.
         hint: how to fix a missing column, for error messages.
+        convert: is called with each row and its place (the file and the line), and returns the row to keep.
 
     Raises:
         FileNotFoundError: if a file does not exist.
@@ -29,41 +38,81 @@ def read_jsonl(
     """
     rows = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line.decode("utf-8").rstrip())
-                except UnicodeDecodeError as error:
-                    raise ValueError(
-                        f"{path}, line {number}: this is not valid UTF-8 ({error.reason} at byte {error.start + 1}). "
-                        "Save the file as UTF-8."
-                    ) from error
-                except json.JSONDecodeError as error:
-                    raise ValueError(
-                        f"{path}, line {number}: this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno}). Each line must be "
-                        f"one object, such as {example}."
-                    ) from error
-                if not isinstance(row, dict):
-                    raise ValueError(f"{path}, line {number}: expected a JSON object, got a {type(row).__name__}.")
-                missing = [name for name in required if name not in row]
-                if missing:
-                    raise ValueError(
-                        f"{path}, line {number}: there is no {', '.join(map(repr, missing))}; the columns are "
-                        f"{', '.join(map(repr, row))}. {hint or f'A valid line: {example}'}"
-                    )
-                rows.append(row)
+        for where, row in rows_of_file(path, example):
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: expected a JSON object, got a {type(row).__name__}.")
+            row = row if convert is None else convert(row, where)
+            check_columns(row, required, where, example, hint)
+            rows.append(row)
     if not rows:
         raise ValueError(f"There are no documents in {paths}.")
     return rows
 
 
+def check_columns(row: Mapping, required: Sequence[str], where: str, example: str = EXAMPLE, hint: str = "") -> None:
+    """Raises a `ValueError` that names the place if a row lacks a required column."""
+    missing = [name for name in required if name not in row]
+    if missing:
+        raise ValueError(
+            f"{where}: there is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, row))}. "
+            f"{hint or f'A valid line: {example}'}"
+        )
+
+
+def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str, Any]]:
+    """Yields the place and the value of each line that is not blank, or of each element of the array of a `.json` file.
+
+    Raises:
+        ValueError: for a line that is not JSON in UTF-8.
+    """
+    if (array := read_array(path)) is not None:
+        yield from ((f"{path}, element {number}", row) for number, row in enumerate(array, start=1))
+        return
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}, line {number}"
+            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise ValueError(f"{where}: this is UTF-16. Save the file as UTF-8.")
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                yield where, json.loads(line.decode("utf-8").rstrip())
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{where}: this is not valid UTF-8 ({error.reason} at byte {error.start + 1}). Save the file as UTF-8."
+                ) from error
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{where}: this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno}). Each line must be "
+                    f"one object, such as {example}."
+                ) from error
+            except RecursionError as error:
+                raise ValueError(
+                    f"{where}: the JSON is nested too deeply. Each line must be one object, such as {example}."
+                ) from error
+
+
+def read_array(path: str | Path) -> list | None:
+    """The array that a `.json` file holds; `None` for other files and for JSON Lines that are named so."""
+    if Path(path).suffix.lower() != ".json":
+        return None
+    with open(path, "rb") as file:
+        content = file.read().removeprefix(codecs.BOM_UTF8)
+    try:
+        array = json.loads(content) if content.lstrip().startswith(b"[") else None
+    except (ValueError, RecursionError):
+        return None  # the error of a line names its place
+    return array if isinstance(array, list) else None
+
+
 def full_text(row: dict, text_column: str = "text", title_column: str | None = "title") -> str:
     """A row's title and text, joined and cleaned as the pipeline does it. The text may be a list of words."""
-    text = row[text_column]
+    text, title = row[text_column], row.get(title_column) if title_column else None
+    if title is not None and not isinstance(title, str):
+        raise UserError(f"{title_column}={short_repr(title)} is not a title. Use a string, or null for none.")
     text = text if isinstance(text, str) else " ".join(text)
-    return clean(join_title(row.get(title_column), text) if title_column else text)
+    return clean(join_title(title, text) if title_column else text)
 
 
 def describe_coverage(rows) -> str:

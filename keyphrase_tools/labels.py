@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from .clean_text import clean
 from .decoding import is_phrase, tag_spans
 from .layout import in_one_unit, unit_numbers
+from .phrase_lists import read_phrases
 from .stemming import stem
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
@@ -31,7 +32,7 @@ def find(
 
     Args:
         words: as `split_words` returns them, or only the strings.
-        keyphrases: a list, or one string in which `;` separates them.
+        keyphrases: in the forms of `phrase_lists.read_phrases`, without offsets.
         rules: `"lexperts"` or `"seke"`.
         language: of the stems, see `stemming.stem`.
     """
@@ -120,8 +121,8 @@ def tokenize_documents(
     """Tokenizes and labels documents: `dataset.map(tokenize_documents, batched=True, fn_kwargs={"tokenizer": tokenizer}, ...)`.
 
     Args:
-        batch: columns of texts, of keyphrases (lists, or strings in which `;` separates them) and optionally of titles. A
-            text may be a list of words. Texts and titles are cleaned as in the pipeline, see `clean_text`.
+        batch: columns of texts, of keyphrases (in the forms of `phrase_lists.read_phrases`) and optionally of titles. A text may
+            be a list of words. Texts and titles are cleaned as in the pipeline, see `clean_text`.
         tokenizer: a fast tokenizer.
         text_column, title_column, keyphrases_column: column names; `title_column=None` ignores titles.
         max_length: sub-tokens per row, including special tokens; by default the tokenizer's `model_max_length`.
@@ -142,7 +143,7 @@ def tokenize_documents(
         each word's first sub-token in the text); a collator must pad them with 0.
 
     Raises:
-        ValueError: for a missing column, or an unknown `rules` or `title_as`.
+        ValueError: for a missing column, keyphrases in another form, or an unknown `rules` or `title_as`.
     """
     if title_as not in TITLE_AS:
         raise ValueError(f"title_as={title_as!r} is not known. Use one of {', '.join(map(repr, TITLE_AS))}.")
@@ -154,6 +155,10 @@ def tokenize_documents(
                 f"The column {column!r} is missing; the columns are {', '.join(map(repr, batch))}. "
                 "Set the names with text_column=, keyphrases_column= and title_column=."
             )
+    keyphrases = [
+        read_phrases(value, text if isinstance(text, str) else None, f"{keyphrases_column} of document {i}")
+        for i, (value, text) in enumerate(zip(batch[keyphrases_column], batch[text_column], strict=True))
+    ]
     texts = [text if isinstance(text, str) else " ".join(text) for text in batch[text_column]]
     titles = batch[title_column] if title_column else [None] * len(texts)
     if title_column and title_as != "meta":
@@ -171,7 +176,7 @@ def tokenize_documents(
         titles=None if title_as == "text" else titles,
         max_title_length=max_title_length,
     )
-    return label_windows(windows, words, batch[keyphrases_column], rules=rules, language=language)
+    return label_windows(windows, words, keyphrases, rules=rules, language=language)
 
 
 def label_windows(
@@ -204,12 +209,11 @@ def label_windows(
 def _phrases(keyphrases: Iterable[str] | str, rules: str) -> list[list[str]]:
     """The words of each keyphrase; "lexperts" drops empty ones."""
     if _checked(rules) == "seke":
-        joined = keyphrases if isinstance(keyphrases, str) else ";".join(keyphrases)
+        joined = ";".join(read_phrases(keyphrases))
         for joiner in "-/\u2217":
             joined = joined.replace(joiner, " ")
         return [phrase.split() for phrase in joined.lower().split(";")]
-    strings = keyphrases.split(";") if isinstance(keyphrases, str) else keyphrases
-    return [words for words in map(split_phrase, strings) if words]
+    return [words for words in map(split_phrase, read_phrases(keyphrases)) if words]
 
 
 def _checked(rules: str) -> str:

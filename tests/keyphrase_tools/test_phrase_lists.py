@@ -1,0 +1,169 @@
+"""One reader of phrase lists: the forms of annotation tools, extractors and our own output, for gold and predictions alike."""
+
+import json
+import re
+
+import pytest
+
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_files, score_phrases
+from keyphrase_tools.jsonl import read_jsonl
+from keyphrase_tools.labels import find, present, tag, tokenize_documents
+from keyphrase_tools.phrase_lists import FORMS, labelled_row, read_labelled, read_phrases, read_predictions
+from keyphrase_tools.words import split_words
+
+TEXT = "Graph cuts solve an energy problem."
+PHRASES = ["Graph cuts", "energy problem"]
+SPANS = [(0, 10), (20, 34)]
+LISTS = {
+    "strings": PHRASES,
+    "tuple": tuple(PHRASES),
+    "joined": "Graph cuts; energy problem",
+    "joined in a list": ["Graph cuts;energy problem"],
+    "KeyBERT": [["Graph cuts", 0.1], ["energy problem", 0.25]],
+    "YAKE": [("Graph cuts", 1), ("energy problem", 2)],
+    "doccano": [[0, 10, "KEY"], [20, 34, "KEY"]],
+    "doccano with relations": [
+        {"id": i, "label": "KEY", "start_offset": a, "end_offset": b} for i, (a, b) in enumerate(SPANS)
+    ],
+    "spaCy": [{"start": a, "end": b, "label": "KEY"} for a, b in SPANS],
+    "Label Studio": [
+        {"value": {"start": a, "end": b, "text": TEXT[a:b], "labels": ["KEY"]}, "type": "labels"} for a, b in SPANS
+    ],
+    "Label Studio, short": [{"start": a, "end": b, "text": TEXT[a:b], "labels": ["KEY"]} for a, b in SPANS],
+    "text": [{"text": phrase} for phrase in PHRASES],
+    "phrase": [{"phrase": phrase, "score": 0.5} for phrase in PHRASES],
+    "ours": [{"keyphrase": TEXT[a:b], "score": 0.5, "start": a, "end": b, "field": "text"} for a, b in SPANS],
+    "ours, with a candidate that does not occur": [
+        *[{"keyphrase": phrase, "score": 0.5} for phrase in PHRASES],
+        {"keyphrase": "absent", "score": None, "start": None, "end": None},
+    ],
+    "mixed": [PHRASES[0], {"start": 20, "end": 34}],
+}
+ROWS = {name: {"text": TEXT, "keyphrases": value} for name, value in LISTS.items()} | {
+    "doccano, label": {"id": 1, "text": TEXT, "label": LISTS["doccano"]},
+    "doccano, entities": {"id": 1, "text": TEXT, "entities": LISTS["doccano with relations"], "relations": []},
+    "Label Studio, export": {
+        "id": 1,
+        "data": {"text": TEXT},
+        "annotations": [{"result": [*LISTS["Label Studio"], {"type": "choices", "value": {"choices": ["x"]}}]}] * 2,
+    },
+    "Prodigy": {"text": TEXT, "spans": LISTS["spaCy"]},
+    "spaCy, ents": {"text": TEXT, "ents": LISTS["spaCy"], "tokens": []},
+    "spaCy, span groups": {"text": TEXT, "spans": {"keyphrases": LISTS["spaCy"]}},
+}
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_each_form_is_read_as_gold_and_as_prediction(row, tmp_path):
+    read = read_labelled(write(tmp_path / "row.jsonl", row))[0]
+    assert [phrase.strip() for phrase in read["keyphrases"]] == PHRASES and read["text"] == TEXT
+    plain = write(tmp_path / "plain.jsonl", {"id": row.get("id"), "text": TEXT, "keyphrases": PHRASES})
+    for predictions, gold in ((tmp_path / "row.jsonl", plain), (plain, tmp_path / "row.jsonl")):
+        assert score_files(predictions, gold, k=("M",)) == {"precision@M": 1, "recall@M": 1, "f1@M": 1}
+
+
+@pytest.mark.parametrize("value", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("rules", ["lexperts", "seke"])
+def test_each_form_has_the_labels_of_the_plain_list(tiny_tokenizer, value, rules):
+    expected = tokenize_documents({"text": [TEXT], "keyphrases": [PHRASES]}, tiny_tokenizer, rules=rules)
+    assert tokenize_documents({"text": [TEXT], "keyphrases": [value]}, tiny_tokenizer, rules=rules) == expected
+    metrics = ExtractionMetrics([TEXT], [value], tiny_tokenizer, {0: "O", 1: "B", 2: "I"}, rules=rules)
+    assert metrics.rows == expected
+    perfect = lambda texts, **options: [[{"keyphrase": phrase} for phrase in PHRASES]]  # noqa: E731
+    assert evaluate_pipeline(perfect, [TEXT], [value], k=2, rules="lexperts")["f1@2"] == 1
+
+
+WRONG = {
+    "null": (None, "=None"),
+    "a number": (5, "=5"),
+    "an object": ({"Graph cuts": 0.5}, "={'Graph cuts': 0.5}"),
+    "a number in it": (["Graph cuts", 0.5], r"\[1\]=0.5"),
+    "a list in it": ([["Graph cuts", "energy"]], r"\[0\]=\['Graph cuts', 'energy'\]"),
+    "null in it": (["Graph cuts", None], r"\[1\]=None"),
+    "another name": ([{"term": "Graph cuts"}], r"\[0\]={'term': 'Graph cuts'}"),
+    "a phrase that is a number": ([{"keyphrase": 5}], r"\[0\]={'keyphrase': 5}"),
+    "a score that is no number": ([["Graph cuts", True]], r"\[0\]=\['Graph cuts', True\]"),
+    "a span outside": ([[0, 99, "KEY"]], r"\[0\]=\[0, 99, 'KEY'\] .*35 characters"),
+    "a span backwards": ([[9, 0, "KEY"]], r"\[0\]=\[9, 0, 'KEY'\]"),
+    "a negative span": ([{"start": -5, "end": 3}], r"\[0\]={'start': -5, 'end': 3}"),
+    "offsets that are no integers": ([[0.0, 9.5, "KEY"]], r"\[0\]=\[0.0, 9.5, 'KEY'\]"),
+}
+
+
+@pytest.mark.parametrize("value, shown", WRONG.values(), ids=WRONG)
+def test_any_other_form_is_an_error_with_file_line_value_and_forms(value, shown, tmp_path):
+    good = {"text": TEXT, "keyphrases": PHRASES}
+    path = write(tmp_path / "labels.jsonl", good, {"text": TEXT, "keyphrases": value})
+    for read in (read_labelled, read_predictions):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}, line 2: keyphrases{shown}") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+        assert FORMS in str(caught.value) or "characters" in str(caught.value)
+    for call in (tag, find, present):
+        with pytest.raises(ValueError, match="^keyphrases"):
+            call(split_words(TEXT), value)
+    with pytest.raises(ValueError, match="^predictions of document 1"):
+        score_phrases([PHRASES, value], [PHRASES, PHRASES])
+
+
+def test_offsets_need_a_text(tmp_path):
+    with pytest.raises(ValueError, match=r"keyphrases\[0\]=\[0, 10, 'KEY'\] has offsets, but there is no text"):
+        read_predictions(write(tmp_path / "found.jsonl", {"keyphrases": LISTS["doccano"]}))
+    with pytest.raises(ValueError, match="has offsets"):
+        labelled_row({"text": TEXT.split(), "keyphrases": LISTS["doccano"]}, "row 0")
+
+
+def test_a_row_with_an_error_has_no_predictions(tmp_path):
+    rows = [{"keyphrases": PHRASES}, {"error": "'text' is None"}, {"keyphrases": None, "error": "'text' is None"}]
+    found = read_predictions(write(tmp_path / "found.jsonl", *rows))
+    assert [row["keyphrases"] for row in found] == [PHRASES, [], []]
+    gold = write(tmp_path / "gold.jsonl", *[{"text": TEXT, "keyphrases": PHRASES}] * 3)
+    assert score_files(tmp_path / "found.jsonl", gold, k=2)["recall@2"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"text": TEXT}, "there is no 'keyphrases'; the columns are 'text'"),
+        ({"text": TEXT, "label": 3}, "there is no 'keyphrases'; the columns are 'text', 'label'"),
+        ({"keyphrases": PHRASES}, "there is no 'text'; the columns are 'keyphrases'"),
+        ({"data": {"a": "x", "b": "y"}, "annotations": [{"result": []}]}, "there is no 'text'"),
+        ({"text": TEXT, "annotations": ["x"]}, "annotations has 'x'"),
+        ({"text": 5, "keyphrases": PHRASES}, "text=5 is not a text"),
+        ({"text": [5], "keyphrases": PHRASES}, "text=[5] is not a text"),
+    ],
+)
+def test_a_row_without_text_or_keyphrases_is_named(row, message, tmp_path):
+    path = write(tmp_path / "labels.jsonl", row)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, line 1: {message}")):
+        read_labelled(path)
+
+
+def test_empty_phrases_stay_for_the_rules_of_the_reference():
+    assert read_phrases("a; b;") == ["a", " b", ""] and read_phrases(["a", ""]) == ["a", ""]
+    assert present(["a", "b", "c"], "a;b;", rules="seke") == ["a", "b", ""]
+
+
+def test_a_json_file_may_hold_an_array_and_a_first_byte_order_mark(tmp_path):
+    rows = [ROWS["Label Studio, export"], ROWS["doccano, label"]]
+    for content in (json.dumps(rows, indent=1).encode(), b"\xef\xbb\xbf" + json.dumps(rows).encode()):
+        (tmp_path / "export.json").write_bytes(content)
+        assert [row["keyphrases"] for row in read_labelled(tmp_path / "export.json")] == [PHRASES, PHRASES]
+    (tmp_path / "lines.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": "a"}).encode() + b"\n")
+    assert read_jsonl(tmp_path / "lines.json") == [{"text": "a"}]
+    (tmp_path / "export.json").write_text(
+        json.dumps([{"text": TEXT, "keyphrases": PHRASES}, {"text": TEXT, "keyphrases": 5}])
+    )
+    with pytest.raises(ValueError, match="export.json, element 2: keyphrases=5"):
+        read_labelled(tmp_path / "export.json")
+    (tmp_path / "wide.jsonl").write_bytes("{}".encode("utf-16"))
+    with pytest.raises(ValueError, match="line 1: this is UTF-16"):
+        read_jsonl(tmp_path / "wide.jsonl")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="line 1: "):
+        read_jsonl(tmp_path / "deep.jsonl")
