@@ -240,13 +240,6 @@ def parse_candidates(candidates) -> Candidates | None:
     return candidates if candidates is None or isinstance(candidates, Candidates) else Candidates(candidates)
 
 
-def check_match_case(match_case: bool | str) -> bool | str:
-    """Returns a value of MATCH_CASE; raises a `ValueError` for others."""
-    if match_case == "auto" or isinstance(match_case, bool):
-        return match_case
-    raise ValueError(f"match_case={match_case!r} is not known. Use 'auto', True or False.")
-
-
 def read_candidates(path: str | Path) -> dict[str, list[str]]:
     """Reads a file with one candidate per line and its synonyms, if any, after tabs; blank lines are skipped.
 

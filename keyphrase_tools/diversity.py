@@ -14,15 +14,6 @@ from .decoding import O
 from .windows import Window
 
 
-def check_diversity(diversity: float) -> float:
-    """Returns a diversity between 0 and 1; raises a `ValueError` for other values."""
-    if isinstance(diversity, (int, float)) and not isinstance(diversity, bool) and 0 <= diversity <= 1:
-        return diversity
-    raise ValueError(
-        f"diversity={diversity!r} must be a number from 0 (by score only) to 1 (as different as possible)."
-    )
-
-
 def last_states(outputs, name: str) -> torch.Tensor:
     """The last hidden states `(n, S, d)` of a model's outputs, in float32.
 

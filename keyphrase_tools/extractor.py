@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from .candidates import parse_candidates
+from .call_options import check_batch_size, check_call_options
 from .corpus import check_document
 from .default_model import find_default_model
 from .failures import process_each
@@ -48,8 +48,8 @@ class KeyphraseExtractor:
         to Parquet.
 
     Raises:
-        ValueError: if a column does not exist, or a kept column is named like one of the two; for invalid options, when the
-            model is loaded.
+        ValueError: if a column does not exist, or a kept column is named like one of the two; for invalid options, and when the
+            model is loaded, for a style that it does not have.
         OSError: if the model cannot be opened.
 
     Example:
@@ -79,16 +79,15 @@ class KeyphraseExtractor:
     ):
         self.model = model if isinstance(model, KeyphraseExtractionPipeline) else model and str(model)
         self.text_column, self.title_column = text_column, title_column
-        self.columns, self.mentions, self.batch_size = None if columns is None else list(columns), mentions, batch_size
+        self.columns, self.mentions = None if columns is None else list(columns), mentions
+        self.batch_size = check_batch_size(batch_size) or 16
         self.loading = {"device": device, "dtype": dtype, "backend": backend}
-        self.num_threads, self.options = num_threads, options
+        self.num_threads, self.options = num_threads, check_call_options(**options)
         self._described: tuple | None = None  # the model's files when `describe` was called
-        if (candidates := parse_candidates(options.get("candidates"))) is not None:
-            if candidates.per_document:
-                raise ValueError(
-                    "candidates has one list per document. Batches need one list or mapping for all documents."
-                )
-            self.options["candidates"] = candidates
+        if (candidates := self.options.get("candidates")) is not None and candidates.per_document:
+            raise ValueError(
+                "candidates has one list per document. Batches need one list or mapping for all documents."
+            )
 
     @property
     def pipeline(self) -> KeyphraseExtractionPipeline:

@@ -15,26 +15,26 @@ import numpy as np
 import torch
 
 from .batches import BatchRead, Values, pad_windows, split_windows
-from .candidates import check_match_case, parse_candidates
+from .call_options import check_batch_size, check_call_options
 from .dataframes import read_documents, tabulate
 from .decoding import O, word_tags
-from .diversity import WordStates, check_diversity, last_states
+from .diversity import WordStates, last_states
 from .exported_model import ExportedModel
 from .input_documents import is_words, read_document, split_into_blocks
 from .look_ahead import launch_ahead, prepare_ahead, to_device, to_host
 from .phrase_features import FLOOR
 from .pipeline_base import TextPipeline
-from .ranking import PhraseRanker
-from .selection import check_nested, select_phrases
+from .ranking import PhraseRanker, read_rankers
+from .selection import select_phrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import choose_window, known_limit, read_labels, unwrap_model
+from .token_classifiers import choose_window, expert_weights, known_limit, read_labels, unwrap_model
 from .windows import Window, WordProbabilities, check_window, encode_windows
 
+PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 
 DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
-UNSET = "unset"  # where None is a value
 
 
 class KeyphraseExtractionPipeline(TextPipeline):
@@ -49,6 +49,9 @@ class KeyphraseExtractionPipeline(TextPipeline):
     Texts are cleaned first (see `clean_text`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
     entities are decoded. Offsets are those of the original text.
 
+    All options may be given to `pipeline(...)`, as defaults of this pipeline, and to each call. `None` in a call stands for the
+    default that is named here, also where the pipeline has another.
+
     Args:
         inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column, a PyTorch
             data set), which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
@@ -58,10 +61,10 @@ class KeyphraseExtractionPipeline(TextPipeline):
         min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
             many as give the highest expected F1, and other models all.
         style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags". Its
-            ranker in `config.style_rankers` is used, if there is one.
+            ranker in `config.style_rankers` is used, if there is one, or else `config.keyphrase_ranker`.
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
-            reaches the threshold. A model with `config.keyphrase_ranker` ranks by all evidence of the document instead (see
-            `ranking`), unless a threshold is given. Without a threshold the model's `decode` chooses the labels (such as the
+            reaches the threshold. A model with a ranker ranks by all evidence of the document instead (see `ranking`), unless a
+            threshold is given. Without a threshold the model's `decode` chooses the labels (such as the
             best path of a CRF), or if it has none, the most likely labels are used.
         candidates: phrases to score, whether or not the model would extract them: a list for all documents, a mapping from
             names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates.Candidates`.
@@ -92,19 +95,20 @@ class KeyphraseExtractionPipeline(TextPipeline):
         (`{"start", "end", "score"}`) are all occurrences with equal stems; `keyphrase`, `start` and `end` are those of the
         first, or of the first without a possessive 's. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
         `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
-        what cleaning removes. With `config.keyphrase_ranker` a score is the probability that the phrase is a keyphrase. Otherwise
-        it is the mean probability of the words' labels, at the temperature `config.keyphrase_temperature` if the model has one
-        (see `calibration.calibrate`). The result is one such list for a document, a list of them for a list, a Series or a
-        DataFrame, and an iterator otherwise.
+        what cleaning removes. With a ranker a score is the probability that the phrase is a keyphrase; otherwise it is the mean
+        probability of the words' labels. If the model has a temperature, `config.keyphrase_temperature`, it is applied to the
+        scores of its rankers, or if it has none, of its labels (see `calibration.calibrate`). The result is one such list for a
+        document, a list of them for a list, a Series or a DataFrame, and an iterator otherwise.
 
         With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
         that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
-        come last; their `score`, `start` and `end` are `None`, and they are left out by a `min_score` above 0. Their scores
-        are always mean probabilities of labels.
+        come last; their `score`, `start` and `end` are `None`, and they are left out by a `min_score` above 0. Scores of
+        candidates are always mean probabilities of labels.
 
     Raises:
         TypeError: for a document of another type or with other keys; the message gives its index.
-        ValueError: for an argument with an invalid value, such as a candidate without words or longer than a window.
+        ValueError: for an argument with an invalid value (see `call_options`), such as a candidate without words or longer than a
+            window.
 
     Example:
 
@@ -122,6 +126,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         if isinstance(model, ExportedModel):
             model.open(backend, kwargs.get("tokenizer"))
             args, kwargs = (), {"device": "cpu", **kwargs, "model": model}
+        check_batch_size(kwargs.get("batch_size"))
         super().__init__(*args, **kwargs)
         self._tag_of_label = torch.tensor(read_labels(self.model.config.id2label))
         self._ahead = int(self.device.type != "cpu")  # batches and blocks in advance
@@ -130,9 +135,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode: Any = getattr(model, "decode", None)
         self._pack_tokens: Any = getattr(model, "pack_tokens", None)
-        weights = {None: getattr(self.model.config, "keyphrase_ranker", None)}
-        weights |= getattr(self.model.config, "style_rankers", None) or {}
-        self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
+        self._rankers = read_rankers(self.model.config)
 
     @property
     def reads_titles(self) -> bool:
@@ -144,57 +147,40 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """Whether titles are joined to the texts, so that keyphrases are also extracted from them."""
         return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
-    def _sanitize_parameters(
-        self,
-        top_k=UNSET,
-        min_score=None,
-        style=None,
-        threshold=None,
-        on_long=None,
-        overlap=None,
-        max_length=None,
-        max_title_length=None,
-        is_split_into_words=None,
-        candidates=UNSET,
-        match_case=None,
-        diversity=None,
-        nested=None,
-        language=UNSET,
-        **unknown,
-    ):
-        if unknown:
-            known = [*inspect.signature(self._sanitize_parameters).parameters][:-1]
-            raise TypeError(
-                f"keyphrase-extraction got an unexpected argument {', '.join(map(repr, unknown))}. "
-                f"Valid arguments: {', '.join(known)}, batch_size."
-            )
-        preprocess_params = {"on_long": on_long, "overlap": overlap, "max_length": max_length}
-        preprocess_params |= {"max_title_length": max_title_length, "split": is_split_into_words}
-        preprocess_params["style_id"] = None if style is None else self._style_id(style)
-        if threshold is not None and not 0 < threshold < 1:
-            raise ValueError(f"threshold={threshold} must be a probability between 0 and 1.")
-        postprocess_params = {"style": style, "min_score": min_score, "threshold": threshold}
-        if diversity is not None:
-            postprocess_params["diversity"] = check_diversity(diversity)
-        if match_case is not None:
-            postprocess_params["match_case"] = check_match_case(match_case)
-        if nested is not None:
-            postprocess_params["nested"] = check_nested(nested)
-        preprocess_params, postprocess_params = (
-            {name: value for name, value in values.items() if value is not None}
-            for values in (preprocess_params, postprocess_params)
-        )
-        if top_k != UNSET:
-            if top_k is not None and top_k < 1:
-                raise ValueError(f"top_k={top_k} must be at least 1, or None for all keyphrases.")
-            postprocess_params["top_k"] = top_k
-        if candidates is not UNSET:
-            postprocess_params["candidates"] = parse_candidates(candidates)
-            if candidates is not None and threshold is not None:
-                raise ValueError(f"threshold={threshold} has no effect on candidates. Leave it out, or pass min_score.")
-        if language is not UNSET:
-            postprocess_params["language"] = check_language(language)
-        return preprocess_params, {}, postprocess_params
+    @property
+    def language(self) -> str | None:
+        """The language of stems in calls that name none.
+
+        Raises:
+            ValueError: if `config.keyphrase_language` is not a language.
+        """
+        if "language" in self._postprocess_params:
+            return self._postprocess_params["language"]
+        return check_language(getattr(self.model.config, "keyphrase_language", "english"))
+
+    def ranker(self, style: str | None = None, threshold: float | None = None) -> PhraseRanker | None:
+        """What ranks phrases in a call with this style: the style's ranker, or else the model's. `None` if the model has neither,
+        and with a threshold, which chooses labels instead."""
+        return self._rankers.get(style, self._rankers.get(None)) if threshold is None else None
+
+    def temperature(self, ranker: PhraseRanker | None) -> float | None:
+        """The temperature of scores: it belongs to those of rankers, or if the model has no ranker, to those of labels."""
+        applies = (ranker is not None) == bool(self._rankers)
+        return getattr(self.model.config, "keyphrase_temperature", None) if applies else None
+
+    def has_temperature(self, batch_size: int | None = None, **options) -> bool:
+        """Whether the model's temperature, if it has one, is applied to the scores of a call with these options."""
+        merged = self._merge_parameters(**options)[1]
+        is_ranked = merged.get("candidates") is None and self.ranker(merged.get("style"), merged.get("threshold"))
+        return bool(is_ranked) == bool(self._rankers)
+
+    def _sanitize_parameters(self, **options):
+        given = check_call_options(**options)
+        names = {"is_split_into_words": "split"} | {name: name for name in PREPROCESS_OPTIONS}
+        preprocess_params = {names[name]: given.pop(name) for name in list(given) if name in names}
+        if "style" in given:
+            preprocess_params["style_id"] = 0 if given["style"] is None else self._style_id(given["style"])
+        return preprocess_params, {}, given
 
     def _style_id(self, style: str) -> int:
         """The row of the model's style embedding."""
@@ -208,7 +194,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
         preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
-        batch_size = batch_size or self._batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
+        batch_size = check_batch_size(batch_size) or self._batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
         is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
         inputs = inputs if is_document else read_documents(inputs)
         if (candidates := postprocess_params.get("candidates")) is not None:
@@ -234,9 +220,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """The parameters of a call, with those of the pipeline as defaults."""
         preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs)
         postprocess_params = {**self._postprocess_params, **postprocess_params}
-        if "language" not in postprocess_params:
-            language = getattr(self.model.config, "keyphrase_language", "english")
-            postprocess_params["language"] = check_language(language)
+        postprocess_params.setdefault("language", self.language)
         if postprocess_params.get("candidates") is not None:
             postprocess_params.setdefault("top_k", None)
         return {**self._preprocess_params, **preprocess_params}, postprocess_params
@@ -270,6 +254,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
             batch_size, options: as in a call of the pipeline.
             first: the index of the first document, for error messages.
         """
+        check_batch_size(batch_size)
         preprocess_params, postprocess_params = self._merge_parameters(**options)
         block = self.preprocess(documents, first=first, **preprocess_params)
         return self._read_prepared(block, batch_size, postprocess_params)
@@ -288,7 +273,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
         if postprocess_params.get("diversity", 0) > 0:
             block["word_states"] = WordStates(size, block.get("spans"))
             launch = partial(launch, with_states=True)
-        in_phrases = FLOOR if self._uses_ranker(postprocess_params.get("threshold")) else threshold
+        ranker = self.ranker(postprocess_params.get("style"), postprocess_params.get("threshold"))
+        in_phrases = threshold if ranker is None else FLOOR
         windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
         counts = Counter(window.document for window in windows)
         pending = Counter(counts)
@@ -404,16 +390,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
         if with_states:
             results["states"] = last_states(outputs, type(self.model).__name__)
         if with_gates and getattr(outputs, "router_logits", None) is not None:
-            results["gates"] = outputs.router_logits.float().softmax(-1)
+            results["gates"] = expert_weights(outputs.router_logits.float(), getattr(outputs, "expert_index", None))
         return results
 
     def _threshold(self, threshold: float | None) -> float | None:
         """The threshold of the call, or else of the model."""
         return getattr(self.model.config, "keyphrase_threshold", None) if threshold is None else threshold
-
-    def _uses_ranker(self, threshold: float | None) -> bool:
-        """Whether phrases are ranked by the model's ranker; a threshold of the call chooses labels instead."""
-        return None in self._rankers and threshold is None
 
     def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
         """The keyphrases of each document, best first."""
@@ -425,9 +407,10 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """The keyphrases of some documents of a block."""
         found = [block["word_probabilities"].document(number) for number in numbers]
         ranked: Sequence[Any] = [None] * len(numbers)
-        if options.get("candidates") is None and self._uses_ranker(threshold):
+        ranker = None if options.get("candidates") is not None else self.ranker(style, threshold)
+        temperature = self.temperature(ranker)
+        if ranker is not None:
             documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
-            ranked = self._rankers.get(style, self._rankers[None]).rank(documents, language)
-        options |= {"language": language, "threshold": self._threshold(threshold)}
-        options["temperature"] = getattr(self.model.config, "keyphrase_temperature", None)
+            ranked = ranker.rank(documents, language, temperature)
+        options |= {"language": language, "threshold": self._threshold(threshold), "temperature": temperature}
         return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]

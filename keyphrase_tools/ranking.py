@@ -6,12 +6,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 
-from .decoding import show_mentions
+from .decoding import apply_temperature, show_mentions
 from .phrase_features import NAMES, Candidates, Words, find_candidates
-from .stemming import stem
+from .stemming import check_language, stem
 
 
 class PhraseRanker:
@@ -22,7 +23,7 @@ class PhraseRanker:
             some are not among the candidates.
 
     Raises:
-        ValueError: if a weight is missing or unknown.
+        ValueError: if a weight is missing, unknown, or not a finite number.
     """
 
     def __init__(self, weights: Mapping[str, float]):
@@ -32,6 +33,12 @@ class PhraseRanker:
                 f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. Fit it again with "
                 "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
             )
+        for name, value in weights.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+                raise ValueError(
+                    f"keyphrase_ranker has {name}={value!r}, which is not a finite number. Fit it again with "
+                    "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
+                )
         self._bias, self._weights = weights["bias"], np.array([weights[name] for name in NAMES])
         self._gold = weights["gold"]
 
@@ -52,35 +59,56 @@ class PhraseRanker:
         return int((2 * p.cumsum() / (n + self._gold * p.sum())).argmax()) + 1
 
     def rank(
-        self, documents: Sequence[tuple[str, Words, np.ndarray]], language: str | None = "english"
+        self,
+        documents: Sequence[tuple[str, Words, np.ndarray]],
+        language: str | None = "english",
+        temperature: float | None = None,
     ) -> list["RankedPhrases"]:
         """Ranks the candidates of each document.
 
         Args:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
             language: of the stems, see `stemming.stem`.
+            temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
         """
         found = find_candidates([(words, p) for _, words, p in documents], language)
         return [
-            RankedPhrases(text, words, candidates, self)
+            RankedPhrases(text, words, candidates, self, temperature)
             for (text, words, _), candidates in zip(documents, found, strict=True)
         ]
+
+
+def read_rankers(config) -> dict[str | None, PhraseRanker]:
+    """The rankers of a model's configuration: of each style in `style_rankers`, and under `None` `keyphrase_ranker`.
+
+    Raises:
+        ValueError: if a ranker's weights are wrong, or its style is not one of the model's.
+    """
+    weights = {None: getattr(config, "keyphrase_ranker", None)} | (getattr(config, "style_rankers", None) or {})
+    styles = getattr(config, "styles", None) or []
+    if unknown := [style for style in weights if style is not None and style not in styles]:
+        known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has no styles"
+        raise ValueError(f"style_rankers has {unknown[0]!r}, which the model does not have: {known}. Leave it out.")
+    return {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
 
 
 class RankedPhrases:
     """The candidates of a document, best first.
 
     Attributes:
-        scores: P(keyphrase) of each, to six digits.
+        scores: P(keyphrase) of each, at the temperature, to six digits.
         best_number: of `PhraseRanker.best_number`.
     """
 
-    def __init__(self, text: str, words: Words, candidates: Candidates, ranker: PhraseRanker):
+    def __init__(
+        self, text: str, words: Words, candidates: Candidates, ranker: PhraseRanker, temperature: float | None = None
+    ):
         self._text, self._words, self._candidates = text, words, candidates
         scores = ranker.probabilities(candidates.features).round(6)
         self._order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
-        self.scores = scores[self._order].tolist()
-        self.best_number = ranker.best_number(self.scores)
+        scores = scores[self._order]
+        self.best_number = ranker.best_number(scores.tolist())
+        self.scores = (scores if temperature is None else apply_temperature(scores, temperature).round(6)).tolist()
 
     def select(self, top_k: int | None, min_score: float | None) -> list[dict]:
         """The phrases that are worth returning, best first.
@@ -111,6 +139,7 @@ def fit_ranker(
     gold: Sequence[Sequence[str]],
     groups: Sequence | None = None,
     shares: Mapping | None = None,
+    language: str | None = "english",
 ) -> dict[str, float]:
     """The weights of a `PhraseRanker`, by logistic regression on documents that the model was not trained on.
 
@@ -119,6 +148,7 @@ def fit_ranker(
         gold: for each document, the gold phrases, as `labels.present` returns them.
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its candidates together; the same for each by default.
+        language: of the stems by which phrases are compared, as in `labels.present`; save it as `config.keyphrase_language`.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -132,12 +162,12 @@ def fit_ranker(
     rows, right, group_of_row = [], [], []
     num_gold: dict = defaultdict(int)
     groups = [0] * len(documents) if groups is None else groups
-    found = find_candidates(documents)
+    found = find_candidates(documents, check_language(language))
     for (words, _), candidates, phrases, group in zip(documents, found, gold, groups, strict=True):
-        keys = {tuple(stem(word) for word in phrase.split()) for phrase in phrases}
+        keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in phrases}
         num_gold[group] += len(keys)
         for start, end in candidates.spans[candidates.bounds[:-1]]:
-            right.append(tuple(stem(word) for word, _, _ in words[start:end]) in keys)
+            right.append(tuple(stem(word, language) for word, _, _ in words[start:end]) in keys)
         rows.append(candidates.features)
         group_of_row += [group] * len(candidates.features)
     rows = np.concatenate(rows)

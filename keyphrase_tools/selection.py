@@ -14,13 +14,6 @@ from .stemming import stem
 from .words import split_phrase
 
 
-def check_nested(nested: bool) -> bool:
-    """Returns `True` or `False`; raises a `ValueError` for other values."""
-    if isinstance(nested, bool):
-        return nested
-    raise ValueError(f"nested={nested!r} must be True, or False for no keyphrase inside another.")
-
-
 def select_phrases(
     block: Mapping,
     number: int,

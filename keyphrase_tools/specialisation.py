@@ -103,7 +103,8 @@ def token_experts(
         One row for each spaCy token (except spaces), from its first sub-token:
 
         - `document`, `start`, `end`: its position;
-        - `expert`: the one with the largest gate weight; `weight`: that weight; `entropy`: of the gate, in bits;
+        - `expert`: the one that the router prefers; `weight`: its probability, by the router's softmax over all E experts;
+          `entropy`: of these probabilities, in bits;
         - `word` (lower-cased), `is_punctuation`, `is_stopword`, `label` (the predicted one: O, B or I);
         - `pos`, `is_entity`, `entity_type`: missing in all rows if the pipeline has no component for them.
 
@@ -136,7 +137,7 @@ def token_experts(
 
 
 def _run_model(model, tokenizer, windows, lengths: list[int], batch_size: int, tag_of_label) -> list[tuple]:
-    """For each document, the gates `(tokens, E)` and labels `(tokens,)` of its tokens; nan and -1 for tokens in no window.
+    """For each document, the router's probabilities `(tokens, E)` and labels `(tokens,)` of its tokens; nan and -1 for tokens in no window.
 
     A token in two windows is taken from the one in which it is further from an edge.
     """
@@ -234,8 +235,8 @@ def expert_usage(tokens: "pd.DataFrame") -> "pd.DataFrame":
         tokens: the result of `token_experts`.
 
     Returns:
-        One row for each expert: `tokens` and `share` for which it is preferred, `weight` (its mean gate weight on them), and
-        the `smallest` and `largest` share in a document. `attrs` has `entropy`, the mean entropy of the gate, and
+        One row for each expert: `tokens` and `share` for which it is preferred, `weight` (its mean probability on them), and
+        the `smallest` and `largest` share in a document. `attrs` has `entropy`, the mean entropy of the router, and
         `entropy_of_shares`, both in bits and at most log2 E.
     """
     E = tokens.attrs["num_experts"]

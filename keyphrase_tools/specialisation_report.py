@@ -29,7 +29,7 @@ h1 {{ font-size: 1.3em; }}
 <h1>{title}</h1>
 <p class="legend">{legend}</p>
 <p class="text">{text}</p>
-<p class="note">Each token has the colour of its preferred expert, paler for a smaller gate weight; hover over it to see both.
+<p class="note">Each token has the colour of its preferred expert, paler for a smaller probability; hover over it to see both.
 Words that the model labels as parts of keyphrases are underlined.</p>
 </body>
 </html>

@@ -56,3 +56,17 @@ def known_limit(tokenizer, model) -> int | None:
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
+
+
+def expert_weights(router_logits: torch.Tensor, expert_index: torch.Tensor | None) -> torch.Tensor:
+    """G(x) = softmax(KeepTopK(H(x), k)): the weights `(B, S, E)` of experts that sum to 1, and 0 for those that were not chosen.
+
+    Args:
+        router_logits (`(B, S, E)`): H(x).
+        expert_index (`(B, S, k)`): the chosen experts; `None` if all are mixed.
+    """
+    if expert_index is None:
+        return router_logits.softmax(-1)
+    kept = torch.full_like(router_logits, float("-inf"))
+    chosen = expert_index.clamp(min=0)  # -1 at padding
+    return kept.scatter(-1, chosen, router_logits.gather(-1, chosen)).softmax(-1)

@@ -18,7 +18,8 @@ class WordExperts(NamedTuple):
     Attributes:
         document: the cleaned text, its words, and the mapping of offsets to the user's text.
         probabilities: of O, B and I, `(W, 3)`.
-        gates: the weight of each of E experts, `(W, E)`, nan for a word that begins no sub-token; `None` for a model without experts.
+        gates: the weight of each of E experts, `(W, E)`, 0 for those that were not chosen, nan for a word that begins no sub-token;
+            `None` for a model without experts.
     """
 
     document: InputDocument

@@ -1,7 +1,6 @@
 """A text that the model has read once. Another threshold only selects among what was found."""
 
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.ranking import PhraseRanker
 from keyphrase_tools.word_experts import WordExperts, read_word_experts
 
 LISTED = 200  # phrases that a threshold can show at most
@@ -18,12 +17,9 @@ class Reader:
     """
 
     def __init__(self, extract):
-        config = extract.model.config
         self.extract = extract
-        self.styles = list(getattr(config, "styles", None) or [])
-        weights = {None: getattr(config, "keyphrase_ranker", None)} | (getattr(config, "style_rankers", None) or {})
-        self._rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
-        self.ranks = None in self._rankers
+        self.styles = list(getattr(extract.model.config, "styles", None) or [])
+        self.ranks = extract.ranker() is not None
 
     def read(self, text: str, style: str | None = None) -> "Reading":
         """Runs the model.
@@ -32,15 +28,14 @@ class Reader:
             ValueError: if the model does not have the style.
         """
         words = read_word_experts(self.extract, text, style=style)
-        language = getattr(self.extract.model.config, "keyphrase_language", "english")
-        if self.ranks:
+        language, ranker = self.extract.language, self.extract.ranker(style)
+        temperature = self.extract.temperature(ranker)
+        if ranker is not None:
             document = words.document
-            ranker = self._rankers.get(style, self._rankers[None])
-            (ranked,) = ranker.rank([(document.text, document.words, words.probabilities)], language)
+            (ranked,) = ranker.rank([(document.text, document.words, words.probabilities)], language, temperature)
             number = max(sum(score >= FLOOR for score in ranked.scores), ranked.best_number)
             phrases = [document.phrase_to_source(phrase) for phrase in ranked.phrases(min(number, LISTED))]
             return Reading(text, words, phrases[: ranked.best_number], phrases)
-        temperature = getattr(self.extract.model.config, "keyphrase_temperature", None)
         automatic = self.extract(text, top_k=LISTED, **({} if style is None else {"style": style}))
         return Reading(text, words, automatic, None, {"temperature": temperature, "language": language})
 

@@ -148,7 +148,7 @@ def test_a_model_without_hidden_states_is_named(lookup):
 
 @pytest.mark.parametrize("diversity", [-0.1, 1.5, float("nan"), "high", True])
 def test_a_diversity_outside_0_to_1_is_refused(extract, diversity):
-    with pytest.raises(ValueError, match=r"diversity=.* must be a number from 0 .* to 1"):
+    with pytest.raises(ValueError, match=r"diversity=.* must be a number from 0 to 1"):
         extract(TEXT, diversity=diversity)
 
 

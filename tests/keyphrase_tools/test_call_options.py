@@ -1,0 +1,152 @@
+"""Options of a call: the same check in pipelines, classes and commands, and None undoes a pipeline's default."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import pipeline
+from typer.testing import CliRunner
+
+from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
+from keyphrase_tools.extractor import KeyphraseExtractor
+from keyphrase_tools.ranking import PhraseRanker
+from keyphrase_tools.token_classifiers import expert_weights
+from keyphrase_tools.word_experts import read_word_experts
+from lexperts.cli.keyphrases import app
+
+from .known_answers import names, random_text
+from .test_ranking import WEIGHTS
+
+NAN = float("nan")
+WRONG = {
+    "top_k": (0, -1, 2.5, "5", True, NAN, [5]),
+    "min_score": (NAN, 5, -0.1, "0.5", True, float("inf")),
+    "style": (3, ["tags"], True),
+    "threshold": (0, 1, NAN, "0.5", -1, True),
+    "on_long": ("cut", 3, True),
+    "overlap": (-1, 1.5, "x", NAN),
+    "max_length": (0, -5, 8.0, "64"),
+    "max_title_length": (0, 2.5, "x"),
+    "is_split_into_words": ("no", 1, 0),
+    "diversity": (NAN, -0.1, 1.5, "high"),
+    "language": ("klingon", 3, ["german"]),
+    "batch_size": (0, -1, 2.5, "8", True),
+}
+
+
+def test_every_option_has_wrong_values():
+    assert set(WRONG) | {"candidates"} == {*OPTIONS, "batch_size"}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_value_is_named_by_pipeline_call_and_class_alike(lookup, name, value):
+    extract = lookup()
+    calls = [
+        lambda: extract("b p", **{name: value}),
+        lambda: lookup(**{name: value}),
+        lambda: KeyphraseExtractor(extract, **{name: value}),
+        lambda: next(extract.read_block(["b p"], **{name: value})),
+    ]
+    messages = set()
+    for call in calls:
+        with pytest.raises(ValueError, match=f"{name}=") as caught:
+            call()
+        messages.add(str(caught.value))
+    assert len(messages) == 1 and "\n" not in messages.pop()
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = {"top_k": np.int64(3), "min_score": np.float32(0.5), "overlap": np.int32(0)}
+    assert check_call_options(**given) == {"top_k": 3, "min_score": 0.5, "overlap": 0}
+    assert check_call_options(top_k=UNSET, style=None) == {"style": None}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--min-score", "nan"),
+        ("--min-score", "5"),
+        ("--threshold", "nan"),
+        ("--diversity", "nan"),
+        ("--language", "klingon"),
+    ],
+)
+def test_the_command_refuses_what_the_pipeline_refuses(options, tmp_path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "graph"}) + "\n")
+    arguments = [
+        "extract",
+        str(tmp_path / "in.jsonl"),
+        str(tmp_path / "out.jsonl"),
+        "--model",
+        "no/such-model",
+        *options,
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2 and options[0][2:].replace("-", "_") in done.stderr.replace("-", "_")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+DEFAULTS = {
+    "min_score": 0.985,
+    "threshold": 0.99,
+    "overlap": 3,
+    "max_length": 12,
+    "diversity": 1.0,
+    "on_long": "truncate",
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_none_undoes_a_default_of_the_pipeline(sharp_seke, tiny_tokenizer, name):
+    model, text = sharp_seke(), random_text(200)
+    open_with = lambda **options: pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, **options)  # noqa: E731
+    more = {"max_length": 20} if name == "overlap" else {}
+    changed, plain = open_with(**{name: DEFAULTS[name]}, **more), open_with(**more)
+    assert changed(text, **{name: None}) == plain(text) != changed(text)
+
+
+def test_none_undoes_style_language_candidates_and_batch_size(tiny_seke, tiny_tokenizer):
+    torch.manual_seed(0)
+    model = tiny_seke(styles=["tags"])
+    model.style_embedding.weight.data.normal_(std=9)
+    model.classifier.weight.data *= 30
+    text = random_text(200)
+    open_with = lambda **options: pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, **options)  # noqa: E731
+    plain = open_with()
+    assert open_with(style="tags")(text, style=None) == plain(text) != open_with(style="tags")(text)
+    assert open_with(language="german")(text, language=None) == plain(text, language=None)
+    assert open_with(candidates=["b"])(text, candidates=None) == plain(text)
+    assert open_with(batch_size=2)(text, batch_size=None) == plain(text)
+
+
+def test_a_styles_ranker_is_used_without_a_ranker_of_the_model(tiny_seke, tiny_tokenizer):
+    model, text = tiny_seke(styles=["tags", "words"]), "the graph cut of networks and the graph cuts for learning"
+    by_labels = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    model.config.style_rankers = {"tags": WEIGHTS | {"bias": -4.0, "mentions": 8.0}}
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    ((words, p),) = extract.read_words([text], style="tags")
+    ranked = PhraseRanker(model.config.style_rankers["tags"]).rank([(text, words, p)])[0]
+    assert extract(text, style="tags", min_score=0.0) == ranked.phrases(10)
+    assert extract(text, style="tags", threshold=0.2) == by_labels(text, style="tags", threshold=0.2)
+    for options in ({}, {"style": "words"}):
+        assert extract(text, **options) == by_labels(text, **options)
+    assert names(extract(text, style="tags", diversity=0.5))
+    model.config.style_rankers = {"tag": WEIGHTS}
+    with pytest.raises(ValueError, match="'tag'.*'tags', 'words'"):
+        pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+
+
+def test_gates_are_the_weights_by_which_the_experts_are_mixed(tiny_seke, tiny_tokenizer):
+    model, text = tiny_seke(), random_text(20)
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    seen = []
+    model.moe.router.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs))
+    gates = read_word_experts(extract, text).gates
+    (_, weights, index), k = seen[0], model.config.num_experts_per_tok
+    assert k < model.config.num_experts and ((gates > 0).sum(1) == k).all()
+    mixed = torch.zeros(len(index), model.config.num_experts).scatter(1, index, weights)
+    for gate in torch.tensor(gates, dtype=mixed.dtype):
+        assert (mixed - gate).abs().sum(1).min() < 1e-5
+    logits = torch.randn(2, 3, 4)
+    assert torch.equal(expert_weights(logits, None), logits.softmax(-1))
