@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .clean_text import clean
+from .call_options import UNSET
 from .decoding import apply_temperature
-from .labels import present
+from .evaluation import gold_phrases
 from .stemming import stem_phrase
-from .words import normalise, split_words
+from .words import normalise
 
 TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
 
@@ -90,19 +90,23 @@ def validate_scores(scores: np.ndarray):
         raise ValueError(f"score={worst} is not a probability. Scores must be between 0 and 1.")
 
 
-def match_to_gold(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]]) -> tuple[list[float], list[bool]]:
+def match_to_gold(
+    phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]], language: str | None = "english"
+) -> tuple[list[float], list[bool]]:
     """The scores of extracted phrases, and whether each has the stems of a gold phrase.
 
     Args:
-        phrases: for each document, the pipeline's results.
+        phrases: for each document, the pipeline's results. Candidates that do not occur have no score and are left out.
         gold: for each document, the gold phrases, as `labels.present` returns them.
+        language: of the stems.
     """
     scores, right = [], []
-    for extracted, gold_phrases in zip(phrases, gold, strict=True):
-        stems = {stem_phrase(normalise(phrase)) for phrase in gold_phrases}
+    for extracted, phrases_of_document in zip(phrases, gold, strict=True):
+        stems = {stem_phrase(normalise(phrase), language) for phrase in phrases_of_document}
         for phrase in extracted:
-            scores.append(phrase["score"])
-            right.append(stem_phrase(normalise(phrase["keyphrase"])) in stems)
+            if phrase["score"] is not None:
+                scores.append(phrase["score"])
+                right.append(stem_phrase(normalise(phrase["keyphrase"]), language) in stems)
     return scores, right
 
 
@@ -111,24 +115,29 @@ def calibrate(
 ):
     """Fits the temperature on validation documents and sets `extract.model.config.keyphrase_temperature`.
 
+    The temperature is that of the scores which the model gives by itself: its ranker's, or if it has none, its labels'.
+
     Args:
         extract: a keyphrase-extraction pipeline.
         texts, keyphrases: documents that the model was not trained on.
         rules: how gold phrases are matched to the text, as in `evaluation.ExtractionMetrics`.
-        options: arguments of the pipeline, such as `batch_size`.
+        options: arguments of the pipeline, such as `batch_size`, `style` and `language`.
 
     Returns:
         The temperature. `calibration_error` measures its effect on other documents.
 
     Raises:
-        ValueError: if no temperature fits (see `fit_temperature`); the configuration then has none.
+        ValueError: if no temperature fits (see `fit_temperature`); the configuration then has none. Also if no gold phrase
+            occurs in its text, or if the options ask for scores to which the model's temperature is not applied.
     """
+    if not extract.has_temperature(**options):
+        raise ValueError(
+            "The temperature of a model with a ranker is that of its ranker's scores, but these options ask for scores of labels. "
+            "Leave out threshold and candidates, or set model.config.keyphrase_ranker = None."
+        )
     config = extract.model.config
     config.keyphrase_temperature = None
-    gold = [
-        present(split_words(clean(text)), phrases, rules=rules) for text, phrases in zip(texts, keyphrases, strict=True)
-    ]
-    config.keyphrase_temperature = fit_temperature(*match_to_gold(extract(list(texts), **options), gold))
+    config.keyphrase_temperature = fit_temperature(*_read_scores(extract, texts, keyphrases, rules, options))
     return config.keyphrase_temperature
 
 
@@ -137,23 +146,33 @@ def calibration_error(
 ):
     """`expected_calibration_error` of a pipeline on documents, without its temperature (`before`) and with it (`after`).
 
+    Each is measured on what the pipeline returns, so with a temperature the documents are read twice.
+
     Returns:
         `before`, `before_bins` and `phrases` (count); if the model has a temperature, also `after`, `after_bins` and
         `temperature`. The bins are those of `reliability`.
+
+    Raises:
+        ValueError: if no gold phrase occurs in its text, or no phrase is extracted.
     """
     config = extract.model.config
-    temperature, config.keyphrase_temperature = getattr(config, "keyphrase_temperature", None), None
+    temperature = getattr(config, "keyphrase_temperature", None)
+    errors = {}
     try:
-        gold = [
-            present(split_words(clean(text)), phrases, rules=rules)
-            for text, phrases in zip(texts, keyphrases, strict=True)
-        ]
-        scores, right = match_to_gold(extract(list(texts), **options), gold)
+        for name, value in (("before", None), ("after", temperature)):
+            if name == "before" or value is not None:
+                config.keyphrase_temperature = value
+                scores, right = _read_scores(extract, texts, keyphrases, rules, options)
+                errors |= {name: expected_calibration_error(scores, right), f"{name}_bins": reliability(scores, right)}
+                errors.setdefault("phrases", len(right))
     finally:
         config.keyphrase_temperature = temperature
-    errors = {"before": expected_calibration_error(scores, right), "before_bins": reliability(scores, right)}
-    if temperature is not None:
-        tempered = apply_temperature(np.asarray(scores), temperature)
-        errors |= {"after": expected_calibration_error(tempered, right), "after_bins": reliability(tempered, right)}
-        errors["temperature"] = temperature
-    return errors | {"phrases": len(right)}
+    return errors if temperature is None else errors | {"temperature": temperature}
+
+
+def _read_scores(extract, texts, keyphrases, rules: str, options: dict) -> tuple[list[float], list[bool]]:
+    """The scores of what a pipeline extracts, and whether each phrase is a gold phrase."""
+    language = options.get("language", UNSET)
+    language = extract.language if language is UNSET else language
+    gold = gold_phrases(texts, keyphrases, rules, language)
+    return match_to_gold(extract(list(texts), **options), gold, language)

@@ -1,17 +1,20 @@
 """Evaluation of keyphrase extraction: F1@k and F1 of spans, from the Trainer's predictions, a pipeline or files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from .call_options import UNSET
 from .clean_text import clean
 from .decoding import rank_phrases, tag_spans, word_tags
-from .jsonl import full_text, read_jsonl
+from .jsonl import full_text
 from .labels import label_windows, present, tag
-from .metrics import keyphrase_f1
-from .pipeline_keyphrase_extraction import read_labels
+from .metrics import check_gold, keyphrase_f1
+from .phrase_lists import read_labelled, read_phrases, read_predictions
+from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
+from .token_classifiers import read_labels
 from .windows import WordProbabilities, encode_windows
 from .words import join_title, normalise, split_words
 
@@ -35,9 +38,13 @@ class ExtractionMetrics:
         max_title_length: as in `labels.tokenize_documents`.
         spans: also report `span_precision`, `span_recall` and `span_f1` (see `span_scores`), and choose the threshold by
             `span_f1`. If `None` is one of the thresholds, its score is reported as `path_span_f1`.
+        language: of the stems by which phrases are found and compared, see `stemming.stem`.
 
     Attributes:
         rows: the evaluation set, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
+
+    Raises:
+        ValueError: if no gold keyphrase occurs in its text.
 
     Example:
 
@@ -64,18 +71,22 @@ class ExtractionMetrics:
         titles: Sequence[str | None] | None = None,
         max_title_length: int = MAX_TITLE_LENGTH,
         spans: bool = False,
+        language: str | None = "english",
     ):
+        labelling = {"rules": rules, "language": check_language(language)}
+        keyphrases = read_lists(texts, keyphrases)
         self._texts = [clean(text) for text in texts]
         self._words = [split_words(text) for text in self._texts]
         self._gold = [
-            present(words, phrases, rules=rules) for words, phrases in zip(self._words, keyphrases, strict=True)
+            present(words, phrases, **labelling) for words, phrases in zip(self._words, keyphrases, strict=True)
         ]
+        check_gold(self._gold)
         self._tag_of_label = np.array(read_labels(id2label))
-        self._scoring, self._thresholds = {"convention": convention, "k": k}, thresholds
+        self._scoring, self._thresholds = {"convention": convention, "k": k, "language": language}, thresholds
         self._gold_tags = None
         if spans:
             tagged = zip(self._words, keyphrases, strict=True)
-            self._gold_tags = [tag(words, phrases, rules=rules) for words, phrases in tagged]
+            self._gold_tags = [tag(words, phrases, **labelling) for words, phrases in tagged]
         self._windows = encode_windows(
             self._texts,
             [[(start, end) for _, start, end in words] for words in self._words],
@@ -85,7 +96,7 @@ class ExtractionMetrics:
             titles=titles and [title and clean(title) for title in titles],
             max_title_length=max_title_length,
         )
-        self.rows = label_windows(self._windows, self._words, keyphrases, rules=rules)
+        self.rows = label_windows(self._windows, self._words, keyphrases, **labelling)
 
     def __call__(self, prediction) -> dict[str, float]:
         """Computes precision, recall and F1 at each k, and optionally of spans.
@@ -110,6 +121,7 @@ class ExtractionMetrics:
                 path = paths[number][: len(row)]
                 tags = np.where(path < 0, 0, self._tag_of_label[path])
             word_probabilities.add(window, p, tags)
+        language = self._scoring["language"]
         documents = [
             (text, words, word_probabilities.document(number), word_probabilities.tags(number))
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
@@ -117,7 +129,7 @@ class ExtractionMetrics:
         results = []
         for threshold in self._thresholds:
             phrases = [
-                rank_phrases(text, words, p, threshold, tags if threshold is None else None)
+                rank_phrases(text, words, p, threshold, tags if threshold is None else None, language=language)
                 for text, words, p, tags in documents
             ]
             scores = score_phrases(phrases, self._gold, **self._scoring)
@@ -148,11 +160,63 @@ class ExtractionMetrics:
             )
 
 
-def score_phrases(phrases: Sequence[Sequence[dict]], gold: Sequence[Sequence[str]], top_k: int = 10, **scoring) -> dict:
-    """Scores results of the pipeline against gold phrases of `labels.present`; hyphens and slashes count as spaces."""
-    predictions = [[normalise(phrase["keyphrase"]) for phrase in document[:top_k]] for document in phrases]
+def score_phrases(phrases: Sequence, gold: Sequence[Sequence[str]], **scoring) -> dict[str, float]:
+    """Scores predicted phrases against gold phrases of `labels.present`; hyphens and slashes count as spaces.
+
+    Args:
+        phrases: for each document, results of the pipeline or other forms of `phrase_lists.read_phrases`, best first. All are
+            scored: pass as many as the largest k needs.
+        gold: for each document, its gold phrases.
+        scoring: arguments of `metrics.keyphrase_f1`, such as `k` and `language`.
+
+    Raises:
+        ValueError: if no document has a gold phrase.
+    """
+    check_gold(gold)
+    predictions = [
+        [normalise(phrase) for phrase in read_phrases(document, where=f"predictions of document {i}")]
+        for i, document in enumerate(phrases)
+    ]
     scores = keyphrase_f1(predictions, gold, **scoring)
     return {name: value for name, value in scores.items() if name.split("@")[0] in ("precision", "recall", "f1")}
+
+
+def read_lists(texts: Sequence[str], keyphrases: Sequence) -> list[list[str]]:
+    """`phrase_lists.read_phrases` of each document.
+
+    Raises:
+        ValueError: for keyphrases in another form, or another number of them than of texts.
+    """
+    return [
+        read_phrases(phrases, text, f"keyphrases of document {i}")
+        for i, (text, phrases) in enumerate(zip(texts, keyphrases, strict=True))
+    ]
+
+
+def gold_phrases(
+    texts: Sequence[str],
+    keyphrases: Sequence,
+    rules: str = "lexperts",
+    language: str | None = "english",
+    where: str = "",
+) -> list[list[str]]:
+    """For each document the gold of extraction: those of its keyphrases that occur in its text, see `labels.present`.
+
+    Raises:
+        ValueError: if no keyphrase occurs in its text; `where` is prepended to the message.
+    """
+    lists = zip(texts, read_lists(texts, keyphrases), strict=True)
+    gold = [present(split_words(clean(text)), phrases, rules=rules, language=language) for text, phrases in lists]
+    check_gold(gold, where)
+    return gold
+
+
+def needed_phrases(k: int | str | Sequence[int | str], gold: Sequence[Sequence[str]]) -> int | None:
+    """How many phrases of each document the cutoffs k of `metrics.keyphrase_f1` count; `None` for all."""
+    cuts = [k] if isinstance(k, (int, str)) else list(k)
+    if "M" in cuts:
+        return None
+    return max(max(map(len, gold)) if cut == "k" else cut for cut in cuts)
 
 
 def span_scores(predicted: Sequence[Sequence[int]], gold: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -196,12 +260,14 @@ def evaluate_pipeline(
     batch_size: int = 16,
     k: Sequence[int | str] = (5, 10),
     titles: Sequence[str | None] | None = None,
+    language: str | None = UNSET,
     **scoring,
 ) -> dict[str, float]:
     """Precision, recall and F1 at each k of a keyphrase-extraction pipeline on documents with keyphrases.
 
     Gold keyphrases are those that occur in the text from which the pipeline extracts: title and text joined if its model
-    reads them so (`extract.joins_titles`), else the text.
+    reads them so (`extract.joins_titles`), else the text. The pipeline is asked for as many phrases as the largest k needs,
+    unless it was opened with a `top_k`.
 
     Args:
         extract: the pipeline.
@@ -210,31 +276,43 @@ def evaluate_pipeline(
         batch_size: windows per batch.
         k, scoring: as in `metrics.keyphrase_f1`.
         titles: titles of the documents (`None` for a document without).
+        language: of the stems by which phrases are found and compared; by default the pipeline's.
+
+    Raises:
+        ValueError: if no gold keyphrase occurs in its text.
     """
     documents = texts = list(texts)
+    keyphrases = read_lists(texts, keyphrases)
     if titles is not None:
         documents = [{"title": title, "text": text} for title, text in zip(titles, texts, strict=True)]
         if getattr(extract, "joins_titles", False):
             texts = [join_title(title, text) for title, text in zip(titles, texts, strict=True)]
-    words = [split_words(clean(text)) for text in texts]
-    gold = [present(w, phrases, rules=rules) for w, phrases in zip(words, keyphrases, strict=True)]
-    return score_phrases(extract(documents, batch_size=batch_size), gold, k=k, **scoring)
+    options = {} if language is UNSET else {"language": language}
+    language = getattr(extract, "language", "english") if language is UNSET else check_language(language)
+    gold = gold_phrases(texts, keyphrases, rules, language)
+    if "top_k" not in getattr(extract, "_postprocess_params", {}):
+        options["top_k"] = needed_phrases(k, gold)
+    return score_phrases(extract(documents, batch_size=batch_size, **options), gold, k=k, language=language, **scoring)
 
 
-def score_files(predictions: str | Path, gold: str | Path, *, rules: str = "lexperts", **scoring) -> dict[str, float]:
+def score_files(
+    predictions: str | Path, gold: str | Path, *, rules: str = "lexperts", language: str | None = "english", **scoring
+) -> dict[str, float]:
     """Precision, recall and F1 at each k of a file of predicted keyphrases against a file of gold ones.
 
     Args:
-        predictions: JSON Lines with `keyphrases`, a list of strings or of `{"keyphrase", ...}`, best first. A row with
-            `error` counts as a document without predictions.
-        gold: JSON Lines of the same documents in the same order, with `text`, optionally `title`, and `keyphrases`.
-            Keyphrases that do not occur in title or text are not counted.
+        predictions: JSON Lines with `keyphrases`, best first, in the forms of `phrase_lists.read_phrases`. A row with `error`
+            counts as a document without predictions.
+        gold: JSON Lines of the same documents in the same order, with `text`, optionally `title`, and `keyphrases` in the same
+            forms. Keyphrases that do not occur in title or text are not counted.
         rules, scoring: as in `evaluate_pipeline`.
+        language: of the stems by which phrases are found and compared, see `stemming.stem`.
 
     Raises:
-        ValueError: if the files contain different documents.
+        ValueError: if the files contain different documents, keyphrases in another form, or no gold keyphrase that occurs in
+            its text.
     """
-    predicted_rows, gold_rows = read_jsonl(predictions), read_jsonl(gold, ("text", "keyphrases"))
+    predicted_rows, gold_rows = read_predictions(predictions), read_labelled(gold, hint="")
     if len(predicted_rows) != len(gold_rows):
         raise ValueError(
             f"{predictions} has {len(predicted_rows):,} documents and {gold} {len(gold_rows):,}. Pass files of the same "
@@ -246,17 +324,13 @@ def score_files(predictions: str | Path, gold: str | Path, *, rules: str = "lexp
                 f"Document {number} has id={predicted.get('id')!r} in {predictions} and id={row['id']!r} in {gold}. Pass files "
                 "of the same documents in the same order."
             )
-        if "keyphrases" not in predicted and "error" not in predicted:
-            raise ValueError(
-                f"{predictions}, document {number}: the field 'keyphrases' is missing; the fields are "
-                f"{', '.join(map(repr, predicted))}."
-            )
-    phrases = [
-        [phrase if isinstance(phrase, Mapping) else {"keyphrase": phrase} for phrase in row.get("keyphrases", ())]
-        for row in predicted_rows
+    check_language(language)
+    phrases = [row["keyphrases"] for row in predicted_rows]
+    found = [
+        present(split_words(full_text(row)), row["keyphrases"], rules=rules, language=language) for row in gold_rows
     ]
-    gold_phrases = [present(split_words(full_text(row)), row["keyphrases"], rules=rules) for row in gold_rows]
-    return score_phrases(phrases, gold_phrases, **scoring)
+    check_gold(found, str(gold))
+    return score_phrases(phrases, found, language=language, **scoring)
 
 
 def keep_best(args, metric: str, greater_is_better: bool = True) -> None:

@@ -21,12 +21,10 @@ from transformers import pipeline
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
 
-from .evaluation import score_phrases
+from .evaluation import gold_phrases, score_phrases
 from .exported_model import BACKENDS, ExportedModel, graph_file
 from .fingerprints import hash_tokenizer, hash_weights
-from .labels import present
 from .token_classifiers import length_limit
-from .words import split_words
 
 PRECISIONS = ("fp32", "int8")
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
@@ -88,7 +86,8 @@ def export_model(
         format: "onnx" or "openvino".
         precision: "fp32" or "int8".
         calibration: texts by which OpenVINO's quantiser chooses ranges; by default those of `evaluation`.
-        evaluation: rows with `text` and `keyphrases`, on which the graph must keep its quality. Needed for int8 and a limit.
+        evaluation: rows with `text` and `keyphrases`, in the forms of `phrase_lists.read_phrases`, on which the graph must keep
+            its quality. Needed for int8 and a limit.
         max_loss: F1@10 in points that the graph may lose on them; `None` for no limit.
         batch_size: windows per batch of the evaluation.
 
@@ -99,11 +98,14 @@ def export_model(
     Raises:
         ImportError: if an exporter is missing; the message names the extra.
         ValueError: for a model that cannot be exported, an unknown format or precision, an output of another model, int8 with a
-            limit and without evaluation, or a graph that loses more than `max_loss`. Nothing is written then.
+            limit and without evaluation, an evaluation without a gold keyphrase that occurs in its text, or a graph that loses
+            more than `max_loss`. Nothing is written then.
     """
     check_options(format, precision, evaluation, max_loss)
     check_installed(format, precision)
     extract = pipeline("keyphrase-extraction", model=model, device="cpu")
+    if evaluation:
+        gold_phrases([row["text"] for row in evaluation], [row["keyphrases"] for row in evaluation], where="evaluation")
     weights, output = hash_weights(extract.model), Path(output)
     wrapped = wrap(extract.model, format)
     exported = check_output(output, weights, format)
@@ -132,7 +134,7 @@ def export_model(
         save_folder(extract, folder)
         reopened = pipeline("keyphrase-extraction", model=str(folder), backend=format)
         report["difference"] = largest_difference(extract.model, reopened.model, inputs, wrapped.inputs)
-        if precision == "fp32" and report["difference"] > MAX_DIFFERENCE:
+        if precision == "fp32" and not report["difference"] <= MAX_DIFFERENCE:
             raise ValueError(f"The graph differs from the model by {report['difference']:.2g}. It is not written.")
         if evaluation:
             report |= compare(extract, reopened, evaluation, batch_size)
@@ -150,7 +152,7 @@ def export_model(
 def check_quality(f1: dict[str, float], precision: str, max_loss: float | None) -> None:
     """Raises a `ValueError` if the graph loses more than `max_loss` points of F1@10."""
     loss = 100 * (f1["model"] - f1["exported"])
-    if max_loss is not None and loss > max_loss:
+    if max_loss is not None and not loss <= max_loss:  # NaN is not a score
         raise ValueError(
             f"The {precision} graph loses {loss:.2f} points of F1@10, more than {max_loss:g}: it is not written. Use other "
             "calibration texts, fp32, or a higher max_loss."
@@ -162,10 +164,20 @@ def check_options(format: str, precision: str, evaluation, max_loss: float | Non
     for name, value, known in (("format", format, BACKENDS), ("precision", precision, PRECISIONS)):
         if value not in known:
             raise ValueError(f"{name}={value!r} is not known. Use {' or '.join(map(repr, known))}.")
+    check_max_loss(max_loss)
     if precision == "int8" and not evaluation and max_loss is not None:
         raise ValueError(
             "precision='int8' can lose quality and needs labelled texts to measure it: pass evaluation, rows with text and "
             "keyphrases, or max_loss=None (--no-gate) to do without."
+        )
+
+
+def check_max_loss(max_loss: float | None) -> None:
+    """Raises a `ValueError` unless it is a number of points from 0 to 100, or `None`."""
+    is_number = isinstance(max_loss, (int, float)) and not isinstance(max_loss, bool)
+    if max_loss is not None and not (is_number and 0 <= max_loss <= 100):
+        raise ValueError(
+            f"max_loss={max_loss!r} is not a number of points from 0 to 100. Use 0.5, or None (--no-gate) for no limit."
         )
 
 
@@ -339,10 +351,11 @@ def largest_difference(model, exported: ExportedModel, inputs: dict, names: Sequ
 
 def compare(extract, reopened, rows: Sequence[Mapping], batch_size: int) -> dict:
     """F1@10 of the model and of its graph on labelled rows, and how many keyphrases they share."""
-    texts = [row["text"] for row in rows]
-    gold = [present(split_words(text), row["keyphrases"]) for text, row in zip(texts, rows, strict=True)]
-    found = {"model": extract(texts, batch_size=batch_size), "exported": reopened(texts, batch_size=batch_size)}
+    texts, language = [row["text"] for row in rows], extract.language
+    gold = gold_phrases(texts, [row["keyphrases"] for row in rows], language=language)
+    options = {"batch_size": batch_size, "top_k": 10}
+    found = {"model": extract(texts, **options), "exported": reopened(texts, **options)}
     sets = [[{phrase["keyphrase"] for phrase in document} for document in phrases] for phrases in found.values()]
     shares = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in zip(*sets, strict=True)]
-    f1 = {name: score_phrases(phrases, gold)["f1@10"] for name, phrases in found.items()}
+    f1 = {name: score_phrases(phrases, gold, k=10, language=language)["f1@10"] for name, phrases in found.items()}
     return {"documents": len(texts), "f1@10": f1, "agreement": float(np.mean(shares))}

@@ -182,7 +182,16 @@ def score(
     gold: Annotated[Path, typer.Argument(help="JSON Lines with title, text and keyphrases, in the same order.")],
     convention: Annotated[str, typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
     rules: Annotated[str, typer.Option(help="How gold keyphrases are matched: lexperts or seke.")] = "lexperts",
-    k: Annotated[list[int] | None, typer.Option("-k", help="Cutoff k of F1@k; can be repeated.")] = None,
+    k: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-k",
+            help="Cutoff of F1@k: a number, k (that of the document's gold keyphrases) or M (all). Can be repeated.",
+        ),
+    ] = None,
+    language: Annotated[
+        str, typer.Option(help="The stemmer by which keyphrases are compared, such as german, or none.")
+    ] = "english",
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -195,8 +204,9 @@ def score(
     with user_errors(debug):
         from keyphrase_tools.evaluation import score_files
 
-        cuts = tuple(k or (5, 10))
-        scores = score_files(predictions, gold, rules=rules, convention=convention, k=cuts)
+        cuts = tuple(int(cut) if cut.isdecimal() else cut for cut in k or ("5", "10"))
+        options = {"convention": convention, "k": cuts, "language": None if language == "none" else language}
+        scores = score_files(predictions, gold, rules=rules, **options)
         rows = [f"{'':4}{'precision':>10}{'recall':>10}{'F1':>10}"]
         for cut in cuts:
             values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))
@@ -290,8 +300,9 @@ def export(
         from keyphrase_tools.export import export_model
         from keyphrase_tools.jsonl import full_text, read_jsonl
         from keyphrase_tools.loading import describe_load_errors
+        from keyphrase_tools.phrase_lists import read_labelled
 
-        labelled = None if evaluation is None else read_jsonl(evaluation, ("text", "keyphrases"))[:limit]
+        labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]
         rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
         texts = None if calibration is None else [full_text(row) for row in read_jsonl(calibration, ("text",))[:limit]]
         name = find_default_model() if model == "default" else model

@@ -15,6 +15,7 @@ from keyphrase_tools.calibration import (
     reliability,
 )
 from keyphrase_tools.decoding import apply_temperature
+from keyphrase_tools.phrase_features import NAMES
 
 
 def test_the_error_is_the_formula():
@@ -57,7 +58,7 @@ def test_a_temperature_that_fits_nothing_is_refused(scores, right, message):
 def test_a_refused_temperature_leaves_none_behind(extract):
     extract.model.config.keyphrase_temperature = 2.0
     with pytest.raises(ValueError, match="extracted phrases are gold"):
-        calibrate(extract, TEXTS, [["absent"], ["absent"]], top_k=None)
+        calibrate(extract, TEXTS, [["solve"], []], top_k=None)
     assert extract.model.config.keyphrase_temperature is None
 
 
@@ -94,6 +95,7 @@ def test_the_pipeline_uses_the_temperature_that_is_found(extract):
             assert q["score"] == pytest.approx(float(apply_temperature(np.array(p["score"]), T)), abs=1e-5)
             assert q["score"] == max(mention["score"] for mention in q["mentions"])
     found = calibration_error(extract, TEXTS, KEYPHRASES, top_k=None)
+    assert found["after"] == expected_calibration_error(*match_to_gold(after, KEYPHRASES))
     assert found["before"] == pytest.approx(expected_calibration_error(scores, right))
     assert found["after"] == pytest.approx(
         expected_calibration_error(apply_temperature(np.array(scores), T), right), abs=1e-5
@@ -113,6 +115,36 @@ def test_it_is_saved_with_the_model(extract, tmp_path):
 
 def test_what_cannot_be_measured_is_named(extract):
     with pytest.raises(ValueError, match="There are no scores"):
-        calibrate(extract, ["", " "], [["graph"], []])
+        calibrate(extract, ["graph"], [["graph"]], threshold=0.999)
     with pytest.raises(ValueError, match="score=1.5"):
         expected_calibration_error([0.5, 1.5], [True, False])
+
+
+RANKER = {"bias": -1.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0), "labels": 0.9, "more_words": 0.6}
+
+
+def test_a_temperature_is_that_of_the_rankers_scores_and_measured_through_the_pipeline(extract, tmp_path):
+    extract.model.config.keyphrase_ranker = RANKER
+    extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
+    options = {"min_score": 0.0, "top_k": None}
+    before, by_itself, by_labels = extract(TEXTS, **options), extract(TEXTS), extract(TEXTS, threshold=0.3)
+    T = calibrate(extract, TEXTS, KEYPHRASES, **options)
+    assert fit_temperature(*match_to_gold(before, KEYPHRASES)) == T and abs(T - 1) > 0.1
+    extract.save_pretrained(tmp_path)
+    saved = pipeline("keyphrase-extraction", model=str(tmp_path))
+    after = saved(TEXTS, **options)
+    found = calibration_error(extract, TEXTS, KEYPHRASES, **options)
+    assert found["before"] == expected_calibration_error(*match_to_gold(before, KEYPHRASES))
+    assert found["after"] == expected_calibration_error(*match_to_gold(after, KEYPHRASES)) != found["before"]
+    for one, two in zip(before, after, strict=True):
+        assert [phrase["keyphrase"] for phrase in one] == [phrase["keyphrase"] for phrase in two]
+        tempered = apply_temperature(np.array([phrase["score"] for phrase in one]), T)
+        assert [phrase["score"] for phrase in two] == pytest.approx(tempered, abs=1e-6)
+    assert [len(phrases) for phrases in saved(TEXTS)] == [len(phrases) for phrases in by_itself]
+    limit = after[0][0]["score"] - 1e-6
+    assert all(phrase["score"] >= limit for phrase in saved(TEXTS[0], min_score=limit, top_k=None))
+    assert saved(TEXTS, threshold=0.3) == by_labels  # the scores of labels have none
+    for other in ({"threshold": 0.3}, {"candidates": ["graph cuts"]}):
+        with pytest.raises(ValueError, match="ranker"):
+            calibrate(extract, TEXTS, KEYPHRASES, **other)
+    assert extract.model.config.keyphrase_temperature == T

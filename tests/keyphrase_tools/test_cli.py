@@ -57,7 +57,21 @@ def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path
     predictions.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
     assert "Document 0 has id=1 in" in call("score", predictions, gold).stderr
     predictions.write_text("".join(json.dumps({"id": row["id"]}) + "\n" for row in rows))
-    assert "'keyphrases' is missing; the fields are 'id'" in call("score", predictions, gold).stderr
+    assert "line 1: there is no 'keyphrases'; the columns are 'id'" in call("score", predictions, gold).stderr
+
+
+def test_score_takes_any_cutoff_and_the_language(tmp_path):
+    words = [a + b for a in "bcdf" for b in "lmnpq"]
+    (tmp_path / "gold.jsonl").write_text(
+        json.dumps({"text": " . ".join([*words, "Bäume"]), "keyphrases": [*words, "Baum"]})
+    )
+    (tmp_path / "found.jsonl").write_text(json.dumps({"keyphrases": "; ".join([*words, "Bäumen"])}))
+    arguments = ("score", tmp_path / "found.jsonl", tmp_path / "gold.jsonl", "--json", "-k", 21, "-k", "M", "-k", "k")
+    scores = json.loads(call(*arguments, "--language", "german").output)
+    assert scores["recall@21"] == scores["f1@M"] == scores["f1@k"] == 1
+    assert json.loads(call(*arguments).output)["precision@M"] == pytest.approx(20 / 21)
+    assert call(*arguments, "-k", "m").exit_code == 2 and "k='m'" in call(*arguments, "-k", "m").stderr
+    assert "language='klingon'" in call(*arguments, "--language", "klingon").stderr
 
 
 def test_explain_writes_tables_plot_and_page(folder, gold, tmp_path):

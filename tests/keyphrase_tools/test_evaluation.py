@@ -1,9 +1,13 @@
 """Evaluation: the Trainer's logits and a pipeline give the same scores."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
     BertForTokenClassification,
     DataCollatorForTokenClassification,
@@ -13,8 +17,9 @@ from transformers import (
     pipeline,
 )
 
+from keyphrase_tools.calibration import calibrate, calibration_error
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_phrases
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_files, score_phrases
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.words import split_words
 
@@ -174,10 +179,10 @@ def test_documents_and_keyphrases_of_different_numbers_are_refused(tiny_tokenize
 
 
 def gold_extractor(*answers):
-    """A pipeline with fixed results."""
+    """A pipeline with fixed results, of which it returns ten by default."""
 
-    def extract(texts, batch_size):
-        return [[{"keyphrase": phrase} for phrase in answer] for answer in answers]
+    def extract(texts, batch_size, top_k=10, language="english"):
+        return [[{"keyphrase": phrase} for phrase in answer][:top_k] for answer in answers]
 
     return extract
 
@@ -196,14 +201,98 @@ def test_the_gold_itself_scores_one_and_its_shadow_nothing(convention):
 def test_only_keyphrases_that_occur_in_the_text_are_gold():
     scores = evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph", "quantum"]], k=5)
     assert scores["recall@5"] == 1
-    # the reference's rules miss what ends the text: nothing is gold then, and no document is left to score
-    assert np.isnan(evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph"]], rules="seke", k=5)["f1@5"])
+    # the reference's rules miss what ends the text: nothing is gold then
+    with pytest.raises(ValueError, match="None of the 1 documents"):
+        evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph"]], rules="seke", k=5)
 
 
-def test_no_more_than_top_k_phrases_are_scored():
-    phrases = [[{"keyphrase": "wrong"}] * 4 + [{"keyphrase": "graph"}]]
-    assert score_phrases(phrases, [["graph"]], k=("M",))["recall@M"] == 1
-    assert score_phrases(phrases, [["graph"]], top_k=4, k=("M",))["recall@M"] == 0
+@given(st.integers(1, 40), st.integers(1, 45), st.sampled_from(["seke", "exhird"]))
+@settings(deadline=None, max_examples=60)
+def test_perfect_predictions_are_cut_nowhere(number, k, convention):
+    phrases = [a + b for a in "bcdfghk" for b in "lmnpqrt"][:number]
+    text, cuts = " . ".join(phrases), (k, "k", "M")
+    scores = [
+        score_phrases([phrases], [phrases], convention=convention, k=cuts),
+        evaluate_pipeline(gold_extractor(phrases), [text], [phrases], convention=convention, k=cuts),
+    ]
+    for found in scores:
+        correct = min(k, number)
+        precision = correct / (k if convention == "exhird" else correct)
+        recall = correct / number
+        assert (found[f"precision@{k}"], found[f"recall@{k}"]) == (precision, recall)
+        assert found[f"f1@{k}"] == pytest.approx(2 * precision * recall / (precision + recall), abs=1e-4)
+        assert all(found[f"{part}@{cut}"] == 1 for part in ("precision", "recall", "f1") for cut in ("k", "M"))
+
+
+def test_a_real_pipeline_is_asked_for_as_many_phrases_as_k_needs(lookup):
+    extract = lookup()
+    extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
+    words = [a + b for a in "bcdf" for b in "lmnpq"]
+    for k in (20, "k", "M"):
+        assert evaluate_pipeline(extract, [" . ".join(words)], [words], k=k)[f"f1@{k}"] == 1
+    assert evaluate_pipeline(lookup(top_k=3), ["b p b bi pi bj"], [["b"]], k=("M",))["precision@M"] == 1 / 3
+
+
+UNUSABLE = {
+    "no list": [[], []],
+    "empty": [["", " "], ["-"]],
+    "joined by commas": [["alpha, beta"], ["graph, cuts"]],
+    "another language": [["Graphenschnitt"], []],
+}
+
+
+@pytest.mark.parametrize("keyphrases", UNUSABLE.values(), ids=UNUSABLE)
+def test_an_evaluation_without_a_usable_gold_phrase_is_an_error_everywhere(
+    lookup, tiny_tokenizer, tmp_path, keyphrases
+):
+    texts, extract = ["alpha beta and graph", "the cuts of graphs"], lookup(top_k=None)
+    (tmp_path / "gold.jsonl").write_text(
+        "".join(
+            json.dumps({"text": text, "keyphrases": own}) + "\n" for text, own in zip(texts, keyphrases, strict=True)
+        )
+    )
+    calls = [
+        lambda: evaluate_pipeline(extract, texts, keyphrases),
+        lambda: evaluate_pipeline(extract, texts, keyphrases, convention="exhird"),
+        lambda: ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B", 2: "I"}),
+        lambda: calibrate(extract, texts, keyphrases),
+        lambda: calibration_error(extract, texts, keyphrases),
+        lambda: score_files(tmp_path / "gold.jsonl", tmp_path / "gold.jsonl"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="None of the 2 documents has a gold keyphrase"):
+            call()
+    for nothing in ([[], []], [[""], [" "]]):
+        with pytest.raises(ValueError, match="None of the 2 documents"):
+            score_phrases([["graph"], []], nothing)
+
+
+def test_german_documents_are_evaluated_with_german_stems(lookup, tiny_tokenizer, tmp_path):
+    texts, keyphrases = ["b p bäume . häuser"], [["Baum", "Haus", "b"]]
+    extract = lookup()
+    extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
+    answer = extract(texts, language="german")
+    found = evaluate_pipeline(extract, texts, keyphrases, k="M", language="german")
+    assert (found["recall@M"], found["precision@M"]) == (1, 3 / 4)
+    extract.model.config.keyphrase_language = "german"
+    assert evaluate_pipeline(extract, texts, keyphrases, k="M") == found  # that of the pipeline
+    assert evaluate_pipeline(extract, texts, keyphrases, k="M", language="english")["precision@M"] == 1 / 4
+    metrics = [
+        ExtractionMetrics(
+            texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B", 2: "I"}, k=("M",), thresholds=LABELS, language=l
+        )
+        for l in ("german", "english")
+    ]
+    logits = np.tile([0.0, 5.0, 0.0], (1, len(metrics[0].rows["labels"][0]), 1))
+    assert metrics[0](EvalPrediction(logits, None)) == found != metrics[1](EvalPrediction(logits, None))
+    assert [sum(m.rows["num_present"]) for m in metrics] == [3, 1]
+    gold, predictions = tmp_path / "gold.jsonl", tmp_path / "predictions.jsonl"
+    gold.write_text(json.dumps({"text": texts[0], "keyphrases": keyphrases[0]}))
+    predictions.write_text(json.dumps({"keyphrases": answer[0]}))
+    assert score_files(predictions, gold, k="M", language="german") == found
+    extract.model.config.keyphrase_temperature = None
+    counts = [calibration_error(extract, texts, keyphrases, language=l)["before_bins"] for l in ("german", "english")]
+    assert [bins[-1]["share"] for bins in counts] == [3 / 4, 1 / 4]
 
 
 def test_the_batch_size_does_not_change_the_scores(model, tiny_tokenizer, documents):

@@ -169,6 +169,26 @@ def test_two_formats_share_a_folder_and_one_is_named(seke, tmp_path):
         export_model(seke(use_rnn=False), output)
 
 
+@pytest.mark.parametrize("f1", [(float("nan"), 0.5), (0.5, float("nan")), (float("nan"), float("nan"))])
+def test_nan_fails_the_gate(f1):
+    with pytest.raises(ValueError, match="loses nan points"):
+        export.check_quality(dict(zip(("model", "exported"), f1, strict=True)), "int8", 0.5)
+
+
+@pytest.mark.parametrize("max_loss", [float("nan"), -1, float("inf"), "0.5", True])
+def test_a_limit_that_is_no_number_of_points_is_refused(seke, tmp_path, max_loss):
+    with pytest.raises(ValueError, match="max_loss="):
+        export_model(seke(), tmp_path / "out", precision="int8", evaluation=ROWS, max_loss=max_loss)
+
+
+@pytest.mark.parametrize("max_loss", [0.5, None])
+def test_an_evaluation_without_a_usable_gold_phrase_is_refused(seke, tmp_path, max_loss):
+    rows = [{"text": text, "keyphrases": ["graph, cut"]} for text in TEXTS]
+    with pytest.raises(ValueError, match="evaluation: None of the 3 documents"):
+        export_model(seke(), tmp_path / "out", precision="int8", evaluation=rows, max_loss=max_loss)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_invalid_requests_are_named(seke, tiny_tokenizer, tmp_path, monkeypatch):
     folder = seke()
     with pytest.raises(ValueError, match="'tflite'"):

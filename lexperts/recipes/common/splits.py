@@ -1,5 +1,7 @@
 """Rows of the training, validation and test split, from JSON Lines files or from the Hub."""
 
+from collections.abc import Callable
+
 from datasets import Dataset, load_dataset
 
 from keyphrase_tools.jsonl import EXAMPLE, read_jsonl
@@ -8,13 +10,28 @@ SPLITS = ("train", "validation", "test")
 
 
 def load_splits(
-    args, required: tuple[str, ...], hub_example: str, example: str = EXAMPLE, hint: str = ""
+    args,
+    required: tuple[str, ...],
+    hub_example: str,
+    example: str = EXAMPLE,
+    hint: str = "",
+    convert: Callable[[dict, str], dict] | None = None,
 ) -> dict[str, list[dict]]:
     """Rows of each split, from `dataset_name` or `train_files`, `validation_files` and `test_files`. Raises a `ValueError` without
-    training data and the `required` columns; the other arguments are for its message.
+    training data and the `required` columns; `convert` is called with each row and its place, see `jsonl.read_jsonl`; the other
+    arguments are for messages.
     """
     if args.dataset_name:
         dataset = load_dataset(args.dataset_name)
+        if convert is not None:
+            return {
+                split: [
+                    convert(row, f"{args.dataset_name}, {split}, row {i}")
+                    for i, row in enumerate(dataset[split].to_list())
+                ]
+                for split in SPLITS
+                if split in dataset
+            }
         for split, rows in dataset.items():
             missing = [name for name in required if name not in rows.column_names]
             if missing:
@@ -26,7 +43,7 @@ def load_splits(
     if not args.train_files:
         raise ValueError(f"No training data. Pass --train_files train.jsonl or --dataset_name {hub_example}.")
     files = {split: getattr(args, f"{split}_files") for split in SPLITS}
-    return {split: read_jsonl(paths, required, example, hint) for split, paths in files.items() if paths}
+    return {split: read_jsonl(paths, required, example, hint, convert) for split, paths in files.items() if paths}
 
 
 def hold_out_validation(rows: dict[str, list[dict]], share: float):

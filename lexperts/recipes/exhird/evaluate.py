@@ -16,9 +16,9 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from keyphrase_tools.jsonl import read_jsonl
 from keyphrase_tools.loading import describe_load_errors
-from keyphrase_tools.metrics import keyphrase_f1
+from keyphrase_tools.metrics import check_gold, keyphrase_f1
+from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
@@ -70,11 +70,12 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     generator = KeyphraseGenerator(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
     results = {}
     for name, path in files.items():
-        rows = read_jsonl([path], ("text", "keyphrases"))[: args.max_rows]
+        rows = read_labelled(path, hint="")[: args.max_rows]
+        gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
+        check_gold([[" ".join(words) for words in phrases] for phrases in gold], str(path))
         documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
         predictions = list(tqdm(generator.stream(documents), total=len(rows), unit="document", desc=name))
         sources = [tokenizer.encode_source(row["text"], row.get("title")).words for row in rows]
-        gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
         results[name] = score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
         lines = (

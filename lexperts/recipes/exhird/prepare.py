@@ -14,8 +14,8 @@ from pathlib import Path
 from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 
-from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
 from keyphrase_tools.loading import describe_load_errors
+from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from modeling_exhird.backbone_exhird import resolve_backbone
 
@@ -35,9 +35,9 @@ def load(args: PrepareArguments) -> dict[str, dict[str, list]]:
         hub = load_dataset(args.dataset_name)
         splits = {split: hub[split].to_list() for split in ("train", "validation") if split in hub}
     elif args.train_files and args.validation_files:
-        required = (args.text_column, args.keyphrases_column)
+        columns = (args.text_column, args.keyphrases_column)
         files = {"train": args.train_files, "validation": args.validation_files}
-        splits = {split: read_jsonl(paths, required, hint=NAME_COLUMNS) for split, paths in files.items()}
+        splits = {split: read_labelled(paths, *columns) for split, paths in files.items()}
     else:
         raise ValueError("No documents. Pass --train_files and --validation_files, or --dataset_name midas/kp20k.")
     names = {"text": args.text_column, "title": args.title_column, "keyphrases": args.keyphrases_column}

@@ -22,7 +22,8 @@ from datasets import load_from_disk
 from transformers import Trainer, pipeline, set_seed
 
 from keyphrase_tools.evaluation import keep_best
-from keyphrase_tools.jsonl import read_jsonl
+from keyphrase_tools.metrics import check_gold
+from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     ExhirdConfig,
@@ -109,6 +110,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     for path in parse_test_files(data_args.test_files or []).values():
         if not Path(path).exists():
             raise ValueError(f"--test_files: the file {path!r} does not exist.")
+        check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test_files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
@@ -138,14 +140,13 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
 
 def print_examples(generate, path: str, count: int):
     """Prints the titles of the first documents with their generated and their gold keyphrases."""
-    for row in read_jsonl([path], ("text", "keyphrases"))[:count]:
+    for row in read_labelled(path, hint="")[:count]:
         phrases = generate({"title": row.get("title"), "text": row["text"]})
         print(f"\n{row.get('title') or row['text'][:80]}")
         for name, present in (("present", True), ("absent", False)):
             generated = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
             print(f"  {name:7}  {'; '.join(generated)}")
-        gold = row["keyphrases"]
-        print(f"  gold     {gold if isinstance(gold, str) else '; '.join(gold)}")
+        print(f"  gold     {'; '.join(row['keyphrases'])}")
 
 
 def main(argv: list[str] | None = None) -> None:

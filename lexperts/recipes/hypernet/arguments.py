@@ -49,6 +49,7 @@ class KeyphraseDataArguments(DataArguments):
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles")
     keyphrases_column: str = option("keyphrases", "column of keyphrases: lists, or strings separated by semicolons")
+    language: str = option("english", "stemmer by which keyphrases are found and compared, such as german, or none")
     max_length: int = option(256, "maximum sub-tokens of title and text")
     early_stopping_patience: int = option(5, "number of epochs without improvement before training stops; 0 for never")
     show: int = option(3, "number of test documents to print with their keyphrases")

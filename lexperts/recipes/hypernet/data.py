@@ -1,8 +1,11 @@
 """Training, validation and test data of the three tasks, from JSON Lines files or from the Hub."""
 
+from functools import partial
+
 from datasets import ClassLabel, load_dataset
 
 from keyphrase_tools.jsonl import NAME_COLUMNS
+from keyphrase_tools.phrase_lists import labelled_row
 
 from ..common.splits import hold_out_validation, load_splits
 from .arguments import ClassificationDataArguments, KeyphraseDataArguments, QuestionDataArguments
@@ -20,7 +23,9 @@ def limit_rows(rows: dict[str, list[dict]], **limits: int | None) -> dict[str, l
 
 def load_documents(args: KeyphraseDataArguments) -> dict[str, dict[str, list]]:
     """Titles, texts and keyphrases of each split."""
-    rows = load_splits(args, (args.text_column, args.keyphrases_column), "midas/inspec", hint=NAME_COLUMNS)
+    columns = {"text_column": args.text_column, "keyphrases_column": args.keyphrases_column}
+    convert = partial(labelled_row, **columns)
+    rows = load_splits(args, tuple(columns.values()), "midas/inspec", hint=NAME_COLUMNS, convert=convert)
     hold_out_validation(rows, args.validation_share)
 
     def to_columns(documents: list[dict]) -> dict[str, list]:

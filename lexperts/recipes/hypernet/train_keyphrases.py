@@ -19,9 +19,10 @@ from transformers import EarlyStoppingCallback, Trainer, pipeline, set_seed
 
 from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
-from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, keep_best
+from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, gold_phrases, keep_best
 from keyphrase_tools.jsonl import describe_coverage
-from keyphrase_tools.labels import tag, tokenize_documents
+from keyphrase_tools.labels import RULES, tag, tokenize_documents
+from keyphrase_tools.stemming import check_language
 from keyphrase_tools.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs
 
@@ -38,18 +39,23 @@ def prepare(
 ):
     """The groups of arguments, run folder, trainer and test documents. Does everything before training, where the errors of users occur."""
     documents = load_documents(data_args)
+    language = check_language(None if data_args.language == "none" else data_args.language)
     folder, backbone = open_folder("train_keyphrases", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
-    windows = tokenize_documents(documents["train"], tokenizer, title_as="meta")
+    windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
     print(
         f"train: {len(documents['train']['text']):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}"
     )
     set_seed(training_args.seed)
     model = build_model("keyphrases", model_args, backbone)
+    model.config.keyphrase_language = language
     validation = documents["validation"]
-    options = {"titles": validation["title"], "spans": True, "thresholds": (None, *THRESHOLDS)}
+    options = {"titles": validation["title"], "spans": True, "thresholds": (None, *THRESHOLDS), "language": language}
     columns = validation["text"], validation["keyphrases"]
     metrics = ExtractionMetrics(*columns, tokenizer, model.config.id2label, **options)
+    if test := documents.get("test"):
+        for rules in RULES:
+            gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test_files, by the rules {rules!r}")
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
@@ -78,7 +84,10 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     ):
         source = CleanText(text)
         words = split_words(source.text)
-        spans = {source.source_span(words[a][1], words[b - 1][2]) for a, b in tag_spans(tag(words, keyphrases))}
+        spans = {
+            source.source_span(words[a][1], words[b - 1][2])
+            for a, b in tag_spans(tag(words, keyphrases, language=extract.language))
+        }
         mentions = [mention for phrase in phrases for mention in phrase["mentions"]]
         extracted = {(m["start"], m["end"]) for m in mentions if m.get("field", "text") == "text"}
         correct += len(spans & extracted)
@@ -97,7 +106,7 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
         threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
         results["test"]["paths"] = score_mentions(extract, documents)
         config.keyphrase_threshold = threshold
-        for rules in ("lexperts", "seke"):
+        for rules in RULES:
             results["test"][rules] = evaluate_pipeline(
                 extract, documents["text"], documents["keyphrases"], titles=documents["title"], rules=rules
             )

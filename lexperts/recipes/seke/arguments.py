@@ -71,6 +71,10 @@ class DataArguments:
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles, which are joined to the texts")
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
+    language: str | None = option(
+        None,
+        "stemmer by which keyphrases are found and compared, such as german, or none; by default the model's, or english",
+    )
     max_length: int = option(256, "sub-tokens per window")
     rules: str = option("lexperts", "rules for labels and gold keyphrases: lexperts, or seke, the reference's")
     early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops, 0 for no limit")

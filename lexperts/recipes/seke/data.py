@@ -1,11 +1,13 @@
 """Documents for training, validation and test, from files or from the Hub."""
 
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
-from keyphrase_tools.jsonl import NAME_COLUMNS, read_jsonl
+from keyphrase_tools.jsonl import NAME_COLUMNS
 from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.phrase_lists import labelled_row, read_labelled
 
 from ..common.fingerprints import parse_named_path
 from ..common.splits import SPLITS, hold_out_validation, load_splits
@@ -26,24 +28,25 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
 
     Rows from files also have FILE and STYLE: "phrases" for a row of `phrases=inspec.jsonl`, "" for one of `inspec.jsonl`.
     """
-    required = (args.text_column, args.keyphrases_column)
+    columns = (args.text_column, args.keyphrases_column)
     if args.dataset_name or not args.train_files:
-        documents = load_splits(args, required, "midas/inspec", hint=NAME_COLUMNS)
+        convert = partial(labelled_row, text_column=args.text_column, keyphrases_column=args.keyphrases_column)
+        documents = load_splits(args, columns, "midas/inspec", hint=NAME_COLUMNS, convert=convert)
         documents = {split: [row | {FILE: 0, STYLE: ""} for row in rows] for split, rows in documents.items()}
     else:
         files = {split: getattr(args, f"{split}_files") for split in SPLITS}
-        documents = {split: read_files(paths, required) for split, paths in files.items() if paths}
+        documents = {split: read_files(paths, columns) for split, paths in files.items() if paths}
     if args.validation_limit and "validation" in documents:
         documents["validation"] = first_of_each_file(documents["validation"], args.validation_limit)
     hold_out_validation(documents, args.validation_share)
     return documents
 
 
-def read_files(paths: list[str], required: tuple[str, ...]) -> list[dict]:
+def read_files(paths: list[str], columns: tuple[str, str]) -> list[dict]:
     """The rows of FILE or NAME=FILE."""
     rows = []
     for index, (style, path) in enumerate(map(parse_named_path, paths)):
-        rows += [row | {FILE: index, STYLE: style} for row in read_jsonl(path, required, hint=NAME_COLUMNS)]
+        rows += [row | {FILE: index, STYLE: style} for row in read_labelled(path, *columns)]
     return rows
 
 
@@ -52,14 +55,18 @@ def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
     return [row for _, of_file in groupby(rows, itemgetter(FILE)) for row in islice(of_file, limit)]
 
 
-def describe_data(args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer) -> dict[str, dict]:
+def describe_data(
+    args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer, language: str | None
+) -> dict[str, dict]:
     """For each split its `source`, and the numbers of `documents`, `keyphrases`, and those `present` in their texts; rows
     of `tokenize_documents` are reused for the splits that are `labelled`.
     """
     summary = {}
     for split in texts:
         files = getattr(args, f"{split}_files") or ["train"]
-        rows = labelled.get(split) or tokenize_documents({"text": texts[split], "keyphrases": gold[split]}, tokenizer)
+        rows = labelled.get(split) or tokenize_documents(
+            {"text": texts[split], "keyphrases": gold[split]}, tokenizer, rules=args.rules, language=language
+        )
         summary[split] = {
             "source": args.dataset_name or ", ".join(map(source_name, files)),
             "documents": len(texts[split]),

@@ -8,6 +8,7 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import get_peft_model
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     DataCollatorForTokenClassification,
     EarlyStoppingCallback,
@@ -22,6 +23,7 @@ from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, kee
 from keyphrase_tools.jsonl import describe_coverage, full_text
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.loading import describe_load_errors
+from keyphrase_tools.stemming import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
 
@@ -31,7 +33,16 @@ from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .data import FILE, STYLE, describe_data, load_documents, parse_test_file
 from .mixture import HideStyles, MixtureSampler, SekeTrainer, freeze_layers
-from .scoring import add_rankers, best_threshold, extract_by_file, measure_calibration, score_test_files, score_test_set
+from .scoring import (
+    SHOWN,
+    add_rankers,
+    best_threshold,
+    check_gold_of_files,
+    extract_by_file,
+    measure_calibration,
+    score_test_files,
+    score_test_set,
+)
 
 HEAD = (
     "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
@@ -102,16 +113,19 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     with describe_load_errors("--start_from" if model_args.start_from else "--backbone", start):
         tokenizer = AutoTokenizer.from_pretrained(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
-    train = tokenize_documents({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, rules=data_args.rules)
+    language = read_language(data_args.language, model_args.start_from)
+    labelling = {"rules": data_args.rules, "language": language}
+    train = tokenize_documents({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, **labelling)
     print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {describe_coverage(train)}")
     styles = list(dict.fromkeys(row.get(STYLE) for row in documents["train"] if row.get(STYLE)))
     with training_args.main_process_first(desc="base model"):
         model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed, styles or None)
+    model.config.keyphrase_language = language
     check_styles(documents, data_args, model.config.styles or [])
     train |= row_styles(train["document"], documents["train"], model.config.styles or [])
-    metrics = ExtractionMetrics(
-        texts["validation"], gold["validation"], tokenizer, model.config.id2label, rules=data_args.rules
-    )
+    metrics = ExtractionMetrics(texts["validation"], gold["validation"], tokenizer, model.config.id2label, **labelling)
+    files = {split: [(row[FILE], row[STYLE]) for row in rows] for split, rows in documents.items()}
+    check_gold_of_files(texts, gold, files, data_args, language)
     print(f"validation: {len(texts['validation']):,} documents; {describe_coverage(metrics.rows)}")
 
     keep_best(training_args, "f1@10")
@@ -129,11 +143,20 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         trainer.add_callback(ScoreTestSet(trainer, tokenizer, texts["test"], gold["test"], data_args.rules))
     record = {
         "model": describe_model(model, model_args),
-        "data": describe_data(data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer),
+        "data": describe_data(
+            data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer, language
+        ),
         "training": collect_settings(model_args, data_args, training_args),
     }
-    files = {split: [(row[FILE], row[STYLE]) for row in rows] for split, rows in documents.items()}
     return trainer, texts, gold, files, record
+
+
+def read_language(given: str | None, start_from: str | None) -> str | None:
+    """The language of stems: the one that is given, "none" for no stemming, or else that of the model to fine-tune, or English."""
+    if given is None and start_from:
+        given = getattr(AutoConfig.from_pretrained(start_from), "keyphrase_language", "english")
+        return check_language(given)
+    return None if given == "none" else check_language(given or "english")
 
 
 def check_styles(documents: dict[str, list[dict]], args: DataArguments, styles: list[str]) -> None:
@@ -207,10 +230,12 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     extract.save_pretrained(folder.path)
     if "test" in texts:
         phrases = extract_by_file(extract, texts["test"], files["test"], data_args)
-        record["test"] = score_test_set(phrases, texts["test"], gold["test"])
-        record["test_files"] = score_test_files(phrases, texts["test"], gold["test"], files["test"], data_args)
+        record["test"] = score_test_set(phrases, texts["test"], gold["test"], extract.language)
+        record["test_files"] = score_test_files(
+            phrases, texts["test"], gold["test"], files["test"], data_args, extract.language
+        )
         for text, found in list(zip(texts["test"], phrases, strict=True))[: data_args.show]:
-            print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in found))
+            print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in found[:SHOWN]))
     record["epochs"] = trainer.state.log_history
     conclude(record, folder.path, training_args)
     folder.mark_finished(ran=ran)
