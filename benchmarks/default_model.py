@@ -65,7 +65,7 @@ def score_long(options, extract, name: str) -> dict:
         "best mention": extract(texts, batch_size=16, threshold=0.2, min_score=0.0),
         "YAKE": yake_phrases(texts),
     }
-    scores = {way: score_phrases(phrases, gold) for way, phrases in found.items()}
+    scores = {way: score_phrases(phrases, gold, k=(5, 10)) for way, phrases in found.items()}
     print(
         f"{name}, long: "
         + "   ".join(f"{way} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for way, s in scores.items())

@@ -7,9 +7,8 @@ from pathlib import Path
 from common import run_once
 from tqdm import tqdm
 
-from keyphrase_tools.evaluation import score_phrases
+from keyphrase_tools.evaluation import gold_phrases, score_phrases
 from keyphrase_tools.jsonl import full_text, read_jsonl
-from lexperts.recipes.seke.scoring import gold_phrases
 
 SPLITS = ("train", "validation", "test")
 RULES = ("lexperts", "seke")

@@ -18,11 +18,10 @@ from keyphrase_sets import HEADS, data_files, train_seke
 from transformers import pipeline
 
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.evaluation import THRESHOLDS, score_phrases
+from keyphrase_tools.evaluation import THRESHOLDS, gold_phrases, score_phrases
 from keyphrase_tools.jsonl import full_text
 from lexperts.recipes.seke.arguments import DataArguments
 from lexperts.recipes.seke.data import load_documents
-from lexperts.recipes.seke.scoring import gold_phrases
 
 
 def train(head: str, args: argparse.Namespace) -> dict:

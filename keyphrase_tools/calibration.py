@@ -1,6 +1,7 @@
 """Calibration: whether scores are probabilities, and the temperature that makes them so (Guo et al. 2017)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -157,7 +158,7 @@ def calibration_error(
     """
     config = extract.model.config
     temperature = getattr(config, "keyphrase_temperature", None)
-    errors = {}
+    errors: dict[str, Any] = {}
     try:
         for name, value in (("before", None), ("after", temperature)):
             if name == "before" or value is not None:

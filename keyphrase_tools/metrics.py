@@ -343,7 +343,9 @@ def _average(rows: list[dict], cuts: tuple[Cut, ...], rules: Convention) -> dict
     scores = {}
     for k in cuts:
         precision, recall, mean_f1 = (_mean([row[f"{s}@{k}"] for row in rows]) for s in ("precision", "recall", "f1"))
-        f1 = mean_f1 if rules.aggregate == "mean_of_f1" or not rows else _f1(precision, recall)
+        f1 = mean_f1
+        if rules.aggregate == "f1_of_means" and precision is not None and recall is not None:
+            f1 = _f1(precision, recall)
         scores[f"precision@{k}"] = precision
         scores[f"recall@{k}"] = recall
         scores[f"f1@{k}"] = _round(f1, rules.round_f1)
