@@ -29,6 +29,8 @@ WRONG = {
     "max_length": (0, -5, 8.0, "64"),
     "max_title_length": (0, 2.5, "x"),
     "is_split_into_words": ("no", 1, 0),
+    "match_case": ("no", 1, "AUTO"),
+    "nested": (0, "yes"),
     "diversity": (NAN, -0.1, 1.5, "high"),
     "language": ("klingon", 3, ["german"]),
     "batch_size": (0, -1, 2.5, "8", True),
