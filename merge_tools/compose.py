@@ -61,15 +61,12 @@ class Plan:
         return record | {"beside": places_beside(record, out)}
 
 
-def check_and_plan(
-    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, low_memory: bool = False, **changes
-) -> Plan:
+def check_and_plan(recipe: Recipe | dict | str | Path, out: str | Path | None = None, **changes) -> Plan:
     """Checks a recipe and plans the mixture without writing it.
 
     Args:
         recipe: YAML file, dict or `Recipe`.
         out: output folder, which is then checked too.
-        low_memory: computes gates with one layer of the base model in memory at a time.
         changes: keys of the recipe to replace.
 
     Raises:
@@ -77,7 +74,7 @@ def check_and_plan(
     """
     preflight = run_preflight(recipe, out, **changes)
     preflight.report.raise_for_errors()
-    gates = make_gates(preflight.recipe, preflight.sources.base, low_memory=low_memory)
+    gates = make_gates(preflight.recipe, preflight.sources.base)
     if warning := find_equal_rows(gates, preflight.recipe.names):
         preflight.report.add("warning", "gates", "gates", warning)
     return make_plan(preflight, gates)
@@ -104,7 +101,6 @@ def compose(
     out: str | Path,
     *,
     resume: bool = False,
-    low_memory: bool = False,
     verify: bool = True,
     sha256: bool = False,
     shard_bytes: int = SHARD_BYTES,
@@ -117,7 +113,6 @@ def compose(
         recipe: YAML file, dict or `Recipe`.
         out: output folder, which must not exist or be empty.
         resume: continues an interrupted run of the same recipe.
-        low_memory: computes gates with one layer of the base model in memory at a time.
         verify: hashes the sources and scans every element for NaN and infinity. Without it only the bytes that the
             mixture needs are read, and `merge_tools.verify` cannot tell later whether a source has changed.
         sha256: also records the SHA-256 of every source file.
@@ -132,7 +127,7 @@ def compose(
         MergeError: if the preflight finds errors. Nothing is written then.
     """
     out = Path(out)
-    plan = check_and_plan(recipe, out, low_memory=low_memory, **changes)
+    plan = check_and_plan(recipe, out, **changes)
     sources = [*plan.experts, plan.base]
 
     def make_files(scans) -> dict[str, bytes]:
@@ -168,7 +163,6 @@ def load_experts(
     base_model: str | Path | None = None,
     routing_policy: str = "token",
     gate_mode: str | None = None,
-    low_memory: bool = False,
     **options,
 ):
     """Builds a mixture in memory without writing it, for example to try it before `compose`.
@@ -176,7 +170,6 @@ def load_experts(
     Args:
         experts: folders, Hub ids, or mappings as in a recipe.
         base_model, routing_policy, gate_mode, options: keys of a recipe, see `Recipe`.
-        low_memory: computes gates with one layer of the base model in memory at a time.
 
     Returns:
         A `LexiconForCausalLM` that equals `compose` followed by `from_pretrained`.
@@ -186,10 +179,10 @@ def load_experts(
     """
     from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 
-    from .runtime import load_state, to_torch
+    from .dense_run import to_torch
 
     recipe = {"base_model": base_model, "routing_policy": routing_policy, "gate_mode": gate_mode, "format": "lexicon"}
-    plan = check_and_plan({"experts": list(experts), **recipe, **options}, low_memory=low_memory)
+    plan = check_and_plan({"experts": list(experts), **recipe, **options})
     state = {}
     for tensor in plan.tensors:
         raw = np.concatenate(list(tensor.blocks()))
@@ -200,4 +193,5 @@ def load_experts(
         state[tensor.name] = to_torch(raw, tensor.dtype, tensor.shape)
     other_spellings = ("auto_map", "torch_dtype", "rope_scaling", "rope_theta")
     config = {key: value for key, value in plan.config.items() if key not in other_spellings}
-    return load_state(LexiconForCausalLM, LexiconConfig.from_dict(config), state)
+    options = {"config": LexiconConfig.from_dict(config), "dtype": state["model.embed_tokens.weight"].dtype}
+    return LexiconForCausalLM.from_pretrained(None, state_dict=state, **options).eval()

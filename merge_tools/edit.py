@@ -41,7 +41,6 @@ def add(
     out: str | Path,
     *,
     reaverage: bool = False,
-    low_memory: bool = False,
     allow: Sequence[str] = (),
     sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
@@ -53,7 +52,7 @@ def add(
         expert: folder, Hub id, or a mapping as in a recipe (`source_model`, `name`, `positive_prompts`, ...).
         out: output folder, which must not exist or be empty.
         reaverage: composes again from all sources, so the shared weights include the new expert.
-        low_memory, progress: as in `compose`.
+        progress: as in `compose`.
         allow: differences to accept, see `Recipe`.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
 
@@ -70,12 +69,12 @@ def add(
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
     if reaverage:
-        return composed_again(old, recipe, out, low_memory, progress)
+        return composed_again(old, recipe, out, progress)
     new = recipe.experts[-1]
     source = open_source(new.name, new.source_model, old.base_model)
     set_own_paths(old, new, source)
     warnings = check_new_expert(old, source, recipe)
-    rows = new_gate_rows(recipe, old, low_memory)
+    rows = new_gate_rows(recipe, old)
     written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
     return {**written, "warnings": warnings}
 
@@ -92,9 +91,9 @@ def set_own_paths(old: Mixture, new: ExpertRecipe, source: Source):
         new.samples = os.path.abspath(new.samples)
 
 
-def composed_again(old: Mixture, recipe: Recipe, out: str | Path, low_memory: bool, progress: Progress | None):
+def composed_again(old: Mixture, recipe: Recipe, out: str | Path, progress: Progress | None):
     """Composes from all sources; warns if that replaces tuned gates."""
-    written = compose(recipe, out, low_memory=low_memory, progress=progress)
+    written = compose(recipe, out, progress=progress)
     if "tuned" in old.record:
         written["warnings"].append(f"The tuned gates are replaced by gate_mode {recipe.gate_mode}. Tune {out} again.")
     return written
@@ -119,14 +118,14 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
 
 
-def new_gate_rows(recipe: Recipe, old: Mixture, low_memory: bool) -> dict[str, np.ndarray]:
+def new_gate_rows(recipe: Recipe, old: Mixture) -> dict[str, np.ndarray]:
     """Name of a gate -> its row for the last expert of the recipe, equal to that of a new compose."""
     if recipe.gate_mode in ("zeros", "random"):
         return {part.gate: gate_without_texts(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
     if not old.gated:
         return {}
     texts = prompts_for(recipe, recipe.experts[-1])
-    gates = gates_from_texts(recipe, old.open_base(), old.gated, [texts], low_memory).values
+    gates = gates_from_texts(recipe, old.open_base(), old.gated, [texts]).values
     return {name: values[0] for name, values in gates.items()}
 
 
@@ -136,7 +135,6 @@ def remove(
     out: str | Path,
     *,
     reaverage: bool = False,
-    low_memory: bool = False,
     sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def remove(
 
     Args:
         reaverage: composes again from the sources of the other experts.
-        mixture, out, low_memory, sources, progress: as in `add`.
+        mixture, out, sources, progress: as in `add`.
 
     Raises:
         MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
@@ -168,7 +166,7 @@ def remove(
         )
     recipe = read_recipe({**options, "experts": [options["experts"][i] for i in kept]})
     if reaverage:
-        return composed_again(old, recipe, out, low_memory, progress)
+        return composed_again(old, recipe, out, progress)
     return write_with_experts(old, recipe, kept, {}, Path(out), progress)
 
 

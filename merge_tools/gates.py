@@ -9,9 +9,8 @@ A gate is a matrix `(E, d)` with one row per expert, from the base model's state
 - `router_input`, `centroid`: the mean of the router's input, i.e. of the input of the routed module after the norm.
 """
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .checkpoints import Source
+from .encoding import open_encoder
 from .errors import MergeError
 from .layout import RoutedPart, Shape, gated_parts
 from .recipe import ExpertRecipe, Recipe
@@ -40,15 +40,15 @@ class Gates:
     info: dict = field(default_factory=dict)
 
 
-def make_gates(recipe: Recipe, base: Source, *, low_memory: bool = False) -> Gates:
-    """The gates of a recipe; if they are computed from texts, `low_memory` runs the base one layer at a time."""
+def make_gates(recipe: Recipe, base: Source) -> Gates:
+    """The gates of a recipe."""
     shape = Shape.from_config(base.config)
     parts = gated_parts(recipe, shape)
     if recipe.gate_mode in ("zeros", "random", "none"):
         values = {part.gate: gate_without_texts(recipe, part, shape, range(len(recipe.experts))) for part in parts}
         return Gates(values, {"mode": recipe.gate_mode})
     groups = [prompts_for(recipe, expert) for expert in recipe.experts]
-    return gates_from_texts(recipe, base, parts, groups, low_memory)
+    return gates_from_texts(recipe, base, parts, groups)
 
 
 def gate_without_texts(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
@@ -108,7 +108,7 @@ def read_samples(path: Path, seed: int) -> list[str]:
 
 
 def gates_from_texts(
-    recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]], low_memory: bool
+    recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]]
 ) -> Gates:
     """Computes gates from one pair (positive texts, negative texts) per expert, in one run of the base model."""
     mode, texts = recipe.gate_mode, [text for pair in groups for texts in pair for text in texts]
@@ -116,7 +116,7 @@ def gates_from_texts(
     if mode == "cheap_embed":
         vectors = inputs = sum_embeddings(base, parts, tokens)
     else:
-        vectors, inputs = run_base(base, parts, tokens, mode == "hidden", low_memory)
+        vectors, inputs = run_base(base, parts, tokens, mode == "hidden")
     # samples are weighted by their number of tokens, prompts equally
     weights = np.array([len(t) if mode == "centroid" else 1 for t in tokens], np.float64)
     bounds = np.cumsum([0, *(len(texts) for pair in groups for texts in pair)])
@@ -188,25 +188,9 @@ def tokenize(base: Source, texts: list[str], *, like_mergekit: bool = False) -> 
 
     Raises a `MergeError` without a tokenizer, and for an unusable text.
     """
-    from transformers import AutoTokenizer
-
-    for folder in (base.folder, base.checkpoint.folder):
-        with contextlib.suppress(OSError, ValueError):
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            break
-    else:
-        raise MergeError(
-            f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set base_model to "
-            "a model with a tokenizer, or use gate_mode: random."
-        )
+    encode, first = open_encoder(base)
     longest = base.config.get("max_position_embeddings") or 2048
-    options: dict = {"verbose": False}
-    if like_mergekit:
-        texts, options = (
-            [(tokenizer.bos_token or "") + text for text in texts],
-            {**options, "add_special_tokens": False},
-        )
-    tokens = [tokenizer(text, **options)["input_ids"] for text in texts]
+    tokens = [encode(first + text, False) if like_mergekit else encode(text, True) for text in texts]
     for text, ids in zip(texts, tokens, strict=True):
         if not ids:
             raise MergeError("A prompt has no tokens. Remove it, or use a longer text.")
@@ -219,87 +203,50 @@ def sum_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int]
     """The sum of each text's token embeddings `(texts, d)`, the same for every router."""
     import torch
 
-    from .runtime import embed
+    from .dense_run import embed
 
     sums = np.stack([embed(base, torch.tensor([ids]))[0].double().sum(0).numpy() for ids in tokens])
     return {part.gate: sums for part in parts}
 
 
-def mean_of_tokens(x, mask):
-    """States `(B, T, d)`, mask `(B, T)` -> their mean over the tokens of each row `(B, d)`."""
-    return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-
-
-def last_token(x, mask):
-    """States `(B, T, d)`, mask `(B, T)` -> the state of each row's last token `(B, d)`."""
-    return x[range(len(x)), mask.sum(1).long() - 1]
-
-
 def run_base(
-    base: Source, parts: list[RoutedPart], tokens: list[list[int]], hidden: bool, low_memory: bool
+    base: Source, parts: list[RoutedPart], tokens: list[list[int]], hidden: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Runs the base model on all texts.
+    """Runs the base model on all texts, as far as its states are needed.
 
     Returns two times name of the gate -> `(texts, d)`: the vectors from which gates are built, with `hidden` the layer's input at the
     last token; and the mean input of each router, which the vectors are otherwise.
     """
-    import torch
+    from .dense_run import DenseRun
 
-    from .runtime import layers_one_by_one, load_dense
-
-    batches = in_batches(tokens)
-    batch_inputs = [pad([tokens[i] for i in batch]) for batch in batches]
-    inputs: dict[str, list] = {part.gate: [] for part in parts}
-    states: dict[str, list] = {part.gate: [] for part in parts}
-    current: list[torch.Tensor] = []  # the mask of the running batch
-
-    def add_hook(module: torch.nn.Module, reduce: Callable, rows: list):
-        def hook(_, args, kwargs):
-            x = args[0] if args else next(iter(kwargs.values()))
-            rows.append(reduce(x.double(), current[0].double()).numpy())
-
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-    def add_hooks(layer: torch.nn.Module, index: int):
-        for part in parts:
-            if part.layer == index:
-                add_hook(layer.get_submodule(part.module.split(".", 3)[3]), mean_of_tokens, inputs[part.gate])
-                if hidden:
-                    add_hook(layer, last_token, states[part.gate])
-
-    with torch.no_grad():
-        if low_memory:
-            for index, layer in enumerate(layers_one_by_one(base, [ids for ids, _ in batch_inputs])):
-                masks = iter([mask for _, mask in batch_inputs])
-                layer.register_forward_pre_hook(lambda *_, masks=masks: current.__setitem__(slice(None), [next(masks)]))
-                add_hooks(layer, index)
-        else:
-            model = load_dense(base)
-            for index, layer in enumerate(model.model.layers):
-                add_hooks(layer, index)
-            for ids, mask in batch_inputs:
-                current[:] = [mask]
-                model.model(input_ids=ids, attention_mask=mask, use_cache=False)
-    order = np.argsort([i for batch in batches for i in batch])
-    found = [{gate: np.concatenate(rows)[order] for gate, rows in sums.items() if rows} for sums in (states, inputs)]
-    return found[0] if hidden else found[1], found[1]
+    run = DenseRun(base)
+    means: dict[str, list[np.ndarray]] = {part.gate: [] for part in parts}
+    last: dict[str, list[np.ndarray]] = {part.gate: [] for part in parts}
+    needed = {(part.layer, part.module.split(".", 3)[3]): part.gate for part in parts}
+    for batch in in_batches(tokens):
+        left = set(needed)
+        for layer, module, x in run.module_inputs(batch):
+            texts = x.split([len(ids) for ids in batch]) if not module or (layer, module) in needed else ()
+            if not module and hidden:
+                rows = [states[-1].double().numpy() for states in texts]
+                for part in parts:
+                    if part.layer == layer:
+                        last[part.gate] += rows
+            if (layer, module) in needed:
+                means[needed[layer, module]] += [states.double().mean(0).numpy() for states in texts]
+                left.discard((layer, module))
+            if not left:
+                break
+    inputs, states = ({gate: np.stack(rows) for gate, rows in found.items() if rows} for found in (means, last))
+    return (states if hidden else inputs), inputs
 
 
-def in_batches(tokens: list[list[int]]) -> list[list[int]]:
-    """Batches of text indices: texts of similar length, at most BATCH_TOKENS per batch including padding."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(tokens)), key=lambda i: len(tokens[i])):
-        if not batches or (len(batches[-1]) + 1) * len(tokens[i]) > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
-
-
-def pad(rows: list[list[int]]):
-    """Pads on the right, where causal attention ignores it. Returns ids and mask, each `(B, T)`."""
-    import torch
-
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids, mask
+def in_batches(tokens: list[list[int]]) -> Iterator[list[list[int]]]:
+    """The texts in their order, as batches of at most BATCH_TOKENS tokens, or of one text."""
+    batch: list[list[int]] = []
+    for ids in tokens:
+        if batch and sum(map(len, batch)) + len(ids) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(ids)
+    yield batch

@@ -7,7 +7,7 @@ differs from one that was tried only in sizes. Fields that the class does not ha
 
 from typing import Any
 
-from .config_values import FLAGS, OPTIONAL_SIZES, SIZES, find_value_errors, is_token_id
+from .config_values import FLAGS, OPTIONAL_SIZES, find_value_errors, is_token_id
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 # Fields whose values are checked elsewhere, or that `opening` leaves out.

@@ -36,9 +36,6 @@ Allow = Annotated[list[str] | None, typer.Option(help=f"Accept a difference: {AL
 Reaverage = Annotated[
     bool, typer.Option("--reaverage", help="Compose again from all sources, with new averages of the shared weights.")
 ]
-LowMemory = Annotated[
-    bool, typer.Option("--low-memory", help="Compute gates with one layer of the base model in memory at a time.")
-]
 Moved = Annotated[
     list[str] | None,
     typer.Option(
@@ -53,7 +50,6 @@ def compose(
     out: Out,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, without writing it.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    low_memory: LowMemory = False,
     allow: Allow = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Trust the disks: sources are not hashed or scanned for NaN. Faster.")
@@ -79,7 +75,7 @@ def compose(
         if dry_run:
             return show_plan(view, config, out, allow)
         with progress_bars(view) as progress:
-            options = {"resume": resume, "low_memory": low_memory, "allow": allow or None, "progress": progress}
+            options = {"resume": resume, "allow": allow or None, "progress": progress}
             options |= {"verify": not no_verify, "sha256": sha256}
             result = merge_tools.compose(config, out, shard_bytes=int(shard_size * 1e9), **options)
         if push_to_hub:
@@ -224,7 +220,6 @@ def add(
     ] = None,
     samples: Annotated[Path | None, typer.Option(help="A file of its own data, for gate_mode centroid.")] = None,
     reaverage: Reaverage = False,
-    low_memory: LowMemory = False,
     allow: Allow = None,
     source: Moved = None,
     as_json: AsJson = False,
@@ -236,7 +231,7 @@ def add(
     """
     with screen(as_json, debug, out) as view:
         options = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
-        flags = {"reaverage": reaverage, "low_memory": low_memory, "allow": allow or (), "sources": read_pairs(source)}
+        flags = {"reaverage": reaverage, "allow": allow or (), "sources": read_pairs(source)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
 
 
@@ -246,7 +241,6 @@ def remove(
     out: Out,
     expert: Name,
     reaverage: Reaverage = False,
-    low_memory: LowMemory = False,
     source: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -256,7 +250,7 @@ def remove(
     Example: lexperts merge remove mixture smaller --expert medicine
     """
     with screen(as_json, debug, out) as view:
-        flags = {"reaverage": reaverage, "low_memory": low_memory, "sources": read_pairs(source)}
+        flags = {"reaverage": reaverage, "sources": read_pairs(source)}
         edit(view, out, merge_tools.remove, folder, expert, out, **flags)
 
 

@@ -31,6 +31,12 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
     "llama3": {
         "rope_type": "llama3",
         "rope_theta": 500000.0,

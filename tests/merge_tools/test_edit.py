@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, LlamaForCausalLM
 
 from merge_tools import MergeError, add, compose, export, extract, inspect, remove, verify
+from merge_tools.dense_run import DenseRun
 from modeling_lexicon import LexiconForCausalLM
 
 from .conftest import NAMES, contents, logits_of, open_model, read_tensors, recipe_of, save_expert
@@ -162,26 +163,23 @@ def test_add_computes_the_same_gate_row_as_compose(experts, tmp_path):
     mixture(tmp_path / "three", folders[:3], gate_mode="hidden")
     mixture(tmp_path / "fresh", folders, gate_mode="hidden")
     three, fresh = read_tensors(tmp_path / "three"), read_tensors(tmp_path / "fresh")
-    for low_memory in (False, True):
-        out = tmp_path / f"four {low_memory}"
-        add(tmp_path / "three", expert_of(folders[3]), out, low_memory=low_memory)
-        four = read_tensors(out)
-        for layer in range(2):
-            gate = four[GATE.format(layer)]
-            assert torch.equal(gate[:3], three[GATE.format(layer)])
-            assert_close(gate[3], fresh[GATE.format(layer)][3], atol=1e-6, rtol=1e-5)
-            # all prompts end with one token, whose embedding is the state in front of the first layer
-            assert bool((gate[3] - gate[2]).abs().max() > 0.01) is (layer > 0)
+    add(tmp_path / "three", expert_of(folders[3]), tmp_path / "four")
+    four = read_tensors(tmp_path / "four")
+    for layer in range(2):
+        gate = four[GATE.format(layer)]
+        assert torch.equal(gate[:3], three[GATE.format(layer)])
+        assert_close(gate[3], fresh[GATE.format(layer)][3], atol=1e-6, rtol=1e-5)
+        # all prompts end with one token, whose embedding is the state in front of the first layer
+        assert bool((gate[3] - gate[2]).abs().max() > 0.01) is (layer > 0)
 
 
 def test_the_base_model_is_read_once_for_all_routers(experts, tmp_path, monkeypatch):
-    from merge_tools import runtime
-
-    folders, loads, honest = experts(3), [], runtime.load_dense
+    folders, reads, honest = experts(3), [], DenseRun._weight
     mixture(tmp_path / "two", folders[:2], gate_mode="hidden")
-    monkeypatch.setattr(runtime, "load_dense", lambda source: (loads.append(source), honest(source))[1])
+    monkeypatch.setattr(DenseRun, "_weight", lambda self, name: (reads.append(name), honest(self, name))[1])
     add(tmp_path / "two", expert_of(folders[2]), tmp_path / "three")
-    assert len(loads) == 1
+    assert len(reads) == len(set(reads)) and "model.layers.0.mlp.up_proj.weight" in reads
+    assert "model.layers.1.mlp.up_proj.weight" not in reads  # nothing after the last router's input
 
 
 @each_gate

@@ -1,6 +1,7 @@
 """Every family: its mixture opens in stock transformers, and identical experts equal the dense model."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from merge_tools import MergeError, add, check, compose, export, extract, inspect, remove, verify
+from merge_tools.checkpoints import open_source
+from merge_tools.dense_run import DenseRun
 from merge_tools.families import FAMILIES, MIXTURES
 
 from .conftest import (
@@ -123,14 +126,32 @@ def test_adding_and_removing_an_expert(name, tmp_path):
     opened(tmp_path / "grown")
 
 
-def test_gates_are_equal_with_one_layer_in_memory(name, tmp_path):
-    folders = [save(tmp_path / expert, name, seed) for seed, expert in enumerate(("birds", "ships"))]
-    experts = [{"source_model": str(f), "positive_prompts": [t]} for f, t in zip(folders, ("a b", "the"), strict=True)]
-    for low_memory in (False, True):
-        compose(recipe_of(experts, gate_mode="hidden"), tmp_path / f"out {low_memory}", low_memory=low_memory)
-    one, two = (read_tensors(tmp_path / f"out {low_memory}") for low_memory in (False, True))
-    for key in one:
-        assert_close(one[key], two[key], atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_inputs_of_all_modules_are_those_of_transformers(name, dtype, tmp_path):
+    """Texts longer than the window, and of several lengths, run together. The control: other texts before them."""
+    folder = save(tmp_path / "birds", name, 3, dtype)
+    model, found = open_model(folder, dtype=dtype), {}
+    for module_name, module in model.model.layers.named_modules():
+        if re.fullmatch(r"\d+(\.mlp|\..*_proj)?", module_name):
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs, key=module_name: found.setdefault(key, []).append(
+                    (args[0] if args else kwargs["hidden_states"])[0]
+                ),
+                with_kwargs=True,
+            )
+    texts = [list(range(3, 43)), [7], [9, 3, 11, 4]]
+    with torch.no_grad():
+        for ids in texts:
+            model.model(input_ids=torch.tensor([ids]))
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.05, "rtol": 0.05}
+    seen = 0
+    for layer, module, x in DenseRun(open_source("birds", str(folder))).module_inputs(texts):
+        expected = torch.cat(found[f"{layer}.{module}".rstrip(".")])
+        assert_close(x, expected, **tolerance)
+        seen += 1
+        if layer and module == "mlp":
+            assert (x[-1] - x[-2]).abs().max() > 0.1
+    assert seen == len(found) == 2 * 9
 
 
 @pytest.mark.parametrize(

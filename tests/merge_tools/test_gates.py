@@ -12,9 +12,11 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer, LlamaConfig
 
 from merge_tools import MergeError, Recipe, add, compose, gates
+from merge_tools.checkpoints import open_source
+from merge_tools.encoding import open_encoder, plain_tokenizer
 from merge_tools.layout import RoutedPart, Shape
 
-from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of
+from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of, run_python
 
 POSITIVE = {
     "birds": ["the owl is a bird of the night, and it is awake", "a nest"],
@@ -116,13 +118,12 @@ def test_router_input_gates_are_the_mean_router_input(experts, tmp_path):
         assert (result[MLP.format(layer)] - before).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-@pytest.mark.parametrize("rope", ["default", "llama3"])
-def test_router_inputs_are_equal_with_and_without_low_memory(experts, make_expert, tmp_path, low_memory, rope):
+@pytest.mark.parametrize("rope", ["default", "llama3", "yarn"])
+def test_router_inputs_are_those_of_the_base(experts, make_expert, tmp_path, rope):
     folders, base = experts(3, rope=rope), make_expert(tmp_path / "base", seed=1, rope=rope)
     linears = ["v_proj", "o_proj", "down_proj"]
     recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="router_input", router_layers=linears)
-    compose(recipe, tmp_path / "out", low_memory=low_memory)
+    compose(recipe, tmp_path / "out")
     result = read_tensors(tmp_path / "out")
     for layer in range(2):
         for name in linears:
@@ -132,48 +133,31 @@ def test_router_inputs_are_equal_with_and_without_low_memory(experts, make_exper
             assert (gate - expected_gate(folders[0], module, POSITIVE)).abs().max() > 0.05  # negative control
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize("rope", ["linear", "llama3"])
-def test_the_base_uses_its_rope_settings_in_either_spelling(experts, tmp_path, rope, low_memory):
+def test_the_base_uses_its_rope_settings_in_either_spelling(experts, tmp_path, rope):
     folders, result = experts(3, rope=rope), {}
     for spelling in ("new", "old"):
         base = shutil.copytree(folders[0], tmp_path / spelling)
         if spelling == "old":
             old_spelling(base)
         recipe = recipe_of(as_experts(folders), base_model=str(base), gate_mode="router_input")
-        compose(recipe, tmp_path / f"{spelling} out", low_memory=low_memory)
+        compose(recipe, tmp_path / f"{spelling} out")
         result[spelling] = read_tensors(tmp_path / f"{spelling} out")[MLP.format(1)]
     assert torch.equal(result["new"], result["old"])
     edit_json(tmp_path / "old" / "config.json", rope_scaling=None)  # negative control: the settings lost
     recipe = recipe_of(as_experts(folders), base_model=str(tmp_path / "old"), gate_mode="router_input", allow=["rope"])
-    compose(recipe, tmp_path / "lost", low_memory=low_memory)
+    compose(recipe, tmp_path / "lost")
     assert (read_tensors(tmp_path / "lost")[MLP.format(1)] - result["old"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_low_memory_gives_the_same_gates(experts, tmp_path, dtype):
-    recipe = recipe_of(as_experts(experts(3, dtype=dtype, tied=True)), gate_mode="router_input")
-    compose(recipe, tmp_path / "whole")
-    compose(recipe, tmp_path / "layers", low_memory=True)
-    assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
-        tmp_path / "layers" / "model.safetensors"
-    ).read_bytes()
-
-
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_padding_changes_nothing(experts, tmp_path, monkeypatch, low_memory):
-    """All texts in one padded batch, and each text alone."""
+def test_batches_change_nothing(experts, tmp_path, monkeypatch):
+    """All texts in one batch, and each text alone."""
     recipe = recipe_of(as_experts(experts(3)), gate_mode="router_input")
-    compose(recipe, tmp_path / "together", low_memory=low_memory)
+    compose(recipe, tmp_path / "together")
     monkeypatch.setattr(gates, "BATCH_TOKENS", 1)
-    compose(recipe, tmp_path / "alone", low_memory=low_memory)
-    monkeypatch.undo()
-    honest = gates.pad
-    monkeypatch.setattr(gates, "pad", lambda rows: (honest(rows)[0], torch.ones_like(honest(rows)[0])))
-    compose(recipe, tmp_path / "careless", low_memory=low_memory)  # negative control: padding in the mean
-    together, alone, careless = (read_tensors(tmp_path / n)[MLP.format(1)] for n in ("together", "alone", "careless"))
+    compose(recipe, tmp_path / "alone")
+    together, alone = (read_tensors(tmp_path / name)[MLP.format(1)] for name in ("together", "alone"))
     assert_close(together, alone, atol=1e-6, rtol=1e-5)
-    assert (together - careless).abs().max() > 0.01
 
 
 def test_negative_prompts_are_subtracted(experts, tmp_path):
@@ -258,12 +242,11 @@ def last_states(folder, texts):
     return torch.stack([torch.stack(outputs.hidden_states[:-1])[:, 0, -1].double() for outputs in found]).mean(0)
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_hidden_gates_are_the_layers_input_at_the_last_token(experts, tmp_path, low_memory):
+def test_hidden_gates_are_the_layers_input_at_the_last_token(experts, tmp_path):
     """As in mergekit-moe: of the layer, before attention and norm, minus that of the negative prompts, of length 1."""
     folders = experts(3)
     specs = as_experts(folders, negative=True)
-    compose(recipe_of(specs, gate_mode="hidden"), tmp_path / "out", low_memory=low_memory)
+    compose(recipe_of(specs, gate_mode="hidden"), tmp_path / "out")
     rows = [
         last_states(folders[0], POSITIVE[n]) - (last_states(folders[0], NEGATIVE[n]) if n in NEGATIVE else 0)
         for n in POSITIVE
@@ -307,6 +290,73 @@ def test_a_domain_mixture_has_its_first_gate_or_none(experts, tmp_path):
     result = composed(tmp_path / "first", specs, routing_policy="domain", gate_mode="router_input")
     everywhere = composed(tmp_path / "token", specs, gate_mode="router_input")
     assert list(result) == [MLP.format(0)] and torch.equal(result[MLP.format(0)], everywhere[MLP.format(0)])
+
+
+def set_class(folder):
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
+
+
+def truncate(folder):
+    edit_json(
+        folder / "tokenizer.json",
+        truncation={"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    )
+
+
+def name_token(folder):
+    edit_json(folder / "tokenizer_config.json", eos_token="the")
+
+
+def prepend_nothing(folder):
+    edit_json(folder / "tokenizer_config.json", add_bos_token=False)
+
+
+# Change to a tokenizer's files -> whether the tokenizers library alone gives the same ids.
+TOKENIZERS = {
+    "as saved": (lambda folder: None, True),
+    "of transformers 4": (
+        lambda folder: (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}'),
+        True,
+    ),
+    "truncation": (truncate, True),
+    "another class": (set_class, False),
+    "a special token of words": (name_token, False),
+    "another map": (lambda folder: (folder / "special_tokens_map.json").write_text('{"eos_token": "a"}'), False),
+    "no bos": (prepend_nothing, False),
+}
+
+
+@pytest.mark.parametrize("change", TOKENIZERS)
+def test_texts_are_encoded_as_by_transformers(change, make_expert, tmp_path):
+    folder, (make, plain) = make_expert(tmp_path / "birds", 1, extra_tokens=("owl", "<x>")), TOKENIZERS[change]
+    make(folder)
+    assert (plain_tokenizer(folder, "llama") is not None) == plain
+    encode, first = open_encoder(open_source("birds", str(folder)))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert first == tokenizer.bos_token
+    for text in ("the owl is awake", " <x>the</s> a", "</s>", "Ω the  sea\n"):
+        for special in (True, False):
+            assert encode(text, special) == tokenizer(text, add_special_tokens=special)["input_ids"]
+
+
+STARTED = """
+import json, sys
+from merge_tools import compose
+random, hidden = json.loads(sys.stdin.read())
+compose(*random)
+assert not {"torch", "transformers"} & set(sys.modules)
+compose(*hidden)
+assert "torch" in sys.modules and "transformers" not in sys.modules
+"""
+
+
+def test_composing_does_not_start_transformers(make_expert, tmp_path):
+    """Also with fields that no class of transformers has."""
+    folders = [make_expert(tmp_path / name, seed) for seed, name in enumerate(POSITIVE)]
+    for folder in folders:
+        edit_json(folder / "config.json", unk_token_id=3, _model_name_or_path="a run", made_by={"tool": [1, None]})
+    recipes = [[recipe_of(as_experts(folders), gate_mode=mode), str(tmp_path / mode)] for mode in ("random", "hidden")]
+    run_python("-c", STARTED, input=json.dumps(recipes))
 
 
 def table_of(card):

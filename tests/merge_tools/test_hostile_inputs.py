@@ -3,6 +3,7 @@
 A row is (what is changed in the folders or the recipe, "refused" or "warned", what the message contains).
 """
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -12,10 +13,19 @@ import shutil
 from collections import Counter
 
 import pytest
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
-from merge_tools import MergeError, check, compose
+from merge_tools import MergeError, check, compose, config_values
 from merge_tools.opening import find_opening_errors
-from merge_tools.plain_configs import is_plain
+from merge_tools.plain_configs import COUNTS, IGNORED, ORDINARY, TRIED, is_plain
 
 from .conftest import edit_json, save_expert
 from .corruptions import (
@@ -440,6 +450,28 @@ def test_ordinary_configurations_are_recognised_without_transformers(experts, tm
         change(folder)
         if expected == "refused" and json.loads((folder / "config.json").read_text()).get("model_type") == "llama":
             assert not is_plain(json.loads((folder / "config.json").read_text())), name
+
+
+FAMILIES = (LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_field_of_a_class_is_looked_at(kind):
+    """A field that a release of transformers adds starts a trial, until it is known here."""
+    config, known = (
+        kind().to_dict(),
+        {
+            *config_values.SIZES,
+            *config_values.OPTIONAL_SIZES,
+            *config_values.FLAGS,
+            *IGNORED,
+            *ORDINARY,
+            *COUNTS,
+            *TRIED,
+        },
+    )
+    names = {field.name for field in dataclasses.fields(kind)} | set(config)
+    assert names - known - {"sliding_window", "layer_types"} <= {"_name_or_path"}
 
 
 def test_there_are_two_hundred():

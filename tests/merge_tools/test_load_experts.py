@@ -17,7 +17,7 @@ RECIPES = {
     "hidden gates, top 1": {"gate_mode": "hidden", "experts_per_token": 1},
     "two linears of one layer": {"router_layers": ["q_proj", "down_proj"], "router_layers_index": [1]},
     "sequence_soft, weights": {"routing_policy": "sequence_soft", "weights": [3, 1, 0]},
-    "sequence_hard, low memory": {"routing_policy": "sequence_hard", "gate_mode": "hidden", "low_memory": True},
+    "sequence_hard": {"routing_policy": "sequence_hard", "gate_mode": "hidden"},
     "domain with a gate": {"routing_policy": "domain", "gate_mode": "cheap_embed"},
     "another dtype": {"dtype": "bfloat16", "gate_mode": "zeros"},
     "seeded": {"seed": 7},

@@ -172,14 +172,13 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
         assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-def test_gates_use_the_adapted_model_if_that_is_the_base(pair, tmp_path, low_memory):
+def test_gates_use_the_adapted_model_if_that_is_the_base(pair, tmp_path):
     base, adapters, merged = pair(target_modules=MLP + ATTENTION, modules_to_save=["embed_tokens"])
     prompts = [["the owl is a bird"], ["a sail and a mast"]]
     result = []
     for name, folders in (("adapters_out", adapters), ("merged_out", merged), ("bases_out", [base, adapters[0]])):
         specs = [{**e, "positive_prompts": texts} for e, texts in zip(named(folders), prompts, strict=True)]
-        compose(recipe_of(specs, gate_mode="hidden"), tmp_path / name, low_memory=low_memory)
+        compose(recipe_of(specs, gate_mode="hidden"), tmp_path / name)
         result.append(read_tensors(tmp_path / name)["model.layers.1.block_sparse_moe.gate.weight"])
     assert_close(result[0], result[1], atol=1e-5, rtol=1e-5)
     assert (result[0] - result[2]).abs().max() > 0.01  # negative control: measured with the base itself
