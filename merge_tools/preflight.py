@@ -112,7 +112,7 @@ def run_preflight(
         check_format(report, recipe, base)
         check_gates(report, recipe, base)
     check_centroids(report, recipe)
-    if report.ok:
+    if report.ok and uses_float16(recipe, sources):
         check_float16(report, plan_without_gates(recipe, sources))
     if report.ok:
         check_opening(report, recipe, sources, thorough)
@@ -392,6 +392,16 @@ def find_output_problem(target: Path, sources: OpenedSources) -> str | None:
     if not os.access(parent, os.W_OK | os.X_OK):
         return f"cannot be created: {parent} is not writable. Choose another folder."
     return find_staging_problem(partial_folder(target))
+
+
+def uses_float16(recipe: Recipe, sources: OpenedSources) -> bool:
+    """Whether a value may be converted to float16, or computed in it."""
+    bases = [
+        source.checkpoint.entries
+        for source in [sources.base, *sources.experts]
+        if source.adapter or source is sources.base
+    ]
+    return recipe.dtype == "float16" or any(entry.dtype == "F16" for entries in bases for entry in entries.values())
 
 
 def plan_without_gates(recipe: Recipe, sources: OpenedSources) -> list[OutputTensor]:

@@ -240,6 +240,9 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
             *recipe.router_layers,
         ]
     recipe.attention = None  # router_layers has it now
+    if recipe.tokenizer_source is not None:  # mergekit's value is a path
+        paths = {recipe.base_model: "base"} | {expert.source_model: expert.name for expert in recipe.experts}
+        recipe.tokenizer_source = paths.get(recipe.tokenizer_source, recipe.tokenizer_source)
     complete = all(expert.positive_prompts for expert in recipe.experts) or recipe.gate_mode == "random"
     like_mergekit = bool(recipe.base_model) and recipe.is_stock and complete
     if recipe.average is None:

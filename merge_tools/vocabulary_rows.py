@@ -28,6 +28,12 @@ class VocabularyRows:
         return next((names for start, end, names in self.runs if start < stop <= end), None)
 
 
+def has_tokenizer_of(source: Source, other: Source) -> bool:
+    """Whether the files with the vocabularies of two sources are equal."""
+    ours, theirs = source_tokenizer(source), source_tokenizer(other)
+    return ours == theirs or (ours is not None and theirs is not None and ours.read_bytes() == theirs.read_bytes())
+
+
 def digest_of_tokenizer(source: Source) -> str | None:
     """The SHA-256 of the file with a source's vocabulary."""
     file = source_tokenizer(source)
@@ -40,9 +46,9 @@ def vocabulary_rows(recipe: Recipe, base: Source, experts: list[Source]) -> Voca
     written = tokenizer_of_mixture(recipe, base, experts)
     chosen = [written] if written and recipe.tokenizer_source not in (None, "union") else sources
     count = max(Shape.from_config(source.config).vocab_size for source in chosen)
-    contents = {source.name: digest_of_tokenizer(source) for source in sources}
-    if written is None or len(set(contents.values())) == 1:
+    if written is None or all(has_tokenizer_of(source, written) for source in sources):
         return VocabularyRows(count)
+    contents = {source.name: digest_of_tokenizer(source) for source in sources}
     known: dict[str | None, dict[str, int]] = {}
     for source in sources:
         if contents[source.name] not in known:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, add, check, check_and_plan, compose, extract, load_experts, remove, tune, verify
+from merge_tools.recipe import read_recipe
 
 from .conftest import edit_json, logits_of, open_model, read_tensors, recipe_of, save_expert
 
@@ -307,6 +308,12 @@ def test_what_is_written_is_what_the_warnings_say(chat, tmp_path, source, expect
 
 def test_tokenizer_source_must_be_a_source_with_a_tokenizer(chat, tmp_path):
     recipe = recipe_of(chat.values(), base_model=str(chat["plain"]))
+    assert read_recipe(recipe).tokenizer_source is None
+    assert read_recipe(recipe, tokenizer_source=str(chat["chat"])).tokenizer_source == "chat"  # as in mergekit
+    with pytest.raises(
+        MergeError, match="tokenizer_source in the recipe must be base, union or the name of an expert, got 3"
+    ):
+        read_recipe(recipe, tokenizer_source=3)
     (error,) = check(recipe, tokenizer_source="cat", allow=["vocab"]).errors
     assert "'cat'" in error.message and "'chat'" in error.message
     for name in ("tokenizer.json", "tokenizer_config.json"):
