@@ -14,7 +14,7 @@ from .metrics import check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import read_labels
+from .token_classifiers import read_labels, warn_if_all_outside
 from .windows import WordProbabilities, encode_windows
 from .words import join_title, normalise, split_words
 
@@ -126,6 +126,8 @@ class ExtractionMetrics:
             (text, words, word_probabilities.document(number), word_probabilities.tags(number))
             for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
         ]
+        if not any(np.any(word_tags(p) if tags is None else tags) for _, _, p, tags in documents):
+            warn_if_all_outside(sum(map(len, self._words)))
         results = []
         for threshold in self._thresholds:
             phrases = [

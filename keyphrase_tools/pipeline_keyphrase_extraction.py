@@ -28,7 +28,14 @@ from .ranking import PhraseRanker, read_rankers
 from .selection import select_phrases
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import choose_window, expert_weights, known_limit, read_labels, unwrap_model
+from .token_classifiers import (
+    choose_window,
+    expert_weights,
+    known_limit,
+    read_labels,
+    unwrap_model,
+    warn_if_all_outside,
+)
 from .windows import Window, WordProbabilities, check_window, encode_windows
 
 PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
@@ -229,7 +236,10 @@ class KeyphraseExtractionPipeline(TextPipeline):
         self, documents: Iterable, batch_size: int, preprocess_params: dict, postprocess_params: dict
     ) -> Iterator[list[dict]]:
         """Yields the results in the documents' order, block by block."""
-        first = 0
+        options = postprocess_params
+        found = bool(options.get("candidates") is not None or options.get("min_score"))  # or that is not to be expected
+        found = found or self.ranker(options.get("style"), options.get("threshold")) is not None
+        first = words = 0
 
         def prepare(documents: Sequence) -> dict:
             nonlocal first
@@ -239,9 +249,14 @@ class KeyphraseExtractionPipeline(TextPipeline):
         blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
         for block in prepare_ahead(blocks, prepare, self._ahead):
             finished: dict[int, list[dict]] = {}
-            due = 0
+            due, unread = 0, len(block["documents"])
+            words += sum(map(len, block["words"]))
             for read in self._read_prepared(block, batch_size, postprocess_params):
                 finished |= read.finished
+                unread -= len(read.finished)
+                found = found or any(read.finished.values())
+                if not found and not unread:
+                    found = warn_if_all_outside(words)
                 while due in finished:
                     yield finished.pop(due)
                     due += 1

@@ -1,11 +1,14 @@
 """What the pipeline needs to know about a token classifier: its labels, and the longest input."""
 
 import torch
+from transformers.utils import logging
 
 from .decoding import B, I, O
 from .windows import NO_LIMIT
 
 POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "n_positions")  # fields of configurations
+logger = logging.get_logger(__name__)
+ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
 DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
 
 
@@ -35,6 +38,19 @@ def read_labels(id2label: dict[int, str]) -> list[int]:
 def length_limit(tokenizer, model) -> int:
     """The longest window that both the tokenizer and the model's positions allow; without a limit `DEFAULT_WINDOW`."""
     return choose_window(known_limit(tokenizer, model), None)
+
+
+def warn_if_all_outside(words: int) -> bool:
+    """For a model that labels so many words, and all as O, as one does that was trained too little: warns unless they are few.
+    Returns whether it has warned.
+    """
+    if words < ENOUGH_WORDS:
+        return False
+    logger.warning(
+        f"The model labels all {words:,} words as O, so there are no keyphrases. If it is newly trained, train it longer or "
+        "with a higher learning rate (1e-3 with LoRA, 1e-4 without), or set model.config.keyphrase_threshold, such as 0.1."
+    )
+    return True
 
 
 def choose_window(limit: int | None, max_length: int | None) -> int:

@@ -347,3 +347,31 @@ def test_checkpoints_that_miss_the_best_score_are_refused(given, tmp_path):
     args = TrainingArguments(tmp_path, use_cpu=True, **given)
     with pytest.raises(ValueError, match="eval_strategy='.*' .* save_strategy='.*'"):
         keep_best(args, "span_f1")
+
+
+def test_a_model_that_labels_every_word_outside_is_reported_once(tiny_seke, tiny_tokenizer, caplog):
+    model, texts = tiny_seke(), ["the graph cut of the network is the problem of learning"] * 40
+    model.classifier.weight.data.zero_()
+    model.classifier.bias.data = torch.tensor([5.0, 0.0, 0.0])
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+
+    def warnings(call):
+        caplog.clear()
+        call()
+        return sum("as O" in record.getMessage() for record in caplog.records)
+
+    assert warnings(lambda: evaluate_pipeline(extract, texts, [["graph cut"]] * 40, batch_size=1)) == 1
+    assert warnings(lambda: list(extract(iter(texts), batch_size=1))) == 1
+    assert warnings(lambda: extract(" ".join(texts))) == 1
+    for call in (
+        lambda: extract(texts[:5]),  # too few words to say
+        lambda: extract(texts, candidates=["graph cut"]),
+        lambda: extract(texts, threshold=0.001),
+    ):
+        assert warnings(call) == 0
+    metrics = ExtractionMetrics(texts, [["graph cut"]] * 40, tiny_tokenizer, model.config.id2label)
+    logits = np.zeros((len(metrics.rows["labels"]), max(map(len, metrics.rows["labels"])), 3))
+    labels = np.array([[*row] + [-100] * (logits.shape[1] - len(row)) for row in metrics.rows["labels"]])
+    for outside, count in ((5.0, 1), (-5.0, 0)):
+        logits[..., 0] = outside
+        assert warnings(lambda: metrics(EvalPrediction(logits, labels))) == count
