@@ -1,6 +1,7 @@
 """LoRA adapters as experts: composing them directly equals merging them with peft first."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from transformers import AutoTokenizer
 
 import merge_tools
 from merge_tools import MergeError, add, compose, extract, load_experts, plan, verify
+from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of
+from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of, run_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 IDS = torch.arange(3, 43).reshape(2, 20)
@@ -290,3 +292,23 @@ def test_an_adapter_that_overflows_its_float16_base_is_found_by_check(pair, tmp_
         assert error.subject == "expert 1" and "up_proj" in error.message and "65,504" in error.message
     with pytest.raises(MergeError, match="65,504"):
         compose(recipe, tmp_path / "out")
+
+
+def test_an_adapter_over_a_revision_of_a_model_of_the_hub(pair, make_expert, tmp_path):
+    """The Hub cache holds links to its blobs, which are followed."""
+    base, adapters, _ = pair(target_modules=MLP)
+    compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "local")
+    other = make_expert(tmp_path / "other", seed=5)
+    with LoopbackHub() as hub:
+        hub.repos["model", "tester/base"] = repository = Repo("tester/base", "model")
+        for branch, folder in (("main", other), ("v1", base)):
+            repository.commit(branch, branch, {name: (content, None) for name, content in contents(folder).items()})
+        for adapter in adapters:
+            edit_json(adapter / "adapter_config.json", base_model_name_or_path="tester/base", revision="v1")
+        (tmp_path / "recipe.json").write_text(json.dumps(recipe_of(named(adapters))))
+        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
+        run_python("-m", "lexperts", "merge", "compose", tmp_path / "recipe.json", tmp_path / "out", env=environment)
+    (stored,) = (tmp_path / "cache").rglob("model.safetensors")
+    assert stored.is_symlink()
+    ours, local = (read_tensors(tmp_path / name) for name in ("out", "local"))
+    assert all(torch.equal(ours[name], local[name]) for name in local)
