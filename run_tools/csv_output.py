@@ -1,0 +1,54 @@
+"""Rows as CSV for spreadsheets: nested values become texts, and no cell is a formula."""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def escape_formula(text: str) -> str:
+    """The text with an apostrophe before it if a spreadsheet would run it as a formula; numbers are left as they are."""
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
+
+
+def unescape_formula(text: str) -> str:
+    """The text of an escaped cell."""
+    return text[1:] if text[:1] == "'" and text[1:].startswith(FORMULA) else text
+
+
+def flatten(row: Mapping) -> dict[str, str]:
+    """The cells of a row. A list of texts is joined by "; ". A list of objects is the column of their first fields, and after it the
+    column `scores`, if they have scores. Other values are JSON.
+    """
+    cells: dict[str, str] = {}
+    for name, value in row.items():
+        if isinstance(value, list) and value and all(isinstance(item, dict) and item for item in value):
+            cells[name] = escape_formula("; ".join(str(next(iter(item.values()))) for item in value))
+            if all(isinstance(item.get("score"), (int, float)) for item in value):
+                cells["scores"] = "; ".join(f"{item['score']:.4f}" for item in value)
+        elif isinstance(value, list) and all(isinstance(item, str) for item in value):
+            cells[name] = escape_formula("; ".join(value))
+        elif value is None or isinstance(value, str):
+            cells[name] = escape_formula(value or "")
+        else:
+            cells[name] = json.dumps(value, ensure_ascii=False)
+    return cells
+
+
+def write_csv(rows: Callable[[], Iterable[Mapping[str, str]]], output: Path, delimiter: str = ",") -> None:
+    """Writes rows of cells.
+
+    Args:
+        rows: returns an iterator over all rows. It is called twice: first for the columns, which are those of all rows, "error" last.
+    """
+    columns = {name: None for row in rows() for name in row}
+    names = [name for name in columns if name != "error"] + ["error"] * ("error" in columns)
+    with output.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        writer = csv.DictWriter(file, names, restval="", delimiter=delimiter, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows())
