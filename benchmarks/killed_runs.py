@@ -33,6 +33,7 @@ from many_documents import BAD, make_source
 from tiny_model import read_documents, save_tiny_model
 
 from keyphrase_tools.block_runs import find_finished
+from run_tools.claims import RECORD
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = 50  # documents
@@ -75,8 +76,8 @@ class Run:
             if moment == "starting":
                 return is_ready()
             if moment == "joining":
-                return Path(f"{self.output}.new").exists()
-            return (self.parts / "about.json").exists() and len(self.finished()) >= moment * blocks and is_ready()
+                return (self.parts / "joined.jsonl").exists()
+            return (self.parts / RECORD).exists() and len(self.finished()) >= moment * blocks and is_ready()
 
         end = time.monotonic() + LIMIT
         while not reached():

@@ -1,40 +1,47 @@
-"""Runs over a corpus that can be killed and resumed: blocks of documents, one file per finished block, joined at the end.
+"""Runs over corpora that can be killed and resumed: blocks of documents, one file per finished block, joined at the end.
 
-OUT.parts/about.json                            the settings on which the results depend
+OUT.parts/lexperts.jsonl                        the claim: the settings on which the results depend, and the files of the folder
 OUT.parts/000000000512-000000001024.jsonl       the results of documents 512 to 1,023
+.OUT.run.json                                   the record of the finished output: its settings, size and hash
 
-A block's file is written under another name, flushed to disk and renamed, so it is complete or does not exist. Blocks depend on the
-documents only, not on the number of workers. Repeating a run skips the blocks that have files.
+A block is named in the claim, then written under another name, flushed to disk and renamed: it is complete or does not exist. Blocks
+depend on the documents only, not on the number of workers. Repeating a run skips the blocks that have files.
 """
 
-import errno
+import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from run_tools.claims import Claim, locked, remove_empty
+from run_tools.csv_output import DELIMITERS, flatten, write_csv
+from run_tools.files import describe_space, sync
+from run_tools.outputs import (
+    KnownRows,
+    OutputRecord,
+    hash_file,
+    parse_record,
+    read_record,
+    read_rows,
+    record_path,
+    to_json,
+    write_record,
+)
+from run_tools.parquet_rows import import_parquet
 
-from .corpus import UNREADABLE, Block, Corpus
+from .corpus import UNREADABLE, Block, Corpus, Row
 from .engines import Engine, LocalEngine
-from .fingerprints import describe_differences
+from .fingerprints import describe_differences, different_settings
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
-FULL = {
-    errno.ENOSPC: ("The disk has no space left", "Free some"),
-    errno.EDQUOT: ("The user's quota has no space left", "Free some"),
-    errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
-}
+APPENDED = "appended_to"  # the setting of a claim that holds the record of the output to which rows are appended
 
 
 class Process(Protocol):
@@ -51,11 +58,18 @@ class Process(Protocol):
 
 
 class RunSummary(NamedTuple):
-    """Result of `run_blocks`: the number of rows written, of those with an error, and messages of unreadable files."""
+    """Result of `run_blocks`.
+
+    Attributes:
+        documents, errors: the number of rows of the output, and of those with an error.
+        files: messages of unreadable files.
+        new: the number of rows that this call has added; 0 if the output was complete.
+    """
 
     documents: int
     errors: int
     files: list[str]
+    new: int
 
 
 def run_blocks(
@@ -66,63 +80,98 @@ def run_blocks(
     engine: Engine | None = None,
     block_size: int = BLOCK_SIZE,
     settings: Mapping | None = None,
+    append: bool = False,
 ) -> RunSummary:
-    """Processes a corpus into a JSON Lines or Parquet file, one row per document in the corpus's order.
+    """Processes a corpus into a JSON Lines, Parquet or CSV file, one row per document in the corpus's order.
 
     A row has the `id` and the columns `keep` of the corpus, or only all of its columns for `keep=None`, and the values that
     `process` returns, or `error`. Repeat the call after an interruption: finished blocks are not computed again, and the output
-    is the same, byte for byte, as without the interruption.
+    is the same, byte for byte, as without the interruption. Repeated after its end, it does nothing.
 
     Args:
         process: for example a `KeyphraseExtractor`.
         corpus: the documents.
-        output: a .jsonl or .parquet file, which must not exist yet.
+        output: a .jsonl, .parquet, .csv or .tsv file.
         engine: where blocks are processed, by default in this process.
         block_size: maximum number of documents per block.
         settings: further settings to compare when a run is resumed.
+        append: if the output exists and the source has changed, add rows for the documents whose ids the output does not have.
 
     Raises:
-        FileExistsError: if the output exists.
-        ValueError: if the output has the suffix of another format, or if an unfinished run had other settings; the message
-            names what differs.
-        RuntimeError: if a worker fails repeatedly.
+        FileExistsError: if the output exists, and is not of a run with the same settings.
+        ValueError: if the output has the suffix of another format, if OUT.parts holds anything that is not of this run, or if an
+            unfinished run had other settings; the message names what differs.
+        RuntimeError: if a worker fails repeatedly, or the source changes while it is read.
         BlockingIOError: if another process writes the same output.
         OSError: if the disk is full, among others.
     """
     output, parts, engine = Path(output), Path(f"{output}.parts"), engine or LocalEngine()
     check_output(output)
-    check_kept(corpus, process)
-    with ExitStack() as lock:
-        with engine, tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
-            about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
-            lock.enter_context(lock_parts(parts))
-            check_output(output)  # another process may have written it meanwhile
-            open_parts(parts, json.loads(json.dumps(about, default=str)))
-            count = 0
-
-            def skip(documents: int) -> None:
-                nonlocal count
-                count += documents
-                bar.update(documents)
-
-            for block, results in engine.run(corpus.blocks(block_size, find_finished(parts), skip), bar.update):
-                write_block(parts, block, merge_rows(corpus, block, results))
-                count += len(block.rows)
-                bar.n = count  # without rounding, and without what was read twice
-                bar.refresh()
-            bar.total = count
-        summary = join_blocks(parts, output, count, process)
-        lock.close()  # NFS and Windows do not delete an open file
-        shutil.rmtree(parts)
+    check_kept(corpus, process, output)
+    with ExitStack() as stack:
+        stack.enter_context(engine)
+        about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
+        about = json.loads(json.dumps(about, default=str))
+        claim = Claim.read(parts)
+        if claim is None and (record := find_complete(output, claim, about)):
+            return RunSummary(**record.summary, new=0)
+        lock = stack.enter_context(ExitStack())
+        lock.enter_context(locked(parts))
+        claim = Claim.read(parts)  # another process may have written meanwhile
+        if record := find_complete(output, claim, about):
+            lock.close()  # NFS and Windows do not delete an open file
+            remove_parts(parts, claim)
+            return RunSummary(**record.summary, new=0)
+        earlier = find_earlier(output, claim)
+        known = None if earlier is None else find_known(output, corpus, earlier, about, append)
+        if earlier is not None:
+            about[APPENDED] = earlier._asdict()
+        claim = open_claim(parts, claim, about)
+        count = process_blocks(process, corpus, engine, claim, block_size, known)
+        if corpus.describe()["content"] != about["content"]:
+            raise RuntimeError(
+                f"{corpus.source} has changed while it was read, so {output} is not written. Delete {parts}, and repeat the "
+                "command when nothing writes to the source."
+            )
+        summary = join_blocks(claim, output, count, process, earlier)
+        lock.close()
+        claim.remove()
         return summary
 
 
-def check_kept(corpus: Corpus, process: Process) -> None:
+def process_blocks(
+    process: Process, corpus: Corpus, engine: Engine, claim: Claim, block_size: int, known: KnownRows | None
+) -> int:
+    """Writes the blocks that have no files yet, and returns the number of documents in all blocks."""
+    count = 0
+    with tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
+
+        def skip(documents: int) -> None:
+            nonlocal count
+            count += documents
+            bar.update(documents)
+
+        def is_new(row: Row) -> bool:
+            return known is None or known.is_new(row.id, row.error)
+
+        blocks = corpus.blocks(block_size, finished_blocks(claim), skip, is_new if known else None)
+        for block, results in engine.run(blocks, bar.update):
+            write_block(claim, block, merge_rows(corpus, block, results))
+            count += len(block.rows)
+            bar.n = count  # without rounding, and without what was read twice
+            bar.refresh()
+        bar.total = count
+    return count
+
+
+def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
     """Raises a `ValueError` if a column of the source that is kept has the name of a result."""
     try:
-        results = process.types()
+        results = set(process.types())
     except ImportError:  # without pyarrow
         return
+    if output.suffix in DELIMITERS and "keyphrases" in results:
+        results.add("scores")
     if taken := [name for name in corpus.keep or () if name in results]:
         raise ValueError(
             f"--keep {taken[0]} is the name of a result. Rename the column of the source, or leave it out of --keep."
@@ -133,175 +182,230 @@ def check_output(output: str | Path) -> None:
     """Checks the path of an output before the model is loaded.
 
     Raises:
-        FileExistsError: if the output exists.
-        ValueError: if its suffix is not that of JSON Lines or Parquet.
+        FileExistsError: if the output exists, and no run of ours has written it as it is.
+        ValueError: if its suffix is not that of JSON Lines, Parquet or CSV.
+            Also if OUT.parts holds anything that is not of a run.
         ImportError: for Parquet without pyarrow.
     """
     output = Path(output)
-    if output.exists():
-        killed = f" {output}.parts is of a run that was killed at its end, and can be deleted."
-        left = killed if Path(f"{output}.parts").is_dir() else ""
-        raise FileExistsError(f"{output} already exists and is complete. Choose another name, or delete it.{left}")
     if output.suffix == ".parquet":
-        from .corpus import import_parquet
-
         import_parquet()
-    elif output.suffix not in JSON_SUFFIXES:
+    elif output.suffix not in (*JSON_SUFFIXES, *DELIMITERS):
         raise ValueError(
-            f"{output} ends in {output.suffix!r}. Name it {output.with_suffix('.jsonl').name!r} for JSON Lines, or "
-            f"{output.with_suffix('.parquet').name!r} for Parquet."
+            f"{output} ends in {output.suffix!r}. Name it {output.with_suffix('.jsonl').name!r} for JSON Lines, "
+            f"{output.with_suffix('.parquet').name!r} for Parquet, or {output.with_suffix('.csv').name!r} for CSV."
         )
+    find_earlier(output, Claim.read(f"{output}.parts"))
 
 
-def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterator[dict]:
-    """The output's rows of a block; `results` are those of its readable rows."""
+def find_complete(output: Path, claim: Claim | None, about: dict) -> OutputRecord | None:
+    """The record of an output that a run with these settings has finished. Raises a `FileExistsError` as `find_earlier`."""
+    earlier = find_earlier(output, claim)
+    return None if earlier is None or describe_differences(earlier.settings, about) else earlier
+
+
+def find_earlier(output: Path, claim: Claim | None) -> OutputRecord | None:
+    """The record of an output that exists, or `None` if it does not.
+
+    Raises:
+        FileExistsError: if there is no record, or the output has changed since.
+    """
+    if not output.exists():
+        return None
+    record, size = read_record(output), output.stat().st_size
+    appended = (
+        parse_record(claim.settings.get(APPENDED)) if claim else None
+    )  # a run was killed before it replaced the output
+    for found in (record, appended):
+        if found is not None and found.size == size:
+            return found
+    reason = (
+        "has changed since the run that wrote it"
+        if record
+        else f"is not of a run ({record_path(output).name} is missing)"
+    )
+    raise FileExistsError(f"{output} already exists, and {reason}. Choose another name, or delete it.")
+
+
+def find_known(output: Path, corpus: Corpus, earlier: OutputRecord, about: dict, append: bool) -> KnownRows:
+    """The rows of an output to which a run may append.
+
+    Raises:
+        FileExistsError: without `append`, if other settings than the source differ, or if the output has changed.
+        ValueError: if the source has no ids.
+    """
+    others = [name for name in different_settings(earlier.settings, about) if name not in ("content", "source")]
+    if others or not append:
+        differences = "; ".join(describe_differences(earlier.settings, about))
+        fix = "" if others else "add --append to add the documents with new ids, "
+        raise FileExistsError(
+            f"{output} already exists, and is of a run with other settings: {differences}. Repeat that run's settings, {fix}choose "
+            "another name, or delete it."
+        )
+    if not corpus.has_ids:
+        raise ValueError(f"--append finds new documents by their ids, and {corpus.source} has none. Use --id-column.")
+    if hash_file(output) != earlier.sha256:
+        raise FileExistsError(f"{output} has changed since the run that wrote it. Choose another name, or delete it.")
+    return KnownRows(output, "id" if corpus.keep is not None else corpus.id_column)
+
+
+def open_claim(parts: Path, claim: Claim | None, about: dict) -> Claim:
+    """The claim of an unfinished run with the same settings, or a new one.
+
+    Raises:
+        ValueError: if the settings of an unfinished run differ; the message names them.
+    """
+    if claim is not None and (names := different_settings(claim.settings, about)):
+        is_append = claim.settings.get(APPENDED) == about.get(APPENDED) is not None
+        if not (is_append and set(names) <= {"content", "source"}):
+            differences = "; ".join(describe_differences(claim.settings, about))
+            raise ValueError(
+                f"{parts} holds an unfinished run with other settings: {differences}. Repeat that run's settings, or "
+                "delete the folder to start over."
+            )
+        claim.clear()  # of a source that has grown again meanwhile
+        claim = None
+    return claim or Claim.create(parts, "run over a corpus", about)
+
+
+def remove_parts(parts: Path, claim: Claim | None) -> None:
+    """Removes what a run that was killed at its end has left, or the lock of this process."""
+    if claim is None:
+        remove_empty(parts)
+    else:
+        claim.remove()
+
+
+def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterator[tuple[dict, dict]]:
+    """The columns of the source and the results, or the error, of each row; `results` are those of its readable rows."""
     results = iter(results)
     for row in block.rows:
         if corpus.keep is None:
             kept = {name: value for name, value in (row.values or {}).items() if name != "error"}
         else:
             kept = {"id": row.id} | {name: (row.values or {}).get(name) for name in corpus.keep}
-        yield kept | ({"error": row.error} if row.values is None else next(results))
+        yield kept, {"error": row.error} if row.values is None else next(results)
 
 
-@contextmanager
-def lock_parts(parts: Path) -> Iterator[None]:
-    """Creates the folder, and locks it until the end of the context or of the process.
-
-    Raises:
-        BlockingIOError: if another process has locked it.
-    """
-    parts.mkdir(parents=True, exist_ok=True)
-    with (parts / "lock").open("w", encoding="utf-8") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"Another process writes {parts}. Wait for it, or stop it and repeat the command to resume."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
+def find_finished(parts: str | Path) -> dict[int, int]:
+    """start -> end of each block that has a file, in a folder that is of a run."""
+    claim = Claim.read(parts)
+    return {} if claim is None else finished_blocks(claim)
 
 
-def open_parts(parts: Path, about: dict) -> None:
-    """Writes the settings into a new folder, or checks those of an existing one and removes incomplete files.
-
-    Raises:
-        ValueError: if the settings of an existing folder differ; the message names them.
-    """
-    for path in parts.glob("*.tmp"):
-        path.unlink(missing_ok=True)
-    path = parts / "about.json"
-    if not path.exists():
-        write_file(path, json.dumps(about, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"))
-    elif differences := describe_differences(json.loads(path.read_text(encoding="utf-8")), about):
-        raise ValueError(
-            f"{parts} holds an unfinished run with other settings: {'; '.join(differences)}. Repeat that run's settings, or "
-            "delete the folder to start over."
-        )
-
-
-def find_finished(parts: Path) -> dict[int, int]:
+def finished_blocks(claim: Claim) -> dict[int, int]:
     """start -> end of each block that has a file."""
-    names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", path.name) for path in parts.iterdir())
+    names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", name) for name in claim.complete())
     return dict(sorted((int(match[1]), int(match[2])) for match in names if match))
 
 
-def block_path(parts: Path, start: int, end: int) -> Path:
+def block_name(start: int, end: int) -> str:
     """The file of a block."""
-    return parts / f"{start:012d}-{end:012d}.jsonl"
+    return f"{start:012d}-{end:012d}.jsonl"
 
 
-def write_block(parts: Path, block: Block, rows: Iterable[dict]) -> None:
+def write_block(claim: Claim, block: Block, rows: Iterable[tuple[dict, dict]]) -> None:
     """Writes the file of a block."""
-    lines = "".join(json.dumps(row, ensure_ascii=False, default=_not_json) + "\n" for row in rows)
+    lines = "".join(format_row(kept, added) for kept, added in rows)
     # a lone surrogate is written as its JSON escape
-    write_file(block_path(parts, block.start, block.end), lines.encode("utf-8", "backslashreplace"))
+    claim.write(block_name(block.start, block.end), lines.encode("utf-8", "backslashreplace"))
 
 
-def _not_json(value):
-    raise TypeError(
-        f"A value of the type {type(value).__name__} cannot be kept ({value!r:.60}). Leave out its column, and join it by id."
-    )
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file that is complete or does not exist, also if the machine stops.
-
-    Raises:
-        OSError: if the disk is full.
-    """
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def format_row(kept: dict, added: dict) -> str:
+    """A row as a line of JSON. NaN and infinity, which JSON does not have, are null in a kept column and an error in a result."""
     try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise _describe_space(error, path) from error
-
-
-def flush(path: Path) -> None:
-    """Writes a file, or the names in a folder, from memory to the disk."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
+    except ValueError:
+        kept = json.loads(json.dumps(kept, default=to_json), parse_constant=lambda name: None)
     try:
-        os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some file systems flush no folders
-            raise
-    finally:
-        os.close(descriptor)
+        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(kept | {"error": "a result is not a number"}, ensure_ascii=False) + "\n"
 
 
-def _describe_space(error: OSError, path: Path) -> OSError:
-    if error.errno not in FULL:
-        return error
-    problem, fix = FULL[error.errno]
-    return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")
-
-
-def join_blocks(parts: Path, output: Path, documents: int, process: Process) -> RunSummary:
-    """Joins the files of all blocks in the documents' order.
+def read_blocks(claim: Claim, documents: int) -> tuple[list[Path], int, list[str]]:
+    """The files of all blocks in the documents' order, the number of rows with an error, and messages of unreadable files.
 
     Raises:
         RuntimeError: if the blocks do not contain each document exactly once.
-        OSError: if the disk is full.
+        UserError: if a file is not as it was written.
     """
-    finished, end = find_finished(parts), 0
+    finished, end = finished_blocks(claim), 0
     for start, next_end in finished.items():
         if start != end:
             break
         end = next_end
     if end != documents or len(finished) != sum(1 for start in finished if start < end):
-        raise RuntimeError(f"{parts} has no results for document {end:,} of {documents:,}. Repeat the same command.")
-    paths = [block_path(parts, *block) for block in finished.items()]
-    new, errors, files = Path(f"{output}.new"), 0, []
-    for path in paths:
-        with path.open("rb") as lines:
-            for line in lines:
-                if b'"error": ' in line and isinstance(error := json.loads(line).get("error"), str):
-                    errors += 1
-                    files += [error] if UNREADABLE in error else []
+        raise RuntimeError(
+            f"{claim.folder} has no results for document {end:,} of {documents:,}. Repeat the same command."
+        )
+    paths, errors, files = [], 0, []
+    for block in finished.items():
+        name = block_name(*block)
+        content = (claim.folder / name).read_bytes()
+        claim.check_hash(name, hashlib.sha256(content).hexdigest())
+        for line in content.splitlines() if b'"error": ' in content else ():
+            if b'"error": ' in line and isinstance(error := json.loads(line).get("error"), str):
+                errors += 1
+                files += [error] if UNREADABLE in error else []
+        paths.append(claim.folder / name)
+    return paths, errors, files
+
+
+def join_blocks(
+    claim: Claim, output: Path, documents: int, process: Process, earlier: OutputRecord | None = None
+) -> RunSummary:
+    """Joins the files of all blocks in the documents' order, after the rows of an `earlier` output.
+
+    Raises:
+        RuntimeError: if the blocks do not contain each document exactly once.
+        UserError: if a file is not as it was written.
+        OSError: if the disk is full.
+    """
+    paths, errors, files = read_blocks(claim, documents)
+    new = claim.name_file(f"joined{output.suffix}")
+    new.unlink(missing_ok=True)
     try:
         if output.suffix == ".parquet":
             from .parquet_output import write_parquet
 
-            write_parquet(paths, new, process.types())
+            before = [] if earlier is None else [copy_rows(output, claim.name_file("earlier.jsonl"))]
+            write_parquet([*before, *paths], new, process.types())
+        elif output.suffix in DELIMITERS:
+            write_csv(lambda: csv_cells(output if earlier else None, paths), new, DELIMITERS[output.suffix])
         else:
             with new.open("wb") as out:
-                for path in paths:
+                for path in [*([] if earlier is None else [output]), *paths]:
                     with path.open("rb") as block:
                         shutil.copyfileobj(block, out, 1 << 20)
-        flush(new)
+        sync(new)
     except OSError as error:
         new.unlink(missing_ok=True)
-        raise _describe_space(error, output) from error
+        raise describe_space(error, output) from error
+    before = earlier.summary if earlier else {"documents": 0, "errors": 0, "files": []}
+    now = {"documents": documents, "errors": errors, "files": files}
+    summary = {name: before[name] + now[name] for name in now}
+    settings = {name: value for name, value in claim.settings.items() if name != APPENDED}
+    write_record(output, OutputRecord(settings, new.stat().st_size, hash_file(new), summary))
     new.replace(output)
-    flush(output.parent)  # before the blocks are deleted
-    return RunSummary(documents, errors, files)
+    sync(output.parent)  # before the blocks are deleted
+    return RunSummary(**summary, new=documents)
+
+
+def copy_rows(output: Path, path: Path) -> Path:
+    """Writes the rows of a Parquet file, without nulls, as JSON Lines."""
+    with path.open("w", encoding="utf-8") as file:
+        for row in read_rows(output):
+            values = {name: value for name, value in row.items() if value is not None or name != "error"}
+            file.write(json.dumps(values, default=to_json) + "\n")
+    return path
+
+
+def csv_cells(earlier: Path | None, paths: Iterable[Path]) -> Iterator[dict[str, str]]:
+    """The cells of an earlier CSV file, and of the rows of JSON Lines files."""
+    if earlier is not None:
+        for row in read_rows(earlier):
+            yield flatten(row)
+    for path in paths:
+        for row in read_rows(path):
+            yield flatten(row)

@@ -1,19 +1,24 @@
 """The documents of text, JSON Lines, CSV or Parquet files, local or remote, read lazily and in blocks."""
 
-import csv
-import io
 import json
-import sys
+import math
+import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from run_tools.csv_output import DELIMITERS
+from run_tools.errors import one_line
+from run_tools.parquet_rows import RowGroup, import_parquet
+from run_tools.row_files import csv_header, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
 
 from .clean_text import clean
-from .corpus_files import COMPRESSED, common_folder, count_lines, find_files, find_format
+from .corpus_files import COMPRESSED, common_folder, count_lines, find_files, find_format, suffix
 from .failures import CONTENT_ERRORS, is_of_content
 from .fingerprints import hash_text
 from .input_documents import CHARACTERS, is_words
@@ -21,15 +26,15 @@ from .words import join_title
 
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
 FIRST = 20  # rows of a JSON Lines file that are checked for the columns
+TEXT_FORMATS = ("txt", "jsonl", "csv")
 UNREADABLE = "cannot be read, at least not to its end"
-ROWS = 64  # of a Parquet file that are in memory together: texts may be long
 
 
 class Row(NamedTuple):
     """One document. `values` are its columns, or `None` if it cannot be read; `error` says why.
 
-    `id` is `None` for a file of several documents that cannot be read, and else the id column, the path of a .txt file, or the
-    document's index.
+    `id` is the value of the id column, the path of a .txt file, or in a source without ids the document's index. It is `None` if the
+    source has ids and this document's is missing or cannot be read.
     """
 
     number: int
@@ -39,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive documents."""
+    """Consecutive documents, of which the first is document `start` of a run."""
 
     start: int
     rows: list[Row]
@@ -63,12 +68,15 @@ class Corpus:
 
     Args:
         source: a file, a folder, or a pattern such as "texts/*.parquet", also with a protocol that fsspec knows, such as
-            s3://, gs:// and hf://. Files end in .txt (one document each, whose path is its id), .jsonl, .csv, .tsv or
-            .parquet; text formats may be compressed (.gz, .bz2, .xz, .zst).
+            s3://, gs:// and hf://. Files end in .txt (one document each, whose path is its id), .jsonl, .json (lines, or an
+            array), .csv, .tsv or .parquet; text formats may be compressed (.gz, .bz2, .xz, .zst).
         text_column: the column of texts, which may be lists of words.
-        title_column, id_column: optional columns. Without an id, the document's index is used.
+        title_column, id_column: columns, which must exist unless they have their default names. Without ids, documents are
+            numbered.
         keep: other columns to read, or `None` for all columns. Then rows without a text are passed on.
         required: other columns that must exist.
+        delimiter: between the fields of CSV files; by default a comma, in .tsv files a tab.
+        encoding: of text files; by default that of their byte order mark, else UTF-8.
 
     Raises:
         FileNotFoundError: if there are no such files.
@@ -84,7 +92,11 @@ class Corpus:
         id_column: str = "id",
         keep: Sequence[str] | None = (),
         required: Sequence[str] = (),
+        *,
+        delimiter: str | None = None,
+        encoding: str | None = None,
     ):
+        self.delimiter, self.encoding = parse_delimiter(delimiter), parse_encoding(encoding)
         self.source, self.text_column, self.title_column, self.id_column = (
             str(source),
             text_column,
@@ -92,13 +104,15 @@ class Corpus:
             id_column,
         )
         self.keep = None if keep is None else list(keep)
-        self._required = [text_column, *required]
+        self._required = [text_column, *required, *([id_column] if id_column != "id" else [])]
         self._warned: set[str] = set()  # columns
+        self.has_ids = False
         self._fs, self._paths = find_files(self.source)
         self._root = str(PurePosixPath(self._paths[0]).parent)
         if len(self._paths) > 1:
             self._root = common_folder(self._paths)
         self._format = find_format(self.source, self._paths)
+        self._check_options()
         check = {
             "txt": self._check_texts,
             "jsonl": self._check_lines,
@@ -111,11 +125,16 @@ class Corpus:
     def describe(self) -> dict:
         """The settings and the files' names, sizes and versions (modification times, ETags), without the documents."""
         files = []
+        self._fs.invalidate_cache()
         for path in self._paths:
-            info = self._fs.info(path)
+            try:
+                info = self._fs.info(path)
+            except OSError:  # it cannot be read either
+                info = {}
             name = self._name(path) if len(self._paths) > 1 else ""
             files.append((name, info.get("size"), str(next((info[k] for k in VERSION_KEYS if info.get(k)), ""))))
-        columns = {name: getattr(self, name) for name in ("text_column", "title_column", "id_column", "keep")}
+        options = ("text_column", "title_column", "id_column", "keep", "delimiter", "encoding")
+        columns = {name: getattr(self, name) for name in options}
         return {"source": self.source, **columns, "content": hash_text(json.dumps(files))}
 
     def read(self) -> Iterator[Row]:
@@ -128,6 +147,7 @@ class Corpus:
         max_documents: int,
         finished: Mapping[int, int] | None = None,
         on_skip: Callable[[int], None] = lambda documents: None,
+        is_new: Callable[[Row], bool] | None = None,
     ) -> Iterator[Block]:
         """Cuts the documents into blocks, which depend on the documents only.
 
@@ -135,26 +155,30 @@ class Corpus:
             max_documents: per block; blocks of documents longer than 2,000 characters on average have fewer.
             finished: start -> end of blocks that are skipped without being parsed.
             on_skip: is called with the number of documents of each.
+            is_new: leaves out the documents for which it is false. Blocks are counted without them, and all documents are parsed.
         """
-        records, number, finished = self._records(), 0, finished or {}
+        if is_new is None:
+            items = (partial(self._row, number, record) for number, record in enumerate(self._records()))
+        else:
+            items = (partial(_identity, row) for row in self.read() if is_new(row))
+        number, finished, characters = 0, finished or {}, 0
         rows: list[Row] = []
-        characters = 0
         while True:
             if not rows and number in finished:
-                skipped = sum(1 for _ in islice(records, finished[number] - number))
+                skipped = sum(1 for _ in islice(items, finished[number] - number))
                 number += skipped
                 on_skip(skipped)
                 continue
-            record = next(records, None)
-            if record is not None:
-                rows.append(self._row(number, record))
+            item = next(items, None)
+            if item is not None:
+                rows.append(item())
                 number += 1
                 text = (rows[-1].values or {}).get(self.text_column)
                 characters += len(text) if isinstance(text, str) else sum(map(len, text or ())) if is_words(text) else 0
-            if rows and (record is None or len(rows) == max_documents or characters >= CHARACTERS * max_documents):
-                yield Block(rows[0].number, rows)
+            if rows and (item is None or len(rows) == max_documents or characters >= CHARACTERS * max_documents):
+                yield Block(number - len(rows), rows)
                 rows, characters = [], 0
-            if record is None:
+            if item is None:
                 return
 
     def _row(self, number: int, record: Callable[[], dict]) -> Row:
@@ -163,15 +187,13 @@ class Corpus:
         except UnreadableFileError as error:
             return Row(number, None, None, str(error))
         except CONTENT_ERRORS as error:
-            is_text = self._format == "txt"
-            if not is_of_content(error) and not (is_text and isinstance(error, FileNotFoundError | PermissionError)):
+            if not is_of_content(error):
                 raise
-            document = self._name(self._paths[number]) if is_text else number
-            return Row(number, document, None, f"{type(error).__name__}: {error}")
+            document = self._name(self._paths[number]) if self._format == "txt" else self._id({}, number)
+            return Row(number, document, None, f"{type(error).__name__}: {one_line(error)}")
         if not isinstance(values, Mapping):
-            return Row(number, number, None, f"expected a JSON object, got a {type(values).__name__}")
-        name = values.get(self.id_column)
-        name = number if name is None else name
+            return Row(number, self._id({}, number), None, f"expected a JSON object, got a {type(values).__name__}")
+        name = number if not self.has_ids and self.id_column not in values else self._id(values, number)
         if self.keep is not None and self.text_column not in values:
             columns = ", ".join(map(repr, values))
             return Row(number, name, None, f"there is no {self.text_column!r}; columns: {columns}")
@@ -179,6 +201,19 @@ class Corpus:
             wanted = (self.text_column, self.title_column, *self.keep)
             values = {name: values.get(name) for name in wanted if name is not None}
         return Row(number, name, dict(values))
+
+    def _id(self, values: Mapping, number: int) -> object:
+        """The id of a row: never its number in a source with ids, which may be the id of another row."""
+        name = values.get(self.id_column)
+        if self.has_ids:
+            return None if isinstance(name, float) and math.isnan(name) else name
+        if name is not None and "id of a row" not in self._warned:
+            self._warned.add("id of a row")
+            warnings.warn(
+                f"Document {number:,} of {self.source} has an {self.id_column!r}, the first ones have none: all are numbered.",
+                stacklevel=2,
+            )
+        return number
 
     def _records(self) -> Iterator[Callable[[], dict]]:
         """For each document a function that parses it."""
@@ -189,26 +224,49 @@ class Corpus:
             except CONTENT_ERRORS as error:
                 if not is_of_content(error):
                     raise
-                reason = " ".join(str(error).split()) or type(error).__name__
-                yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {reason}")
+                yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {one_line(error)}")
 
     def _name(self, path: str) -> str:
         return str(PurePosixPath(path).relative_to(self._root))
 
+    def _open(self, path: str, compression: str | None = "infer"):
+        """A file as a binary stream.
+
+        Raises:
+            OSError: if it is none, such as a pipe, which would wait for its writer.
+        """
+        if "file" in self._fs.protocol and not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is not a regular file")
+        return self._fs.open(path, "rb", compression=compression)
+
+    def _check_options(self) -> None:
+        """Raises a `SourceError` for an option that has no effect on the format."""
+        for name, value, formats in (
+            ("delimiter", self.delimiter, ("csv",)),
+            ("encoding", self.encoding, TEXT_FORMATS),
+        ):
+            if value is not None and self._format not in formats:
+                kinds = ", ".join(f".{kind}" for kind in formats)
+                raise SourceError(
+                    f"--{name} {value!r} has no effect on .{self._format} files, only on {kinds}. Leave it out."
+                )
+
     def _check_texts(self) -> int:
+        self.has_ids = True
         self.text_column, self.title_column, self.id_column = "text", None, "id"
         return len(self._paths)
 
     def _read_text(self, path: str) -> Iterator[Callable[[], dict]]:
         def read() -> dict:
-            with self._fs.open(path, "rb", compression="infer") as file:
-                return {"id": self._name(path), "text": file.read().decode("utf-8")}
+            with self._open(path) as file:
+                return {"id": self._name(path), "text": decode(file.read(), self.encoding)}
 
         yield read
 
     def _check_lines(self) -> int | None:
         self._check_each(self._check_first_lines)
-        if "file" not in self._fs.protocol or any(path.endswith(COMPRESSED) for path in self._paths):
+        files = [path for path in self._paths if not path.endswith((*COMPRESSED, ".json")) and os.path.isfile(path)]
+        if "file" not in self._fs.protocol or len(files) < len(self._paths):
             return None
         return sum(map(count_lines, self._paths))
 
@@ -222,6 +280,7 @@ class Corpus:
                 continue
         rows = [row for row in rows if isinstance(row, dict)]
         names = list(dict.fromkeys(name for row in rows for name in row))
+        self.has_ids |= self.id_column in names
         for name in self._required:
             if rows and name not in names:
                 self._raise_missing(path, name, names)
@@ -248,43 +307,39 @@ class Corpus:
             except CONTENT_ERRORS as error:
                 if not is_of_content(error):
                     raise
-                damaged.append(f"{self._name(path)}: {' '.join(str(error).split()) or type(error).__name__}")
+                damaged.append(f"{self._name(path)}: {one_line(error)}")
         if len(damaged) == len(self._paths):
             raise ValueError(f"No file of {self.source} can be read. {damaged[0]}")
         return documents + len(damaged)
 
     def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
-        with self._fs.open(path, "rb", compression="infer") as lines:
-            yield from (partial(json.loads, line) for line in lines if line.strip())
+        with self._open(path) as file:
+            yield from json_rows(file, self.encoding, may_be_array=suffix(path) == ".json")
 
     def _check_csv(self) -> None:
         self._check_each(self._check_header)
 
     def _check_header(self, path: str) -> None:
-        with self._fs.open(path, "rb", compression="infer") as file:
-            self._check_columns(path, next(self._csv(path, file), []))
+        with self._open(path) as file:
+            self._check_columns(path, csv_header(file, self._delimiter(path), self.encoding))
 
-    def _csv(self, path: str, file):
-        csv.field_size_limit(sys.maxsize)
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        return csv.reader(text, delimiter="\t" if ".tsv" in PurePosixPath(path).suffixes else ",")
+    def _delimiter(self, path: str) -> str:
+        return self.delimiter or DELIMITERS[suffix(path)]
 
     def _read_csv(self, path: str) -> Iterator[Callable[[], dict]]:
-        with self._fs.open(path, "rb", compression="infer") as file:
-            rows = self._csv(path, file)
-            names: list[str] = next(rows, [])
-            yield from (partial(_csv_row, names, row) for row in rows if row)
+        with self._open(path) as file:
+            yield from csv_rows(file, self._delimiter(path), self.encoding)
 
     def _check_parquet(self) -> int:
         import_parquet()
         return self._check_each(self._check_schema)
 
     def _check_schema(self, path: str) -> int:
-        with self._fs.open(path, "rb") as file:
+        with self._open(path, None) as file:
             parquet = import_parquet()(file)
             types = {field.name: field.type for field in parquet.schema_arrow}
-            documents = parquet.metadata.num_rows
-        self._check_columns(path, list(types))
+            documents, names = parquet.metadata.num_rows, parquet.schema_arrow.names
+        self._check_columns(path, names)
         kind = str(types[self.text_column])
         if not any(word in kind for word in ("string", "null")):
             raise SourceError(
@@ -294,7 +349,7 @@ class Corpus:
         return documents
 
     def _read_parquet(self, path: str) -> Iterator[Callable[[], dict]]:
-        with self._fs.open(path, "rb") as file:
+        with self._open(path, None) as file:
             parquet = import_parquet()(file)
             columns = None
             if self.keep is not None:
@@ -305,6 +360,10 @@ class Corpus:
                 yield from (partial(rows.read, i) for i in range(parquet.metadata.row_group(group).num_rows))
 
     def _check_columns(self, path: str, names: list[str]) -> None:
+        self.has_ids |= self.id_column in names
+        if twice := [name for name in names if names.count(name) > 1]:
+            what = f"two columns {twice[0]!r}" if twice[0] else "two columns without a name"
+            raise SourceError(f"{path} has {what}. Rename one of them, or remove it.")
         for name in (*self._required, *(self.keep or ())):
             if name not in names:
                 self._raise_missing(path, name, names)
@@ -314,69 +373,20 @@ class Corpus:
     def _raise_missing(self, path: str, name: str, names: list[str]) -> None:
         columns, similar = ", ".join(map(repr, names)) or "none", get_close_matches(name, names, 1)
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
-        option = {self.text_column: " Use --text-column.", self.title_column: " Use --title-column."}.get(name, "")
+        columns_by_option = {"text": self.text_column, "title": self.title_column, "id": self.id_column}
+        option = next((f" Use --{kind}-column." for kind, column in columns_by_option.items() if name == column), "")
+        if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
+            hint, option = "", f" Use --delimiter {'tab' if other == chr(9) else repr(other)}."
         others = " All files need the same columns." if len(self._paths) > 1 else ""
         raise SourceError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
 
 
-class RowGroup:
-    """The rows of a row group of a Parquet file, which is read when the first row is needed."""
-
-    def __init__(self, parquet, group: int, columns: list[str] | None):
-        self._open = partial(parquet.iter_batches, ROWS, row_groups=[group], columns=columns)
-        self._batches: Iterator | None = None
-        self._batch: Any = None
-        self._start = self._count = 0  # of the batch
-        self._rows: list[dict] | None = None  # of the batch; None if a value of it cannot be decoded
-
-    def read(self, i: int) -> dict:
-        """Row i; rows are read in ascending order."""
-        if self._batches is None:
-            self._batches = self._open()
-        while i >= self._start + self._count:
-            self._start, self._count = self._start + self._count, 0
-            try:
-                self._batch = next(self._batches, None)
-            except Exception:
-                self._batches = iter(())
-                raise
-            if self._batch is None:  # after an error
-                raise ValueError("the rest of its row group cannot be read")
-            self._count = self._batch.num_rows
-            try:
-                self._rows = self._batch.to_pylist()
-            except ValueError:
-                self._rows = None
-        if self._rows is None:
-            return self._batch.slice(i - self._start, 1).to_pylist()[0]
-        return self._rows[i - self._start]
-
-
-def import_parquet():
-    """`pyarrow.parquet.ParquetFile`.
-
-    Raises:
-        ImportError: without pyarrow.
-    """
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow. Install it with: pip install lexperts[parquet]") from error
-    return ParquetFile
+def _identity(row: Row) -> Row:
+    return row
 
 
 def _fail(message: str):
     raise UnreadableFileError(message)
-
-
-def _csv_row(names: list[str], row: list[str]) -> dict:
-    if len(row) != len(names):
-        raise ValueError(f"the row has {len(row)} fields, the header has {len(names)}")
-    try:
-        "".join(row).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("it is not valid UTF-8") from error
-    return dict(zip(names, row, strict=True))
 
 
 def check_document(document: Mapping, text_column: str, title_column: str | None) -> tuple[dict | None, str | None]:

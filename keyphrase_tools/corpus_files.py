@@ -29,7 +29,7 @@ def find_files(source: str) -> tuple:
         }
         paths = [p for p in found if p not in hidden]
     elif any(character in path for character in "*?["):
-        paths = [p for p in fs.glob(path) if fs.isfile(p)]
+        paths = [p for p in fs.glob(path) if not fs.isdir(p)]  # also links to nothing, to be reported
     else:
         raise FileNotFoundError(
             f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet files."

@@ -1,6 +1,7 @@
 """Failures of single documents in a batch."""
 
 import csv
+import errno
 import gzip
 import lzma
 import warnings
@@ -21,14 +22,24 @@ def errors_of_zstd() -> list[type[Exception]]:
 
 # of damaged files, see `is_of_content`
 CONTENT_ERRORS: tuple[type[Exception], ...] = (
-    *(ValueError, EOFError, OSError, csv.Error, zlib.error, lzma.LZMAError),
+    *(ValueError, EOFError, OSError, RecursionError, csv.Error, zlib.error, lzma.LZMAError),
     *errors_of_zstd(),
 )
 
 
+# of one file, such as a link to nothing; others are of a disk or a connection, and all files would fail
+FILE_ERRNOS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
 def is_of_content(error: Exception) -> bool:
-    """Whether one of `CONTENT_ERRORS` is about what a file holds. Errors of disks have an errno, those of connections a class."""
-    return not isinstance(error, OSError) or (error.errno is None and type(error) in (OSError, gzip.BadGzipFile))
+    """Whether one of `CONTENT_ERRORS` is about one file or what it holds. Errors of disks have another errno, those of connections a
+    class of their own.
+    """
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return True
+    if error.errno is None:
+        return type(error) in (OSError, gzip.BadGzipFile)
+    return error.errno in FILE_ERRNOS
 
 
 def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> list[tuple]:

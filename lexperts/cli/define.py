@@ -7,7 +7,20 @@ import typer
 
 from ..recipes import DEFINE
 from .common import RUN_ERRORS, Debug, Device, format_error, new_app, user_errors
-from .many import SOURCE_HELP, Address, BlockSize, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+from .many import (
+    OUTPUT_HELP,
+    SOURCE_HELP,
+    Address,
+    Append,
+    BlockSize,
+    Delimiter,
+    Encoding,
+    EngineName,
+    GpusPerWorker,
+    Workers,
+    open_engine,
+    print_summary,
+)
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data, run the whole recipe.")
@@ -16,7 +29,7 @@ app = new_app("define", "Define terms in context: write definitions, prepare dat
 @app.command()
 def terms(
     source: Annotated[str, typer.Argument(help=f"{SOURCE_HELP} Columns: term and context.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a mixture, or of a dense Llama.")],
     best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
@@ -24,12 +37,15 @@ def terms(
     on_long: Annotated[str, typer.Option(help="Contexts that are too long: truncate or error.")] = "truncate",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
     seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 42,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     device: Device = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = 0.0,
     block_size: BlockSize = 64,
+    append: Append = False,
     debug: Debug = False,
 ):
     """Write the definitions of terms in context. Started again after an interruption, it resumes.
@@ -44,10 +60,10 @@ def terms(
 
         check_output(output)
         runner = open_engine(engine, address, workers, gpus_per_worker)
-        corpus = Corpus(source, "context", None, keep=None, required=("term",))
+        corpus = Corpus(source, "context", None, keep=None, required=("term",), delimiter=delimiter, encoding=encoding)
         options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
         process = DefinitionProcess(model, reward_model, batch_size, device, seed, options)
-        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size)
+        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size, append=append)
     print_summary(summary, output)
 
 

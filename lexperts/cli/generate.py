@@ -7,9 +7,13 @@ import typer
 
 from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
 from .many import (
+    OUTPUT_HELP,
     SOURCE_HELP,
     Address,
+    Append,
     BlockSize,
+    Delimiter,
+    Encoding,
     EngineName,
     GpusPerWorker,
     IdColumn,
@@ -24,7 +28,7 @@ from .many import (
 
 def generate(
     source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a keyphrase generator.")],
     num_keyphrases: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of keyphrases per document; by default all.")
@@ -44,12 +48,15 @@ def generate(
     title_column: TitleColumn = "title",
     id_column: IdColumn = "id",
     keep: Keep = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     device: Device = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = 0.0,
     block_size: BlockSize = 512,
+    append: Append = False,
     debug: Debug = False,
 ):
     """Generate keyphrases, also such that do not occur in the text. Repeat the command after an interruption to resume.
@@ -66,11 +73,13 @@ def generate(
 
         check_output(output)
         runner = open_engine(engine, address, workers, gpus_per_worker)
-        corpus = Corpus(source, text_column, title_column, id_column, keep or ())
+        corpus = Corpus(
+            source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding
+        )
         given = {"num_keyphrases": num_keyphrases, "max_phrases": max_phrases, "exclusion_window": exclusion_window}
         options = {"num_beams": num_beams} | {name: value for name, value in given.items() if value is not None}
         process = GenerationProcess(
             model, corpus.text_column, corpus.title_column, batch_size=batch_size, device=device, options=options
         )
-        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size)
+        summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size, append=append)
     print_summary(summary, output)

@@ -13,8 +13,13 @@ import typer
 from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
 from .generate import generate
 from .many import (
+    OUTPUT_HELP,
+    SOURCE_HELP,
     Address,
+    Append,
     BlockSize,
+    Delimiter,
+    Encoding,
     EngineName,
     GpusPerWorker,
     IdColumn,
@@ -31,10 +36,7 @@ app = new_app("keyphrases", "Keyphrases of documents: extract, generate and scor
 app.command()(serve)
 app.command()(generate)
 
-Source = Annotated[
-    str,
-    typer.Argument(help="Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."),
-]
+Source = Annotated[str, typer.Argument(help=SOURCE_HELP)]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
@@ -69,7 +71,7 @@ def open_extractor(model: str | None, **options):
 @app.command()
 def extract(
     source: Source,
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
     model: Model = None,
     top_k: Annotated[
         int | None,
@@ -99,6 +101,8 @@ def extract(
     title_column: TitleColumn = "title",
     id_column: IdColumn = "id",
     keep: Keep = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     device: Device = None,
     dtype: Dtype = "float32",
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
@@ -107,6 +111,7 @@ def extract(
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = 0.0,
     block_size: BlockSize = 512,
+    append: Append = False,
     debug: Debug = False,
 ):
     """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
@@ -128,7 +133,9 @@ def extract(
         runner = open_engine(engine, address, workers, gpus_per_worker)
         if engine == "local" and device:
             parse_device(device)
-        corpus = Corpus(source, text_column, title_column, id_column, keep or ())
+        corpus = Corpus(
+            source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding
+        )
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
         options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
@@ -141,7 +148,7 @@ def extract(
             model, corpus.text_column, corpus.title_column,
             mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, **options,
         )  # fmt: skip
-        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size)
+        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size, append=append)
     print_summary(summary, output)
 
 

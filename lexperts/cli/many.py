@@ -7,10 +7,20 @@ import typer
 
 from .common import print_error
 
-SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .csv or .parquet files, also s3://, gs:// or hf://."
+SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .json, .csv or .parquet files, also s3://, gs:// or hf://."
+OUTPUT_HELP = "The .jsonl, .parquet or .csv file to write."
+Delimiter = Annotated[
+    str | None, typer.Option(help="Between the fields of CSV files, such as ';' or tab; by default a comma.")
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Of text files, such as cp1252; by default UTF-8, or that of a byte order mark.")
+]
+Append = Annotated[
+    bool, typer.Option("--append", help="If OUT exists and the source has grown, add the documents with new ids.")
+]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
-IdColumn = Annotated[str, typer.Option(help="The column of ids, if any; else documents are numbered.")]
+IdColumn = Annotated[str, typer.Option(help="The column of ids; without ids documents are numbered.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")]
 EngineName = Annotated[str, typer.Option(help="local: this process; ray: workers of Ray.")]
 Address = Annotated[
@@ -41,10 +51,18 @@ def open_engine(name: str, address: str | None, workers: int | None, gpus_per_wo
 
 
 def print_summary(summary, output: Path) -> None:
-    """Prints the numbers of a `RunSummary`. If files could not be read, names them and exits with status 1."""
+    """Prints the numbers of a `RunSummary`. Exits with status 1 if a file could not be read, or no document could be processed."""
     errors = f'; {summary.errors:,} could not be processed (see their "error")' if summary.errors else ""
-    print(f"{summary.documents:,} documents in {output}{errors}")
+    if summary.documents and not summary.new:
+        print(f"{output} is complete, nothing to do: {summary.documents:,} documents{errors}")
+    else:
+        new = f", {summary.new:,} of them new" if summary.new < summary.documents else ""
+        print(f"{summary.documents:,} documents in {output}{new}{errors}")
     for message in summary.files:
         print_error(message)
-    if summary.files:
+    if summary.documents and summary.errors == summary.documents:
+        print_error(
+            f"no document could be processed: all rows of {output} have an error. Correct the source or the options."
+        )
+    if summary.files or (summary.documents and summary.errors == summary.documents):
         raise typer.Exit(1)

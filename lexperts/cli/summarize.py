@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
-from .many import SOURCE_HELP, Address, EngineName, GpusPerWorker, Workers, open_engine, print_summary
+from .many import (
+    OUTPUT_HELP,
+    SOURCE_HELP,
+    Address,
+    Append,
+    Delimiter,
+    Encoding,
+    EngineName,
+    GpusPerWorker,
+    Workers,
+    open_engine,
+    print_summary,
+)
 
 
 def option(name: str, help: str, **settings):
@@ -26,7 +38,7 @@ def parse_length(value: str | None) -> int | float | None:
 
 def summarize(
     source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl or .parquet file to write.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
     text_column: Annotated[str, option("text_column", "Column of the documents.")] = "document",
@@ -39,12 +51,15 @@ def summarize(
     ] = None,
     batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
     on_long: Annotated[str, option("on_long", "For long documents: window, truncate or error.")] = "window",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     device: Device = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
     gpus_per_worker: GpusPerWorker = 0.0,
     block_size: Annotated[int, option("block_size", "Documents per block.", min=1)] = 64,
+    append: Append = False,
     debug: Debug = False,
 ):
     """Summarise documents. Repeat the command after an interruption to resume.
@@ -61,7 +76,7 @@ def summarize(
         options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})
         summary = summarize_file(
             source, output, model, dataset=dataset, text_column=text_column, dataset_column=dataset_column,
-            batch_size=batch_size, device=device, block_size=block_size,
+            batch_size=batch_size, device=device, block_size=block_size, append=append, delimiter=delimiter, encoding=encoding,
             engine=open_engine(engine, address, workers, gpus_per_worker), **options,
         )  # fmt: skip
     print_summary(summary, output)

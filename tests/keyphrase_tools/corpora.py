@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from keyphrase_tools import block_runs
@@ -56,3 +57,17 @@ def as_written(phrases, mentions=False) -> list[dict]:
         | ({"mentions": [with_field(mention) for mention in phrase["mentions"]]} if mentions else {})
         for phrase in phrases
     ]
+
+
+class Lengths:
+    """Adds the length of each text."""
+
+    def describe(self):
+        return {}
+
+    def process_rows(self, rows, progress=None):
+        lengths = [len(row["text"]) if isinstance(row.get("text"), str) else None for row in rows]
+        return [{"error": "it has no text"} if length is None else {"length": length} for length in lengths]
+
+    def types(self):
+        return {"length": pyarrow.int64(), "error": pyarrow.string()}

@@ -29,7 +29,9 @@ from keyphrase_tools.clean_text import clean
 from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts.cli.keyphrases import app
-from tests.keyphrase_tools.corpora import as_written, extract_file, interrupt, lines, write_jsonl
+from run_tools import claims, files
+from run_tools.claims import Claim, FileEntry
+from tests.keyphrase_tools.corpora import Lengths, as_written, extract_file, interrupt, lines, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
@@ -51,7 +53,7 @@ def mixed_texts(count):
 
 
 def test_json_lines_contain_what_the_pipeline_gives(extract, source, tmp_path):
-    assert extract_file(extract, source, tmp_path / "out.jsonl", top_k=3) == (4, 0, [])
+    assert extract_file(extract, source, tmp_path / "out.jsonl", top_k=3) == (4, 0, [], 4)
     assert not (tmp_path / "out.jsonl.parts").exists()
     expected = [as_written(phrases) for phrases in extract(TEXTS, top_k=3)]
     assert any(expected)
@@ -77,9 +79,9 @@ def test_ids_of_several_types_are_strings_in_parquet(extract, tmp_path):
     rows = [{"id": name, "text": "graph \ud800 cut"} for name in (3, "x\ud800", [1], None)]
     source = write_jsonl(tmp_path / "texts.jsonl", rows)
     extract_file(extract, source, tmp_path / "out.parquet", block_size=1)
-    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == ["3", "x\ufffd", "[1]", "3"]
+    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == ["3", "x\ufffd", "[1]", None]
     extract_file(extract, source, tmp_path / "out.jsonl")
-    assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == [3, "x\ud800", [1], 3]
+    assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == [3, "x\ud800", [1], None]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -100,9 +102,11 @@ def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_sam
         interrupt(monkeypatch, 2, extract, source, output, block_size=7, batch_size=2)
     blocks = find_finished(Path(f"{output}.parts"))
     assert len(blocks) == 6
-    (Path(f"{output}.parts") / ".000000000049-000000000056.jsonl.1.tmp").write_text(
-        '{"id": 4'
-    )  # as a killed process leaves it
+    claim = Claim.read(f"{output}.parts")
+    name = claim.name_file("000000000042-000000000049.jsonl", FileEntry(100, "")).name
+    (claim.folder / f".{name}.1.tmp").write_text('{"id": 4')  # as a killed process leaves it
+    with (claim.folder / claims.RECORD).open("a") as record:
+        record.write('{"file": "0000')
     processed.clear()
     extract_file(extract, source, output, block_size=7, batch_size=2)
     assert processed.total() == 60 - max(blocks.values()) and max(processed.values()) == 1
@@ -138,7 +142,7 @@ def test_a_run_that_lost_a_block_is_not_joined(extract, source, tmp_path, monkey
     interrupt(monkeypatch, 3, extract, source, tmp_path / "out.jsonl", block_size=1)
     parts = tmp_path / "out.jsonl.parts"
     with pytest.raises(RuntimeError, match="no results for document 3 of 4"):
-        join_blocks(parts, tmp_path / "out.jsonl", 4, KeyphraseExtractor(extract))
+        join_blocks(Claim.read(parts), tmp_path / "out.jsonl", 4, KeyphraseExtractor(extract))
     (parts / "000000000001-000000000002.jsonl").unlink()
     assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
     assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == ["d0", "d1", "d2", "d3"]
@@ -158,14 +162,14 @@ def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     with pytest.raises(FileExistsError, match="out.jsonl already exists"):
         extract_file(extract, source, output)
     assert output.read_text() == "mine"
-    for name in ("out.csv", "out.jsonl.gz"):
+    for name in ("out.xml", "out.jsonl.gz"):
         with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}'"):
             extract_file(extract, source, tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out.jsonl"}
 
 
 def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, monkeypatch):
-    fsync, calls = os.fsync, iter(range(3))
+    fsync, calls = os.fsync, iter(range(6))  # of the claim, and two of each block
 
     def full(descriptor):
         if next(calls, None) is None:
@@ -187,7 +191,7 @@ def test_a_device_without_space_is_named(tmp_path):
     (tmp_path / ".a.1.tmp").symlink_to("/dev/full")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="has no space left"):
         patch.setattr(os, "getpid", lambda: 1)
-        block_runs.write_file(tmp_path / "a", b"x")
+        files.write_file(tmp_path / "a", b"x")
 
 
 @pytest.mark.parametrize(
@@ -205,33 +209,35 @@ def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, 
 
 
 def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source, tmp_path, monkeypatch):
-    order, flush, remove = [], block_runs.flush, shutil.rmtree
-    monkeypatch.setattr(block_runs, "flush", lambda path: order.append(path.name) or flush(path))
-    monkeypatch.setattr(shutil, "rmtree", lambda path: order.append(path.name) or remove(path))
+    order, sync, remove = [], block_runs.sync, Claim.remove
+    monkeypatch.setattr(block_runs, "sync", lambda path: order.append(path.name) or sync(path))
+    monkeypatch.setattr(Claim, "remove", lambda claim: order.append(claim.folder.name) or remove(claim))
     for suffix in ("jsonl", "parquet"):
         order.clear()
         extract_file(extract, source, tmp_path / f"out.{suffix}")
-        assert order == [f"out.{suffix}.new", tmp_path.name, f"out.{suffix}.parts"]
+        assert order == [f"joined.{suffix}", tmp_path.name, f"out.{suffix}.parts"]
 
 
-def test_blocks_of_a_run_that_was_killed_at_its_end_are_named(extract, source, tmp_path, monkeypatch):
-    def killed(path):
-        raise KeyboardInterrupt
+def killed(*_):
+    raise KeyboardInterrupt
 
+
+@pytest.mark.parametrize("left", ["all of the blocks", "some of the blocks"])
+def test_blocks_of_a_run_that_was_killed_at_its_end_are_removed(left, extract, source, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", killed)
-        extract_file(extract, source, tmp_path / "out.jsonl")
-    with pytest.raises(FileExistsError, match=r"is complete.*out\.jsonl\.parts is of a run"):
-        extract_file(extract, source, tmp_path / "out.jsonl")
-    shutil.rmtree(tmp_path / "out.jsonl.parts")
-    with pytest.raises(FileExistsError, match="or delete it.$"):
-        extract_file(extract, source, tmp_path / "out.jsonl")
+        patch.setattr(Claim, "remove", killed)
+        extract_file(extract, source, tmp_path / "out.jsonl", block_size=2)
+    parts, whole = tmp_path / "out.jsonl.parts", (tmp_path / "out.jsonl").read_bytes()
+    if left == "some of the blocks":
+        next(parts.glob("0*.jsonl")).unlink()
+    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=2) == (4, 0, [], 0)
+    assert not parts.exists() and (tmp_path / "out.jsonl").read_bytes() == whole
 
 
 def test_two_processes_do_not_write_the_same_output(extract, source, tmp_path, monkeypatch):
     interrupt(monkeypatch, 1, extract, source, tmp_path / "out.jsonl", block_size=1)
     with (
-        block_runs.lock_parts(tmp_path / "out.jsonl.parts"),
+        claims.locked(tmp_path / "out.jsonl.parts"),
         pytest.raises(BlockingIOError, match="Another process writes .*out.jsonl.parts"),
     ):
         extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
@@ -349,22 +355,9 @@ def test_a_column_with_the_name_of_a_result_is_not_kept(extract, tmp_path, name)
     assert not (tmp_path / "out.jsonl.parts").exists()
 
 
-class Lengths:
-    """Adds the length of each text."""
-
-    def describe(self):
-        return {}
-
-    def process_rows(self, rows, progress=None):
-        return [{"length": len(row["text"])} for row in rows]
-
-    def types(self):
-        return {"length": pyarrow.int64(), "error": pyarrow.string()}
-
-
 def test_an_error_column_of_the_source_is_no_error(tmp_path):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph", "error": 0.5}, {"text": "cut", "error": "none"}])
-    assert run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.jsonl") == (2, 0, [])
+    assert run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.jsonl")[:3] == (2, 0, [])
     assert lines(tmp_path / "out.jsonl") == [{"text": "graph", "length": 5}, {"text": "cut", "length": 3}]
 
 

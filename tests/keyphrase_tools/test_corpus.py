@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 import warnings
 from functools import partial
 
@@ -117,7 +118,9 @@ def test_rows_that_cannot_be_read_are_reported(tmp_path):
     path.write_bytes(b"\n".join([good, *bad, b"  ", good]))
     rows = list(Corpus(path).read())
     assert [row.values is None for row in rows] == [False, True, True, True, True, False]
-    for row, message in zip(rows[1:5], ("JSONDecodeError", "columns: 'body'", "got a str", "Unicode"), strict=True):
+    for row, message in zip(
+        rows[1:5], ("JSONDecodeError", "columns: 'body'", "got a str", "not valid UTF-8"), strict=True
+    ):
         assert message in row.error and row.id == row.number
     path = tmp_path / "texts.csv"
     path.write_bytes(b'text,id\ngraph,1\ngraph,2,3\n"a\nb",4\n\xff,5\n')
@@ -126,12 +129,12 @@ def test_rows_that_cannot_be_read_are_reported(tmp_path):
         None,
         "ValueError: the row has 3 fields, the header has 2",
         None,
-        "ValueError: it is not valid UTF-8",
+        "ValueError: it is not valid UTF-8; pass --encoding",
     ]
     assert rows[2].values["text"] == "a\nb"
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(b"\xff")
-    assert "UnicodeDecodeError" in next(Corpus(tmp_path / "texts").read()).error
+    assert "not valid UTF-8 (byte 1)" in next(Corpus(tmp_path / "texts").read()).error
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -296,3 +299,144 @@ def test_texts_are_joined_with_their_titles_and_errors_are_kept(tmp_path):
     texts, errors = read_texts(Corpus(write_jsonl(tmp_path / "a.jsonl", rows)), 3)
     assert texts == {0: join_title("A", "deep cuts")}
     assert errors == {1: "'text' is 3, not a text", 2: "it is empty"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_names_the_encoding(name, encoding, tmp_path):
+    row = {"id": "ü", "text": "naïve graph"}
+    content = {
+        "a.jsonl": json.dumps(row),
+        "a.json": json.dumps([row]),
+        "a.csv": "id,text\nü,naïve graph",
+        "a.txt": row["text"],
+    }
+    (tmp_path / name).write_bytes(content[name].encode(encoding))
+    (found,) = Corpus(tmp_path / name).read()
+    assert found.values["text"] == row["text"] and found.id == ("a.txt" if name == "a.txt" else "ü")
+
+
+def test_options_of_text_files(tmp_path):
+    (tmp_path / "a.csv").write_bytes("id;text\n1;naïve, graph\n".encode("cp1252"))
+    with pytest.raises(ValueError, match="Its columns are 'id;text'. Use --delimiter ';'"):
+        Corpus(tmp_path / "a.csv")
+    (row,) = Corpus(tmp_path / "a.csv", delimiter=";").read()
+    assert row.error == "ValueError: it is not valid UTF-8; pass --encoding"
+    corpus = Corpus(tmp_path / "a.csv", delimiter=";", encoding="cp1252")
+    assert [row.values["text"] for row in corpus.read()] == ["naïve, graph"]
+    assert (corpus.describe()["delimiter"], corpus.describe()["encoding"]) == (";", "cp1252")
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    for options in ({"delimiter": ";"}, {"encoding": "utf-8"}):
+        with pytest.raises(ValueError, match=f"--{next(iter(options))} .* has no effect on .parquet"):
+            Corpus(path, **options)
+
+
+def test_utf_16_without_a_byte_order_mark_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"text": "graph"}'.encode("utf-16-le"))
+    with pytest.raises(ValueError, match="No file of .*UTF-16-LE without a byte order mark; pass --encoding utf-16-le"):
+        Corpus(tmp_path / "a.jsonl")
+    assert [row.values["text"] for row in Corpus(tmp_path / "a.jsonl", encoding="utf-16-le").read()] == ["graph"]
+
+
+def test_json_files_hold_lines_or_an_array(tmp_path):
+    for text in (json.dumps(ROWS), json.dumps(ROWS, indent=1), "\n".join(map(json.dumps, ROWS))):
+        (tmp_path / "a.json").write_text(text)
+        assert contents(Corpus(tmp_path / "a.json")) == EXPECTED
+    (tmp_path / "a.json").write_text(json.dumps(ROWS[0], indent=1))
+    with pytest.raises(ValueError, match="one object over several lines"):
+        Corpus(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(json.dumps(ROWS * 9)[:-40])
+    *rows, last = Corpus(tmp_path / "a.json").read()
+    assert (
+        [row.id for row in rows] == ["d0", "d1", "d2", "d3"] * 8 + ["d0", "d1", "d2"]
+        and last.id is None
+        and "a.json cannot be read" in last.error
+    )
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_a_missing_id_column_is_an_error(suffix, tmp_path):
+    write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl}[suffix]
+    write(tmp_path / f"a.{suffix}", ROWS)
+    with pytest.raises(ValueError, match=r"no column 'doi'. Its columns are .*Use --id-column"):
+        Corpus(tmp_path / f"a.{suffix}", id_column="doi")
+
+
+def test_no_row_has_the_id_of_another(tmp_path):
+    lines = [
+        '{"id": 1, "text": "graph"}',
+        "{no json",
+        '{"text": "cut"}',
+        '{"id": NaN, "text": "cut"}',
+        '"a"',
+        '{"id": 4}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert [row.id for row in Corpus(tmp_path / "a.jsonl").read()] == [1, None, None, None, None, 4]
+    (tmp_path / "a.csv").write_text("id,text\n2,graph\n3\n0,cut\n")
+    assert [row.id for row in Corpus(tmp_path / "a.csv").read()] == ["2", None, "0"]
+    (tmp_path / "b.jsonl").write_text("{no json\n" + '{"text": "cut"}\n' * 30 + '{"id": 3, "text": "cut"}\n')
+    corpus = Corpus(tmp_path / "b.jsonl")
+    with pytest.warns(UserWarning, match="Document 31 .* has an 'id', the first ones have none"):
+        assert [row.id for row in corpus.read()] == list(range(32))
+
+
+@pytest.mark.parametrize("header, message", [("id,text,text", "two columns 'text'"), ("text,,", "without a name")])
+def test_columns_of_the_same_name_are_refused(header, message, tmp_path):
+    (tmp_path / "a.csv").write_text(f"{header}\n1,2,3\n")
+    with pytest.raises(ValueError, match=f"a.csv has .*{message}"):
+        Corpus(tmp_path / "a.csv")
+    if "id" in header:
+        table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 3, header.split(","))
+        parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=f"a.parquet has .*{message}"):
+            Corpus(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "loop", "pipe", "folder", "no permission"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", "txt"])
+def test_a_file_that_is_none_is_an_error_and_the_others_are_read(kind, suffix, tmp_path):
+    write = {
+        "parquet": write_parquet,
+        "csv": write_csv,
+        "jsonl": write_jsonl,
+        "txt": lambda path, _: path.write_text("a"),
+    }
+    for name in "ac":
+        write[suffix](tmp_path / f"{name}.{suffix}", ROWS[:1])
+    path = tmp_path / f"b.{suffix}"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        (path / "empty").mkdir(parents=True)
+    elif kind == "no permission":
+        if not (hasattr(os, "geteuid") and os.geteuid()):
+            pytest.skip("root reads everything")
+        write[suffix](path, ROWS[:1])
+        path.chmod(0)
+    else:
+        path.symlink_to("nothing" if kind == "link to nothing" else path.name)
+    for source in (tmp_path, f"{tmp_path}/*.{suffix}"):
+        corpus = Corpus(source)
+        errors = [row.error is not None for row in corpus.read()]
+        assert errors == ([False, False] if kind == "folder" else [False, True, False])
+        assert corpus.describe()["content"]
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_row_that_is_nested_too_deeply_is_an_error(opening, tmp_path):
+    deep = '{"text": ' + opening * 100_000
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "graph"}}\n{deep}\n{{"text": "cut"}}\n')
+    rows = list(Corpus(tmp_path / "a.jsonl").read())
+    assert [row.values is None for row in rows] == [False, True, False] and "nested deeper than 100" in rows[1].error
+
+
+def test_rows_of_new_documents_alone_are_blocks(tmp_path):
+    rows = [{"id": i, "text": "graph"} for i in range(10)]
+    corpus = Corpus(write_jsonl(tmp_path / "a.jsonl", rows))
+    blocks = list(corpus.blocks(2, is_new=lambda row: row.id % 2 == 1))
+    assert [(block.start, block.end, [row.id for row in block.rows]) for block in blocks] == [
+        (0, 2, [1, 3]), (2, 4, [5, 7]), (4, 5, [9]),
+    ]  # fmt: skip
+    rest = list(corpus.blocks(2, {0: 2}, is_new=lambda row: row.id % 2 == 1))
+    assert rest == blocks[1:]

@@ -80,13 +80,17 @@ def summarize_file(
     device: str | None = None,
     engine: Engine | None = None,
     block_size: int = 64,
+    append: bool = False,
+    delimiter: str | None = None,
+    encoding: str | None = None,
     **options,
 ) -> RunSummary:
     """Writes each row of a source with its `summary_text`, or with `error`. An interrupted call resumes when it is repeated.
 
     Args:
-        source, output, engine, block_size: as in `keyphrase_tools.block_runs.run_blocks`.
+        source, output, engine, block_size, append: as in `keyphrase_tools.block_runs.run_blocks`.
         dataset: of all documents, `None` for none; or `dataset_column`, that of each.
+        delimiter, encoding: of the source; see `keyphrase_tools.corpus.Corpus`.
         device: by default an accelerator if there is one.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 
@@ -97,6 +101,6 @@ def summarize_file(
         raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")
     check_output(output)
     required = () if dataset_column is None else (dataset_column,)
-    corpus = Corpus(source, text_column, None, keep=None, required=required)
+    corpus = Corpus(source, text_column, None, keep=None, required=required, delimiter=delimiter, encoding=encoding)
     process = SummaryProcess(model, corpus.text_column, dataset, dataset_column, batch_size, device, options)
-    return run_blocks(process, corpus, output, engine=engine, block_size=block_size)
+    return run_blocks(process, corpus, output, engine=engine, block_size=block_size, append=append)

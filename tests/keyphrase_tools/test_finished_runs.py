@@ -1,0 +1,371 @@
+"""Runs that are repeated after their end, that append, and folders that are not theirs."""
+
+import csv
+import datetime
+import decimal
+import json
+import os
+import shutil
+import uuid
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from keyphrase_tools import block_runs
+from keyphrase_tools.block_runs import find_finished, run_blocks
+from keyphrase_tools.corpus import Corpus
+from lexperts.cli.keyphrases import app
+from run_tools.claims import RECORD, Claim
+from run_tools.errors import UserError
+from run_tools.outputs import read_record, record_path
+from tests.keyphrase_tools.corpora import Lengths, Stop, lines, write_jsonl
+
+TEXT = "The network of the graph is cut. " * 30
+ROWS = [{"id": i, "text": "graph " * (i + 1), "year": 2000 + i} for i in range(10)]
+
+
+def run(source, output, append=False, keep=("year",), process=None, **options):
+    return run_blocks(process or Lengths(), Corpus(source, keep=keep), output, block_size=2, append=append, **options)
+
+
+def stop_after(monkeypatch, blocks, *arguments, **options):
+    write, left = Claim.write, iter(range(blocks))
+
+    def write_some(*args):
+        if next(left, None) is None:
+            raise Stop
+        return write(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Claim, "write", write_some)
+        run(*arguments, **options)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_jsonl(tmp_path / "in.jsonl", ROWS)
+
+
+@pytest.fixture
+def unfinished(source, tmp_path, monkeypatch):
+    """OUT, OUT.parts of a run that has stopped after two blocks, and the output of a whole run."""
+    run(source, tmp_path / "whole.jsonl")
+    stop_after(monkeypatch, 2, source, tmp_path / "out.jsonl")
+    return tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts", (tmp_path / "whole.jsonl").read_bytes()
+
+
+def content(folder):
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_users_file_in_the_parts_is_named_and_stays(unfinished, source):
+    output, parts, whole = unfinished
+    (parts / "thesis.txt").write_text("mine")
+    before = content(parts.parent)
+    with pytest.raises(UserError, match="out.jsonl.parts holds 'thesis.txt', which its record does not name. Move"):
+        run(source, output)
+    assert content(parts.parent) == before
+    (parts / "thesis.txt").rename(parts.parent / "thesis.txt")
+    assert run(source, output) == (10, 0, [], 10)
+    assert output.read_bytes() == whole and not parts.exists()
+
+
+def test_a_file_that_comes_during_a_run_stays(source, tmp_path, monkeypatch):
+    join = block_runs.join_blocks
+
+    def join_later(*arguments):
+        (tmp_path / "out.jsonl.parts" / "thesis.txt").write_text("mine")
+        return join(*arguments)
+
+    monkeypatch.setattr(block_runs, "join_blocks", join_later)
+    run(source, tmp_path / "out.jsonl")
+    assert {path.name for path in (tmp_path / "out.jsonl.parts").iterdir()} == {"thesis.txt"}
+
+
+@pytest.mark.parametrize(
+    "change", ["truncated", "longer", "other content", "foreign block", "no record", "damaged record"]
+)
+def test_a_block_that_is_not_of_the_run_is_not_joined(change, unfinished, source):
+    output, parts, whole = unfinished
+    block = parts / "000000000002-000000000004.jsonl"
+    original = block.read_bytes()
+    if change == "truncated":
+        block.write_bytes(original[:-7])
+    elif change == "longer":
+        block.write_bytes(original + original)
+    elif change == "other content":
+        block.write_bytes(original.replace(b"2002", b"2222"))
+    elif change == "foreign block":
+        (parts / "000000000004-000000000006.jsonl").write_bytes(original)
+    elif change == "no record":
+        (parts / RECORD).unlink()
+    else:
+        (parts / RECORD).write_text("{")
+    with pytest.raises(UserError) as error:
+        run(source, output)
+    assert not output.exists() and str(parts) in str(error.value) and block.exists()
+    if change in ("truncated", "longer", "other content"):  # the fix of the message
+        assert str(block) in str(error.value)
+        block.unlink()
+        assert run(source, output) == (10, 0, [], 10) and output.read_bytes() == whole
+
+
+def test_two_sources_are_not_mixed_even_if_the_record_is_lost(unfinished, tmp_path):
+    output, parts, _ = unfinished
+    other = write_jsonl(tmp_path / "other.jsonl", ROWS[5:])
+    with pytest.raises(ValueError, match="unfinished run with other settings: source=.*other.jsonl"):
+        run(other, output)
+    (parts / RECORD).unlink()
+    with pytest.raises(UserError, match=f"no record .{RECORD}. of a run"):
+        run(other, output)
+
+
+def test_a_folder_of_the_user_with_the_name_of_the_parts_is_refused(source, tmp_path):
+    parts = tmp_path / "out.jsonl.parts"
+    parts.mkdir()
+    (parts / "000000000000-000000000002.jsonl").write_text('{"id": 99}\n' * 2)
+    before = content(tmp_path)
+    with pytest.raises(UserError, match="no record"):
+        run(source, tmp_path / "out.jsonl")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv", "tsv"])
+def test_a_finished_run_is_complete(suffix, source, tmp_path):
+    output = tmp_path / f"out.{suffix}"
+    assert run(source, output) == (10, 0, [], 10)
+    before = content(tmp_path)
+    assert run(source, output) == run(source, output, append=True) == (10, 0, [], 0)
+    assert content(tmp_path) == before and not (tmp_path / f"out.{suffix}.parts").exists()
+
+
+@pytest.mark.parametrize("change", ["option", "source", "block size", "output", "no record", "record of another"])
+def test_an_output_of_anything_else_is_refused(change, source, tmp_path):
+    output, options = tmp_path / "out.jsonl", {}
+    run(source, output)
+    if change == "option":
+        options, message = {"keep": ["year", "text"]}, "other settings: keep="
+    elif change == "source":
+        write_jsonl(source, ROWS[1:])
+        message = "the documents of the source .*add --append"
+    elif change == "block size":
+        options, message = {"settings": {"block_size": 3}}, "block_size=2 before, 3 now"
+    elif change == "output":
+        output.write_bytes(output.read_bytes() + b"{}\n")
+        message = "has changed since"
+    else:
+        record_path(output).unlink()
+        if change == "record of another":
+            record_path(output).write_text("{}")
+        message = "is not of a run"
+    before = content(tmp_path)
+    with pytest.raises(FileExistsError, match=f"out.jsonl already exists, and .*{message}"):
+        run(source, output, **options)
+    assert content(tmp_path) == before or change in ("option", "source", "block size")
+    assert output.read_bytes() == before[str(output)]
+
+
+def grow(source, rows):
+    return write_jsonl(source, rows)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+def test_append_adds_the_documents_with_new_ids(suffix, tmp_path):
+    bad = "{no json\n"
+    source, output, whole = tmp_path / "in.jsonl", tmp_path / f"out.{suffix}", tmp_path / f"whole.{suffix}"
+    text = [json.dumps(row) + "\n" for row in ROWS]
+    source.write_text("".join(text[2:5]) + bad)
+    assert run(source, output, append=True) == (4, 1, [], 4)
+    source.write_text("".join(text[2:5]) + bad + "".join(text[:2]) + bad + "".join(text[5:]))
+    assert run(source, output, append=True) == (12, 2, [], 8)
+    run(source, whole)
+    rows = {"jsonl": lines, "parquet": lambda path: parquet.read_table(path).to_pylist(), "csv": read_csv}[suffix]
+    assert rows(output) == rows(whole)
+    assert run(source, output, append=True) == (12, 2, [], 0)
+    write_jsonl(source, ROWS[5:])  # older documents are gone: what is written stays
+    assert run(source, output, append=True) == (12, 2, [], 0) and rows(output) == rows(whole)
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("moment", ["block", "record", "rename", "removal", "grown again"])
+def test_an_append_that_is_killed_at_any_moment_resumes(moment, tmp_path, monkeypatch):
+    source, output = write_jsonl(tmp_path / "in.jsonl", ROWS[:3]), tmp_path / "out.jsonl"
+    run(source, output)
+    write_jsonl(source, ROWS[:8])
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    if moment in ("block", "grown again"):
+        stop_after(monkeypatch, 1, source, output, append=True)
+    else:
+        place = {
+            "record": (block_runs, "hash_file"),
+            "rename": (block_runs.Path, "replace"),
+            "removal": (Claim, "remove"),
+        }
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            if moment == "rename":
+                write = block_runs.write_record
+                patch.setattr(block_runs, "write_record", lambda *args: write(*args) or killed())
+            elif moment == "record":
+                patch.setattr(block_runs, "write_record", killed)
+            else:
+                patch.setattr(*place[moment], killed)
+            run(source, output, append=True)
+    if moment == "grown again":
+        write_jsonl(source, ROWS)
+    count = len(ROWS) if moment == "grown again" else 8
+    summary = run(source, output, append=True)
+    assert summary == (count, 0, [], 0 if moment == "removal" else count - 3)
+    assert [row["id"] for row in lines(output)] == list(range(count)) and not (tmp_path / "out.jsonl.parts").exists()
+    assert read_record(output).size == output.stat().st_size
+
+
+def test_append_needs_ids_and_the_same_output(source, tmp_path):
+    output = tmp_path / "out.jsonl"
+    run(source, output)
+    for rows, error, message in (
+        ([{"text": "graph"}] * 12, ValueError, "finds new documents by their ids, and .* has none"),
+        ([*ROWS, {"text": "graph"}], ValueError, "A document has no id"),
+    ):
+        write_jsonl(source, rows)
+        with pytest.raises(error, match=message):
+            run(source, output, append=True)
+        shutil.rmtree(tmp_path / "out.jsonl.parts", ignore_errors=True)
+    write_jsonl(source, [*ROWS, {"id": 10, "text": "graph"}])
+    changed = output.read_bytes().replace(b"2000", b"3000")
+    output.write_bytes(changed)
+    with pytest.raises(FileExistsError, match="has changed since"):
+        run(source, output, append=True)
+    assert output.read_bytes() == changed
+
+
+def test_files_are_appended_by_their_paths(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "bc":
+        (folder / f"{name}.txt").write_text(name * 3)
+    output = tmp_path / "out.jsonl"
+    run(folder, output, keep=())
+    (folder / "a.txt").write_text("aaaa")
+    assert run(folder, output, keep=(), append=True) == (3, 0, [], 1)
+    assert [(row["id"], row["length"]) for row in lines(output)] == [("b.txt", 3), ("c.txt", 3), ("a.txt", 4)]
+
+
+def test_a_source_that_changes_while_it_is_read_is_not_joined(source, tmp_path):
+    class Truncating(Lengths):
+        def process_rows(self, rows, progress=None):
+            os.truncate(source, 200)
+            return super().process_rows(rows)
+
+    with pytest.raises(RuntimeError, match="in.jsonl has changed while it was read, so .*out.jsonl is not written"):
+        run(source, tmp_path / "out.jsonl", process=Truncating())
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_values_that_json_does_not_have(tmp_path):
+    number, day = uuid.UUID(int=7), datetime.datetime(2024, 5, 17, 12, 30)
+    row = {"id": decimal.Decimal("1.50"), "text": "graph", "day": day, "date": day.date(), "score": float("nan")}
+    row |= {"worst": float("-inf"), "nested": [{"x": float("inf")}]}
+    table = pyarrow.Table.from_pylist([row])
+    table = table.append_column("key", pyarrow.array([str(number)]))
+    parquet.write_table(table, tmp_path / "in.parquet")
+    keep = ["day", "date", "score", "worst", "nested", "key"]
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl", keep=keep)
+    text = (tmp_path / "out.jsonl").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert found == {
+        "id": "1.50", "day": "2024-05-17T12:30:00", "date": "2024-05-17", "score": None, "worst": None,
+        "nested": [{"x": None}], "key": str(number), "length": 5,
+    }  # fmt: skip
+    assert block_runs.format_row({"id": number}, {"x": 1}) == f'{{"id": "{number}", "x": 1}}\n'
+
+
+def test_a_result_that_is_not_a_number_is_an_error(source, tmp_path):
+    class Unsure(Lengths):
+        def process_rows(self, rows, progress=None):
+            return [{"length": float("nan")} for _ in rows]
+
+    assert run(source, tmp_path / "out.jsonl", process=Unsure())[:2] == (10, 10)
+    assert lines(tmp_path / "out.jsonl")[0] == {"id": 0, "year": 2000, "error": "a result is not a number"}
+
+
+def test_csv_has_no_formulas(tmp_path):
+    rows = [{"id": "=1+1", "text": "graph", "note": "@SUM(A1)"}, {"id": "-5", "text": "cut", "note": "-5 or more"}]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    run(source, tmp_path / "out.csv", keep=["note"])
+    assert read_csv(tmp_path / "out.csv") == [
+        {"id": "'=1+1", "note": "'@SUM(A1)", "length": "5"},
+        {"id": "-5", "note": "'-5 or more", "length": "3"},
+    ]
+    write_jsonl(source, [*rows, {"id": "+x", "text": "c", "note": None}])
+    assert run(source, tmp_path / "out.csv", keep=["note"], append=True) == (3, 0, [], 1)
+    assert [row["id"] for row in read_csv(tmp_path / "out.csv")] == ["'=1+1", "-5", "'+x"]
+
+
+@pytest.fixture
+def command(folder, tmp_path):
+    def start(source, name="out.csv", *options):
+        arguments = ["extract", str(source), str(tmp_path / name), "--model", str(folder), *options]
+        return CliRunner().invoke(app, arguments)
+
+    return start
+
+
+def test_the_command_reads_and_writes_csv_and_is_repeated(command, tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_bytes(f"id;text;note\na;{TEXT};=1\nb;Deep networks;é\n".encode("cp1252"))
+    options = ("--delimiter", ";", "--encoding", "cp1252", "--keep", "note", "--top-k", "2")
+    done = command(source, "out.csv", *options)
+    assert done.exit_code == 0, done.stderr
+    rows = read_csv(tmp_path / "out.csv")
+    assert [(row["id"], row["note"]) for row in rows] == [("a", "'=1"), ("b", "é")]
+    assert rows[0]["keyphrases"].count("; ") == rows[0]["scores"].count("; ") and float(rows[0]["scores"].split(";")[0])
+    done = command(source, "out.csv", *options)
+    assert done.exit_code == 0 and "is complete, nothing to do: 2 documents" in done.stdout
+    done = command(source, "out.csv", *options[:-1], "3")
+    assert done.exit_code == 2 and "top_k=2 before, 3 now" in done.stderr
+    with source.open("ab") as file:
+        file.write(b"c;A network;x\n")
+    done = command(source, "out.csv", *options)
+    assert done.exit_code == 2 and "--append" in done.stderr
+    done = command(source, "out.csv", *options, "--append")
+    assert done.exit_code == 0 and "3 documents in" in done.stdout and "1 of them new" in done.stdout
+    assert [row["id"] for row in read_csv(tmp_path / "out.csv")] == ["a", "b", "c"]
+
+
+def test_only_bad_rows_are_a_failure(command, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": 3}\n{"text": null}\n')
+    for _ in range(2):
+        done = command(source, "out.jsonl")
+        assert done.exit_code == 1 and "no document could be processed" in done.stderr
+    source.write_text('{"text": 3}\n{"text": "graph"}\n')
+    assert command(source, "other.jsonl").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "option, value, message",
+    [
+        ("--encoding", "utf9", "'utf9' is not known"),
+        ("--delimiter", "ab", "'ab' is not one character"),
+        ("--delimiter", ";", "no effect on .jsonl"),
+        ("--id-column", "doi", "no column 'doi'"),
+    ],
+)
+def test_a_wrong_option_of_the_source_is_one_line(option, value, message, command, source, tmp_path):
+    before = content(tmp_path)
+    done = command(source, "out.jsonl", option, value)
+    assert done.exit_code == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert content(tmp_path) == before
+
+
+def test_find_finished_reads_a_folder_of_a_run_alone(unfinished, tmp_path):
+    assert find_finished(unfinished[1]) == {0: 2, 2: 4} and find_finished(tmp_path / "none") == {}
