@@ -118,6 +118,44 @@ def test_overwriting_removes_the_run_and_nothing_else(tmp_path, capsys):
     assert (tmp_path / "base" / "model.safetensors").exists()
 
 
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("record", ["none", "damaged", "of something else"])
+def test_overwriting_removes_nothing_in_a_folder_that_no_run_has_written(record, tmp_path):
+    write_model(tmp_path)
+    write_model(tmp_path / "base")
+    if record != "none":
+        (tmp_path / "run_settings.json").write_text("{" if record == "damaged" else '{"mine": 1}')
+    before = content(tmp_path)
+    with pytest.raises(SettingsMismatchError, match="would remove .*base, which no run .* record of a run, is missing or damaged"):
+        open_run(tmp_path, overwrite=True)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["embeddings.safetensors", "photos.bin", "checkpoint-best", "seed-data"])
+def test_overwriting_does_not_remove_what_only_looks_like_an_output(name, tmp_path):
+    left_by_a_run(tmp_path)
+    (tmp_path / name).write_text("mine")
+    before = content(tmp_path)
+    with pytest.raises(SettingsMismatchError, match=f"would remove .*{name}, .* its name is not one of a run's outputs. Move"):
+        open_run(tmp_path, overwrite=True)
+    assert content(tmp_path) == before
+
+
+def test_overwriting_a_finished_run_removes_the_files_that_its_record_names(tmp_path):
+    left_by_a_run(tmp_path).mark_finished()
+    (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
+    before = content(tmp_path)
+    with pytest.raises(SettingsMismatchError, match=r"notes.txt, .* run_settings.json does not name it"):
+        open_run(tmp_path, overwrite=True)
+    assert content(tmp_path) == before
+    (tmp_path / "checkpoint-2" / "notes.txt").unlink()
+    open_run(tmp_path, overwrite=True)
+    assert [path.name for path in content(tmp_path)] == ["run_settings.json"]
+
+
 def test_finished_is_a_run_with_these_settings_that_came_to_its_end(tmp_path):
     run = left_by_a_run(tmp_path)
     assert not run.finished

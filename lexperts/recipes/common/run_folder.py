@@ -5,7 +5,7 @@ the same settings: options that affect the result, the content of data files and
 """
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from transformers import TrainingArguments
+
+from run_tools.files import write_file
 
 from .fingerprints import RECORD, parse_named_path
 from .settings import PATH_SETTINGS, collect_settings, differences
@@ -22,6 +24,11 @@ RUN_OUTPUTS = (
     "checkpoint-*", "base", "first", "seed-*", "*.safetensors", "*.safetensors.index.json", "*.bin", "config.json",
     "generation_config.json", "adapter_config.json", "results.json", "scores.json", "log.json", "losses.json",
 )  # fmt: skip
+# those of them that a run of ours writes, and not only a user with a similar name
+OWN_OUTPUTS = re.compile(
+    r"checkpoint-\d+|base|base\.part|first|seed-\d+|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|train|validation"
+)
 
 
 class SettingsMismatchError(ValueError):
@@ -30,9 +37,7 @@ class SettingsMismatchError(ValueError):
 
 def replace_file(path: Path, text: str) -> None:
     """Writes a file atomically."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    write_file(path, text)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -46,7 +51,8 @@ def is_complete(checkpoint: Path) -> bool:
 
 def last_checkpoint(output: str | Path) -> str | None:
     """The newest complete checkpoint of a folder."""
-    complete = [folder for folder in Path(output).glob("checkpoint-*") if is_complete(folder)]
+    folders = Path(output).glob("checkpoint-*")
+    complete = [folder for folder in folders if folder.name.split("-", 1)[1].isdecimal() and is_complete(folder)]
     return str(max(complete, key=lambda folder: int(folder.name.split("-")[1]))) if complete else None
 
 
@@ -112,7 +118,12 @@ class RunFolder:
         replace_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
 
     def remove(self, clear: Sequence[str]) -> None:
-        """Removes the outputs of a run and nothing else."""
+        """Removes the outputs of a run and nothing else.
+
+        Raises:
+            SettingsMismatchError: if one of them is an input of this run, or is not of a run: there is no record, or it is not in
+                the record of a finished run. Nothing is removed then.
+        """
         outputs = [*self.leftovers(), *(path for pattern in clear for path in self.path.glob(pattern))]
         for path in outputs:
             for source in map(Path, self.inputs):
@@ -122,6 +133,12 @@ class RunFolder:
                     raise SettingsMismatchError(
                         f"--overwrite_output_dir true would remove {path}, an input of this run. Use another --output_dir."
                     )
+        if (foreign := self.find_foreign(outputs)) is not None:
+            path, reason = foreign
+            raise SettingsMismatchError(
+                f"--overwrite_output_dir true would remove {path}, which no run is known to have written: {reason}. Move it away, "
+                "or use another --output_dir."
+            )
         for path in outputs:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -131,6 +148,24 @@ class RunFolder:
         if outputs:
             print(f"removed from {self.path}: {', '.join(path.name for path in outputs)}", flush=True)
 
+    def find_foreign(self, outputs: Sequence[Path]) -> tuple[Path, str] | None:
+        """The first of these paths that is not known to be of a run, and why."""
+        record = self.read()
+        if outputs and not record:
+            return outputs[0], f"{self.record.name}, the record of a run, is missing or damaged"
+        files = record.get("files")  # of a finished run
+        for path in outputs:
+            if not OWN_OUTPUTS.fullmatch(path.name):
+                return path, "its name is not one of a run's outputs"
+            if files is not None and (other := next((f for f in self.files_of([path]) if f not in files), None)):
+                return self.path / other, f"{self.record.name} does not name it"
+        return None
+
+    def files_of(self, outputs: Sequence[Path]) -> list[str]:
+        """The files in these outputs, relative to the folder."""
+        files = (file for path in outputs for file in ([path] if not path.is_dir() else sorted(path.rglob("*"))))
+        return [file.relative_to(self.path).as_posix() for file in files if file.is_symlink() or not file.is_dir()]
+
     @property
     def finished(self) -> bool:
         """Whether a run with these settings has finished in this folder."""
@@ -138,8 +173,8 @@ class RunFolder:
         return bool(record.get("finished") and self.leftovers() and not differences(record["settings"], self.settings))
 
     def mark_finished(self, **facts) -> None:
-        """Records that the run has finished, with facts such as steps and epochs."""
-        self.write({**self.read(), "finished": True, **facts})
+        """Records that the run has finished and what it has written, with facts such as steps and epochs."""
+        self.write({**self.read(), "finished": True, "files": self.files_of(self.leftovers()), **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
         """The checkpoint to resume from: the newest here, or the requested one. Raises a `ValueError` if that is not a
