@@ -148,10 +148,7 @@ class Claim:
 
 def remove_empty(folder: Path) -> None:
     """Removes a folder that holds nothing but a lock."""
-    lock = folder / LOCK
-    with suppress(OSError):  # there is none
-        if lock.stat().st_size == 0:
-            lock.unlink()
+    remove_lock(folder)
     with suppress(OSError):  # not empty
         folder.rmdir()
 
@@ -168,6 +165,14 @@ def find_foreign(folder: Path, known: Collection[str]) -> str | None:
         if not is_plain or not (entry.name in known or is_lock or _is_temporary(entry.name, known)):
             return entry.name
     return None
+
+
+def remove_lock(folder: Path) -> None:
+    """Removes the lock of a folder."""
+    lock = folder / LOCK
+    with suppress(OSError):  # there is none
+        if lock.stat().st_size == 0:
+            lock.unlink()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ embeds the gold definition, as the authors do.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,12 +19,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from run_tools.claims import RECORD, Claim, find_foreign, locked, remove_lock
 from run_tools.errors import did_you_mean
 
 from ..clustering.balanced_kmeans import balanced_kmeans
 from ..clustering.embeddings import embed_texts
 from ..errors import MergeError
+from ..staging import partial_folder
 
+COMMAND = "merge cluster"  # in the record of the staging folder
 METHODS = ("balanced", "kmeans", "tfidf", "random", "source")
 EMBEDDED = ("prompt", "prompt+definition")
 MAX_TERMS = 12  # per cluster
@@ -74,7 +76,8 @@ def cluster(
         `calinski_harabasz`, and `nearest`, the share of rows whose nearest centroid is that of their own cluster.
 
     Raises:
-        MergeError: for invalid options, an output folder that is not empty, more clusters than rows, an empty cluster, rows
+        MergeError: for invalid options, an output folder that is not empty, a staging folder `.OUT.partial` that no such run has
+            left, more clusters than rows, an empty cluster, rows
             without a source, or embeddings that are not finite.
         ImportError: if scikit-learn, or matplotlib with `plot`, is not installed.
     """
@@ -82,6 +85,7 @@ def cluster(
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise MergeError(f"{out} is not empty. Choose another folder, or delete its files.")
+    claim_staging_folder(out)
     rows, dropped = read_rows(data)
     if method != "source" and k > len(rows):
         raise MergeError(f"{len(rows):,} rows cannot fill {k} clusters. Use k={len(rows)} or less.")
@@ -202,25 +206,43 @@ def cluster_quality(x: np.ndarray, labels: np.ndarray, seed: int) -> dict:
     return scores
 
 
+def claim_staging_folder(out: Path) -> Claim | None:
+    """The claim that a run which was interrupted has on the staging folder of an output, if there is one.
+
+    Raises:
+        MergeError: if the folder is of anything else.
+    """
+    claim = Claim.read(partial_folder(out))
+    if claim is not None and claim.command != COMMAND:
+        raise MergeError(f"{claim.folder} is of a run of {claim.command!r}. Delete it, or choose another output.")
+    return claim
+
+
 def write_clusters(out: Path, rows, labels, x, result: dict, plot: bool, seed: int):
     """Writes all files to a folder next to the output, and renames it."""
-    new = out.parent / f".{out.name}.partial"
-    if new.exists():
-        shutil.rmtree(new)
-    new.mkdir(parents=True)
-    for c in range(len(result["sizes"])):
-        with (new / f"{c}.jsonl").open("w", encoding="utf-8") as file:
-            for i in np.flatnonzero(labels == c):
-                file.write(json.dumps({**rows[i], "domain": c}, ensure_ascii=False) + "\n")
-    if x is not None:
-        metadata = {"embedder": result["embedder"], "embedded": result["embedded"]}
-        save_file({"centroids": compute_centroids(x, labels)}, new / "centroids.safetensors", metadata=metadata)
-        if plot:
-            plot_clusters(x, labels, result, new / "clusters.png", seed)
-    (new / "clusters.json").write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
+    new = partial_folder(out)
+    with locked(new):
+        if (earlier := claim_staging_folder(out)) is not None:
+            earlier.clear()
+        claim = Claim.create(new, COMMAND, {})
+        for c in range(len(result["sizes"])):
+            with claim.name_file(f"{c}.jsonl").open("w", encoding="utf-8") as file:
+                for i in np.flatnonzero(labels == c):
+                    file.write(json.dumps({**rows[i], "domain": c}, ensure_ascii=False) + "\n")
+        if x is not None:
+            metadata = {"embedder": result["embedder"], "embedded": result["embedded"]}
+            path = claim.name_file("centroids.safetensors")
+            save_file({"centroids": compute_centroids(x, labels)}, path, metadata=metadata)
+            if plot:
+                plot_clusters(x, labels, result, claim.name_file("clusters.png"), seed)
+        claim.write("clusters.json", json.dumps(result, ensure_ascii=False, indent=1).encode())
+        if (foreign := find_foreign(new, {RECORD, *claim.files})) is not None:
+            raise MergeError(f"{foreign!r} was put into {new} meanwhile. Move it away, and repeat the command.")
     if out.exists():
         out.rmdir()
     new.rename(out)
+    (out / RECORD).unlink()  # last, so that until then the folder can be claimed again
+    remove_lock(out)
 
 
 def plot_clusters(x: np.ndarray, labels: np.ndarray, result: dict, path: Path, seed: int):

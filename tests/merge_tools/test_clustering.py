@@ -17,6 +17,7 @@ from merge_tools.clustering import embeddings as embedding
 from merge_tools.clustering.embeddings import Cache, embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import nearest_centroids
+from run_tools.claims import Claim
 
 ANIMALS, TOOLS = ("cat", "dog", "horse", "goose"), ("hammer", "saw", "drill", "chisel")
 
@@ -263,3 +264,31 @@ def test_real_embeddings_separate_meanings(tmp_path):
     result = cluster(path, tmp_path / "out", k=2, embedder=str(get_model_path()), name="all-MiniLM-L6-v2", plot=False)
     assert result["sizes"] == [8, 8] and result["embedder"] == "all-MiniLM-L6-v2"
     assert all(len({"farm" in row["context"] for row in part}) == 1 for part in read(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["without a record", "of another command", "with a file more"])
+def test_a_staging_folder_of_the_user_stays(kind, data, tmp_path):
+    partial = tmp_path / ".out.partial"
+    if kind != "without a record":
+        Claim.create(partial, "merge cluster" if kind == "with a file more" else "other", {}).write("0.jsonl", b"")
+    partial.mkdir(exist_ok=True)
+    if kind != "of another command":
+        (partial / "thesis.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in partial.iterdir()}
+    with pytest.raises(MergeError, match=r"\.out\.partial (holds 'thesis.txt'|is of a run of 'other')"):
+        cluster(data, tmp_path / "out", method="random", plot=False)
+    assert {path: path.read_bytes() for path in partial.iterdir()} == before and not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_run_is_repeated(data, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Claim, "write", killed)
+        cluster(data, tmp_path / "out", method="random", plot=False)
+    assert (tmp_path / ".out.partial" / "0.jsonl").exists()
+    cluster(data, tmp_path / "out", method="random", plot=False)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl", "clusters.json"}
+    assert not (tmp_path / ".out.partial").exists()
