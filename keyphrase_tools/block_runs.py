@@ -114,14 +114,14 @@ def run_blocks(
         about = json.loads(json.dumps(about, default=str))
         claim = Claim.read(parts)
         if claim is None and (record := find_complete(output, claim, about)):
-            return RunSummary(**record.summary, new=0)
+            return summarize(record, 0)
         lock = stack.enter_context(ExitStack())
         lock.enter_context(locked(parts))
         claim = Claim.read(parts)  # another process may have written meanwhile
         if record := find_complete(output, claim, about):
             lock.close()  # NFS and Windows do not delete an open file
             remove_parts(parts, claim)
-            return RunSummary(**record.summary, new=0)
+            return summarize(record, 0)
         earlier = find_earlier(output, claim)
         known = None if earlier is None else find_known(output, corpus, earlier, about, append)
         if earlier is not None:
@@ -382,14 +382,20 @@ def join_blocks(
     except OSError as error:
         new.unlink(missing_ok=True)
         raise describe_space(error, output) from error
-    before = earlier.summary if earlier else {"documents": 0, "errors": 0, "files": []}
-    now = {"documents": documents, "errors": errors, "files": files}
-    summary = {name: before[name] + now[name] for name in now}
     settings = {name: value for name, value in claim.settings.items() if name != APPENDED}
-    write_record(output, OutputRecord(settings, new.stat().st_size, hash_file(new), summary))
+    if earlier is not None:
+        errors, files = errors + earlier.errors, earlier.files + files
+    total = documents + (earlier.documents if earlier else 0)
+    record = OutputRecord(settings, new.stat().st_size, hash_file(new), total, errors, files)
+    write_record(output, record)
     new.replace(output)
     sync(output.parent)  # before the blocks are deleted
-    return RunSummary(**summary, new=documents)
+    return summarize(record, documents)
+
+
+def summarize(record: OutputRecord, new: int) -> RunSummary:
+    """The summary of an output to which a call has added `new` rows."""
+    return RunSummary(record.documents, record.errors, record.files, new)
 
 
 def copy_rows(output: Path, path: Path) -> Path:

@@ -25,13 +25,16 @@ class OutputRecord(NamedTuple):
     Attributes:
         settings: those of the run, as JSON.
         size, sha256: of the output's content.
-        summary: numbers to report again.
+        documents, errors: the number of its rows, and of those with an error.
+        files: messages of files of the source that could not be read.
     """
 
     settings: dict
     size: int
     sha256: str
-    summary: dict
+    documents: int
+    errors: int
+    files: list[str]
 
 
 def record_path(output: Path) -> Path:
@@ -50,7 +53,7 @@ def parse_record(content: object) -> OutputRecord | None:
     names = OutputRecord._fields
     if not isinstance(content, dict) or set(content) != set(names):
         return None
-    kinds = zip(names, (dict, int, str, dict), strict=True)
+    kinds = zip(names, (dict, int, str, int, int, list), strict=True)
     return OutputRecord(**content) if all(isinstance(content[name], kind) for name, kind in kinds) else None
 
 

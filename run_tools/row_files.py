@@ -100,7 +100,7 @@ def decode(content: bytes, encoding: str | None = None) -> str:
         raise ValueError(f"it is not valid {label} (byte {error.start + 1}); pass --encoding") from error
 
 
-def open_text(file, encoding: str | None = None) -> tuple[io.BufferedReader, str]:
+def open_text(file, encoding: str | None = None) -> tuple[Any, str]:
     """A stream that can be read from its start, after the byte order mark of UTF-8, and its encoding."""
     peeked = Peeked(file)
     stream, name = io.BufferedReader(peeked, 1 << 17), find_encoding(peeked.head, encoding)
