@@ -104,13 +104,37 @@ def test_no_record(tmp_path):
     assert complete(path) == 10
 
 
-def test_finish_with_other_lines(tmp_path):
+def test_finish_with_other_lines(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
     file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
     file.write(ROWS, squares, batch_size=4)
-    file.finish({"best": line["square"]} for line in file.read_part())
-    assert [line["best"] for line in read_lines(file.path)] == [row**2 for row in ROWS] and not file.part.exists()
-    file.part.write_text("", encoding="utf-8")  # left by a process that was killed in between
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ResumableJsonl, "remove_part", killed)
+        file.finish({"best": line["square"]} for line in file.read_part())
+    assert [line["best"] for line in read_lines(file.path)] == [row**2 for row in ROWS] and file.part.exists()
     assert file.is_complete() and not file.part.exists()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.part", "x.settings.json"])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_file_of_the_user_is_neither_read_nor_removed(name, overwrite, tmp_path):
+    (tmp_path / name).write_text("mine\n")
+    file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
+    for start in (lambda: file.is_complete(overwrite), lambda: file.write(ROWS, squares, batch_size=4)):
+        with pytest.raises(SettingsMismatchError, match="x.settings.json"):
+            start()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "mine\n"}
+
+
+def test_a_part_that_is_not_of_the_finished_run_stays(tmp_path):
+    complete(tmp_path / "x.jsonl")
+    (tmp_path / "x.part").write_text("mine")
+    file = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS)
+    assert file.is_complete() and file.part.read_text() == "mine"
+    assert not ResumableJsonl(tmp_path / "x.jsonl", {"num_beams": 2}).is_complete(overwrite=True)
+    assert file.part.read_text() == "mine" and not file.path.exists()
 
 
 def test_digest():

@@ -14,7 +14,8 @@ class ResumableJsonl:
     """A JSON Lines file with one object per row, and the record of the settings that it was made with.
 
     Until `finish`, the rows of `x.jsonl` are in `x.part`. The settings are in `x.settings.json`; they are compared on every
-    start, so that two runs never mix in one file.
+    start, so that two runs never mix in one file. It also says whether `x.part` is of the run. Files without such a record are neither
+    read nor removed.
 
     Args:
         path: the finished file.
@@ -36,33 +37,50 @@ class ResumableJsonl:
 
     def is_complete(self, overwrite: bool = False) -> bool:
         """Whether the file is finished, with these settings. Raises a `SettingsMismatchError` if it was started with
-        other ones, which are listed, or without a record; `overwrite` removes such a file instead.
+        other ones, which are listed, or without a record; `overwrite` removes a file with other settings instead.
         """
         if difference := self.find_difference():
-            if not overwrite:
+            if not overwrite or not self.read_record():
                 raise SettingsMismatchError(
                     f"{self.path} {difference}. Remove it and {self.record.name}, or write elsewhere."
                 )
             self.remove()
         if self.path.exists():
-            self.part.unlink(missing_ok=True)
+            self.remove_part()  # if a run was killed while it gave the file its name
         return self.path.exists()
 
     def find_difference(self) -> str:
         """How the existing file differs from these settings; "" if it does not, or if there is none."""
+        record = self.read_record()
+        if self.record.exists() and not record:
+            return f"cannot be written: {self.record.name} is damaged, or is not the record of a run"
         if not (self.path.exists() or self.part.exists()):
             return ""
-        if not self.record.exists():
+        if not record or (not self.path.exists() and not record.get("part")):
             return f"has no record of its settings ({self.record.name})"
-        before = self.read_record().get("settings", {})
+        before = record["settings"]
         names = sorted({*before, *self.settings})
         difference = "; ".join(iter_differences(before, self.settings, names))
         return f"was made with other settings: {difference}" if difference else ""
 
     def remove(self) -> None:
         """Removes the file, its part and its record."""
-        for path in (self.path, self.part, self.record):
+        self.remove_part()
+        for path in (self.path, self.record):
             path.unlink(missing_ok=True)
+
+    def remove_part(self) -> None:
+        """Removes the part, if it is of this run, and says so in the record."""
+        record = self.read_record()
+        if record.pop("part", False):
+            self.part.unlink(missing_ok=True)
+            self.write_record(record)
+
+    def start(self) -> None:
+        """Writes the record, unless there is one: from here on the part is of this run. Raises errors as `is_complete`."""
+        if not self.is_complete() and not (self.part.exists() and self.read_record()):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.write_record({"settings": self.settings, "part": True})
 
     def write(
         self,
@@ -88,9 +106,7 @@ class ResumableJsonl:
 
         if self.is_complete():
             return 0
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.part.exists():
-            replace_file(self.record, json.dumps({"settings": self.settings}, ensure_ascii=False, indent=1))
+        self.start()
         done = count_lines(self.part)
         with (
             self.part.open("a", encoding="utf-8", newline="\n") as file,
@@ -120,16 +136,25 @@ class ResumableJsonl:
             os.replace(self.part, self.path)
         else:
             replace_file(self.path, json_lines(lines))
-            self.part.unlink(missing_ok=True)
+        self.remove_part()
 
     def read_record(self) -> dict:
-        """The content of the record: `settings`, and `report` if there is one."""
-        return json.loads(self.record.read_text(encoding="utf-8"))
+        """The content of the record: `settings`, `part` (whether it is of this run), and `report` if there is one; or nothing, if it
+        does not exist or is damaged.
+        """
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return record if isinstance(record, dict) and isinstance(record.get("settings"), dict) else {}
+
+    def write_record(self, record: Mapping) -> None:
+        """Replaces the record."""
+        replace_file(self.record, json.dumps(record, ensure_ascii=False, indent=1))
 
     def add_report(self, report: Mapping) -> None:
         """Records results beside the settings, such as counts and times; they are not compared."""
-        content = {**self.read_record(), "report": report}
-        replace_file(self.record, json.dumps(content, ensure_ascii=False, indent=1))
+        self.write_record({**self.read_record(), "report": report})
 
 
 def count_lines(path: Path) -> int:

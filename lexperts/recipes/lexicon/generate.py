@@ -189,7 +189,7 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
         empty = write_best(samples, rows, domain_info, n, path, keep_samples)
     about = {"model": args.model_name_or_path, "rows": len(rows)}
     file.add_report({**about, **report, "empty": empty, **speed, **versions})
-    file.part.unlink()
+    file.remove_part()
     print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
     for _, path in paths:
         print(f"wrote {path}", flush=True)
