@@ -21,19 +21,14 @@ _ENTITY = re.compile(
     r"&(?:amp;|#38;|#[xX]26;)*(#[0-9]{1,7};|#[xX][0-9a-fA-F]{1,6};|[A-Za-z][A-Za-z0-9]{1,31};)"
     r"|&(nbsp|amp|lt|gt|quot)(?![A-Za-z0-9;=])"
 )
-# controls but for white space, zero-width characters, directions; a (non-)joiner is a part of Persian and Indic words and of emoji
-_INVISIBLE = r"[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
-_INVISIBLE += r"|(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Nd}])[\u200c\u200d]++"
-# ligatures, subscripts, full width, letters of formulas, half-width kana, radicals, Arabic presentation forms
-_ALIKE = r"[\ufb00-\ufb4f\u2080-\u2089\u2090-\u209c\uff01-\uff9f\U0001d400-\U0001d7ff\u2f00-\u2fd5\uf900-\ufaff\ufb50-\ufdff\ufe70-\ufefc]"
-_ALIKE = rf"(?:{_ALIKE}[\uff9e\uff9f]?)|(?<=\p{{L}})[\u2018\u00b4\u02bc\uff07](?=\p{{L}})"
-_CHARACTERS = regex.compile(rf"{_INVISIBLE}|{_ALIKE}")
-_MAY_BE_CHARACTERS = re.compile(
-    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00b4\u02bc\u200b-\u200f\u2018\u202a-\u202e\u2060-\u209c\u2f00-\u2fd5\uf900-\uffff"
-    "\U0001d400-\U0001d7ff]"
+# invisible characters: controls but for white space, zero-width ones, directions; those that look like others: ligatures, subscripts,
+# full width, letters of formulas, half-width kana, radicals, Arabic presentation forms
+_CHARACTERS = re.compile(
+    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00b4\u02bc\u200b-\u200f\u2018\u202a-\u202e\u2060-\u206f\u2080-\u2089\u2090-\u209c\u2f00-\u2fd5"
+    "\uf900-\ufdff\ufe70-\ufefc\ufeff\uff01-\uff9f\ufff9-\ufffb\U0001d400-\U0001d7ff][\uff9e\uff9f]?"
 )
 _ASCII_INVISIBLE = re.compile(r"[\0-\x08\x0e-\x1b\x7f]")
-_LETTERS_ONLY = regex.compile(r"[\p{L}\p{M}\p{Nd}+#&]+")
+_LIKE_APOSTROPHES = frozenset("\u2018\u00b4\u02bc\uff07")
 _SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
 _LINE_END = regex.compile(r"(?<=[\p{L}\p{N}\p{M}])[-\u2010](\s++)(?=[\p{L}\p{N}])")
 _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}\p{M}]++))")
@@ -46,10 +41,12 @@ _LEADERS = regex.compile(
 )
 
 # a run of twelve punctuation marks or more, of which three stay: a model reads each as a sub-token
-_RULER = re.compile(r"((?:[!-/:-@\[-`{-~](?:[ \t\r\n]*+)){2}+[!-/:-@\[-`{-~])((?:[ \t\r\n]*+[!-/:-@\[-`{-~]){9,}+)")
-_UNICODE_RULER = regex.compile(
-    r"((?:[\p{P}\p{S}]\p{M}*+\s*+){2}+[\p{P}\p{S}]\p{M}*+)((?:\s*+[\p{P}\p{S}]\p{M}*+){9,}+)"
+_MARK = (
+    r"[!-/:-@\[-`{-~\u00a1-\u00a9\u00ab\u00ac\u00ae-\u00b4\u00b6-\u00b9\u00bb-\u00bf\u00d7\u00f7\u2010-\u2027\u2030-\u205e\u20a0-\u20cf\u2190-\u2bff"
+    r"\u3001-\u3003\u3008-\u3020\u30fb\ufe30-\ufe6b\uff01-\uff0f\uff1a-\uff20\U0001f300-\U0001faff]"
 )
+_MARKS = re.compile(r"\s*+".join([_MARK] * 5))  # before patterns that take longer
+_RULER = re.compile(rf"((?:{_MARK}\s*+){{2}}{_MARK})((?:\s*+{_MARK}){{9,}}+)")
 
 Edit = tuple[int, int, str]  # start, end, replacement
 
@@ -149,30 +146,41 @@ def characters(text: str) -> list[Edit]:
     """Removes invisible characters (NUL, zero width) and replaces those that look like others ("\ufb01", "\u2082", full width)."""
     if text.isascii():
         return [(*match.span(), "") for match in _ASCII_INVISIBLE.finditer(text)] if not text.isprintable() else []
-    if not _MAY_BE_CHARACTERS.search(text):
-        return []
     edits = []
     for match in _CHARACTERS.finditer(text):
-        if unicodedata.category(match[0][0])[0] == "C":
-            edits.append((*match.span(), ""))
-        elif match[0] in "\u2018\u00b4\u02bc\uff07":
-            edits.append((*match.span(), "'"))
-        else:
-            alike = unicodedata.normalize("NFKC", match[0])
-            if alike != match[0] and _LETTERS_ONLY.fullmatch(alike):
-                edits.append((*match.span(), alike))
+        start, end = match.span()
+        before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+        alike = _alike(match[0], before, after)
+        if alike != match[0]:
+            edits.append((start, end, alike))
     return edits
+
+
+def _alike(character: str, before: str, after: str) -> str:
+    """What replaces a character, given those beside it."""
+    if character in "\u200c\u200d":  # a part of Persian and Indic words and of emoji
+        return "" if before.isalnum() and (before < "\u0530" or "\u1e00" <= before < "\u2000") else character
+    if unicodedata.category(character[0])[0] == "C":
+        return character[1:]
+    if character in _LIKE_APOSTROPHES:
+        return "'" if before.isalpha() and after.isalpha() else character
+    alike = unicodedata.normalize("NFKC", character)
+    is_word = all(c.isalnum() or c in "+#&" or unicodedata.combining(c) for c in alike)
+    return alike if is_word else character
 
 
 def leaders(text: str) -> list[Edit]:
     """Replaces the dots before a page number at the end of a line ("2.1 Tides . . . . . . 14") by one, since each counts as a word."""
+    if not _MARKS.search(text):
+        return []
     return [(*match.span(), match[1]) for match in _LEADERS.finditer(text)]
 
 
 def rulers(text: str) -> list[Edit]:
     """Shortens runs of twelve punctuation marks or more ("----------", "* * * * * * * *") to the first three."""
-    pattern = _RULER if text.isascii() else _UNICODE_RULER
-    return [(*match.span(2), "") for match in pattern.finditer(text)]
+    if not _MARKS.search(text):
+        return []
+    return [(*match.span(2), "") for match in _RULER.finditer(text)]
 
 
 def hyphens(text: str) -> list[Edit]:

@@ -8,6 +8,7 @@ addresses and HTML tags are not read by people, and are in no phrase. Decoding, 
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,8 +19,8 @@ CUT_SHORT = 0.75  # of the usual length of a line, if the next word is added
 
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _J = re.escape(JOINERS)
-_IN_LINE = re.compile(rf"[{_J}]{{2,}}|(?:(?<=\s)|^)[{_J}](?=\s|$)|(?<=\S)(?: *\t[ \t]*| {{3,}})(?=\S)")
-_MAY_BE_IN_LINE = tuple(f" {joiner} " for joiner in JOINERS) + ("--", "\t", "   ")
+_DASHES = re.compile(rf"[{_J}\t]+")
+_BLANKS = re.compile(r"(?<=\S) {3,}(?=\S)")
 _NAME = r"[A-Z][\w.'\u2019-]*"
 _MARKER = re.compile(
     r"\s*(?:"
@@ -29,8 +30,12 @@ _MARKER = re.compile(
     rf"|{_NAME}(?: {_NAME}){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?=\s|$)"  # speakers
     r")"
 )
+_MARKER_BEGINS = frozenset(
+    f"{JOINERS}*+\u2022\u25e6\u25aa\u25cf\u25cb\u25a0\u25a1\u25ba\u2023\u2713\u2714\u00b7\u2043\u2014\u2015#([0123456789"
+)
 _HASH = re.compile(r"\s*#{1,6}\s")
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
+_SIGN = re.compile(r"@|://|www\.|\.(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/")
 _ADDRESS = re.compile(
     r"(?:https?|ftp|file)://[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
     r"|\bwww\.[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
@@ -38,10 +43,10 @@ _ADDRESS = re.compile(
     r"|(?<![\w.@-])(?:[\w-]{1,63}+\.){1,5}+(?<=\.)(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/[^\s<>\"\u3000-\u9fff]*+"
 )
 _TAG = re.compile(
-    r"<!--.*?-->|<(script|style)\b[^<>]*+>.*?</\1\s*>"
-    rf"|</?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE}|\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>]))*+\s*+/?>"
-    r"|<[!?][A-Za-z][^<>]*+>",
-    re.DOTALL | re.IGNORECASE,
+    r"<(?:!--.*?-->|((?i:script|style))\b[^<>]*+>.*?</\1\s*>"
+    rf"|/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE}|\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>]))*+\s*+/?>"
+    r"|[!?][A-Za-z][^<>]*+>)",
+    re.DOTALL,
 )
 
 
@@ -67,18 +72,17 @@ def in_one_unit(units: np.ndarray, start: int, end: int) -> bool:
 
 def _read_units(words: Words) -> np.ndarray:
     text, size = words.text, len(words)
-    cuts, hidden = sorted(divisions(text)), hidden_spans(text)
+    cuts, hidden = [*divisions(text)], hidden_spans(text)
     units = np.zeros(size, dtype=np.int64)
     if not size or not (cuts or hidden):
         return units
-    starts, ends = [start for _, start, _ in words], [end for _, _, end in words]
-    begins = np.zeros(size + 1, dtype=np.int64)
+    starts, begins = [start for _, start, _ in words], [0] * (size + 1)
     for cut in cuts:
         begins[bisect_left(starts, cut)] = 1
-    inside = [(bisect_right(ends, start), bisect_left(starts, end)) for start, end in hidden]
+    inside = [(bisect_right(words, start, key=itemgetter(2)), bisect_left(starts, end)) for start, end in hidden]
     for first, last in inside:
-        begins[[first, last]] = 1
-    units = begins[:-1].cumsum()
+        begins[first] = begins[last] = 1
+    units = np.array(begins[:-1], dtype=np.int64).cumsum()
     for first, last in inside:
         units[first:last] = -1
     return units
@@ -86,11 +90,19 @@ def _read_units(words: Words) -> np.ndarray:
 
 def divisions(text: str) -> Iterator[int]:
     """The places in a text between whose sides no phrase continues."""
-    if any(part in text for part in _MAY_BE_IN_LINE) or not text.isascii():
-        yield from (match.end() for match in _IN_LINE.finditer(text))
+    for match in _DASHES.finditer(text):
+        start, end = match.span()
+        before, after = text[start - 1 : start] or "\n", text[end : end + 1] or "\n"
+        if "\t" in match[0]:
+            if before != "\n" and after != "\n":
+                yield end
+        elif end - start > 1 or (before.isspace() and after.isspace()):
+            yield end
+    if "   " in text:
+        yield from (match.end() for match in _BLANKS.finditer(text))
     if _LINE_BREAK.search(text):
         yield from line_divisions(text)
-    elif marker := _MARKER.match(text):
+    elif marker := _match_marker(text):
         yield marker.end()
 
 
@@ -102,37 +114,52 @@ def line_divisions(text: str) -> Iterator[int]:
         start += len(raw)
     lengths = sorted(len(content) for _, _, content in lines if content)
     usual = lengths[len(lengths) // 2] if lengths else 0
-    before = None
+    before, was_capitals = None, False
     for start, raw, content in lines:
         if not content:
             before = None
             continue
-        marker = _MARKER.match(raw)
-        if before is None or marker or not _continues(before, content, usual):
+        marker, capitals = _match_marker(raw), _is_capitals(content)
+        if before is None or marker or capitals != was_capitals or not _continues(before, content, usual):
             yield start
         if marker:
             yield start + marker.end()
-        before = None if _HASH.match(raw) or raw.endswith("\u2029") else content
+        before, was_capitals = content, capitals
+        if raw[-1] == "\u2029" or (marker and _HASH.match(raw)):
+            before = None
+
+
+def _match_marker(line: str) -> re.Match | None:
+    """The list marker, time or speaker at the beginning of a line."""
+    content = line.lstrip()
+    if content[:1] in _MARKER_BEGINS or ":" in content[:90] or content[1:6].find(")") >= 0 or "." in content[1:6]:
+        return _MARKER.match(line)
+    return None
 
 
 def _continues(before: str, line: str, usual: int) -> bool:
-    """Whether a line continues the one before it: neither is a heading, nor was the first cut short before its margin."""
-    if _is_capitals(before) != _is_capitals(line):
-        return False
-    return usual < NARROW or len(before) + 1 + len(line.split(maxsplit=1)[0]) > CUT_SHORT * usual
+    """Whether a line was not cut short before its margin: the first word of the next line would not have fitted."""
+    length = len(before) + 1
+    return usual < NARROW or length > CUT_SHORT * usual or length + len(line.split(maxsplit=1)[0]) > CUT_SHORT * usual
 
 
 def _is_capitals(line: str) -> bool:
+    """Whether a line has four letters or more, all capitals."""
     return line.isupper() and sum(map(str.isalpha, line)) >= 4
 
 
 def hidden_spans(text: str) -> list[tuple[int, int]]:
     """The spans of URLs, e-mail addresses and HTML tags, in order; none overlap."""
     spans = [match.span() for match in _TAG.finditer(text)] if "<" in text and ">" in text else []
-    if "@" in text or "/" in text or "www." in text:
-        tags = [start for start, _ in spans]
-        for match in _ADDRESS.finditer(text):
-            before = bisect_right(tags, match.start()) - 1
-            if before < 0 or spans[before][1] <= match.start():
-                spans.append(match.span())
+    tags, position = [start for start, _ in spans], 0
+    for sign in _SIGN.finditer(text):
+        if sign.start() < position:
+            continue
+        match = _ADDRESS.search(text, max(position, sign.start() - 100))
+        if match is None:
+            break
+        position = match.end()
+        before = bisect_right(tags, match.start()) - 1
+        if before < 0 or spans[before][1] <= match.start():
+            spans.append(match.span())
     return sorted(spans)

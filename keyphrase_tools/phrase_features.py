@@ -29,6 +29,12 @@ INTERACTIONS = (
     ("document", "mentions"), ("document", "first"),
 )  # fmt: skip
 NAMES = (*FEATURES, *(f"{a} x {b}" for a, b in INTERACTIONS))
+IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
+    1,
+    2,
+    4,
+    8,
+)  # of words; ACRONYM: a function word that may be one, such as "IT"
 _ENGLISH = """
     a about above across after again against all along also although always am among an and another any are around as at away
     be because been before being below between both but by can cannot could did do does doing down during each either enough
@@ -81,10 +87,11 @@ class WordArrays:
         shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), self.lengths)
         units = np.concatenate(units)
         self.units = np.where(units < 0, -1, units + shifts)
-        self.allowed = np.array([fact.is_phrase for fact in facts], dtype=bool) & (units >= 0)
+        kinds = np.array([fact.kinds for fact in facts], dtype=np.int64)
+        self.allowed = ((kinds & IN_PHRASE) > 0) & (units >= 0)
         begins_unit = np.append(True, self.units[1:] != self.units[:-1])[: len(facts)]
         ends_unit = np.append(begins_unit[1:], True)[: len(facts)]
-        self.functional = function_words(facts, begins_unit, ends_unit)
+        self.functional = function_words(kinds, begins_unit, ends_unit)
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
         self.p = np.concatenate([p for _, p in documents])  # (W, 3)
         tags = word_tags(self.p, LABELLED)
@@ -240,48 +247,44 @@ def document_features(words: WordArrays) -> dict[str, np.ndarray]:
 
 
 class WordFacts(NamedTuple):
-    """What does not depend on the document: whether a word can be part of a phrase, its stem, whether it is a function word, whether
-    it is in capitals, and whether a function word may be an acronym, as "IT"."""
+    """What does not depend on the document: a word's stem, and the sum of what it is, of IN_PHRASE and the like."""
 
-    is_phrase: bool
     stem: str
-    is_functional: bool
-    is_capitals: bool
-    may_be_acronym: bool
+    kinds: int
 
 
 @lru_cache(maxsize=1 << 18)
 def word_facts(word: str, language: str | None) -> WordFacts:
     """Facts about a word, cached: a corpus has few distinct words."""
-    functional = language == "english" and word.lower() in FUNCTION_WORDS
-    capitals = word.isupper()
-    return WordFacts(is_phrase([word]), stem(word, language), functional, capitals, capitals and len(word) > 1)
+    kinds = IN_PHRASE if is_phrase([word]) else 0
+    if language == "english" and word.lower() in FUNCTION_WORDS:
+        kinds |= FUNCTIONAL
+    if word.isupper():
+        kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
+    return WordFacts(stem(word, language), kinds)
 
 
-def function_words(facts: Sequence[WordFacts], begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
+def function_words(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
     """Which words are English articles, prepositions, pronouns or the like, `(W,)`.
 
     One in capitals is an acronym ("the IT department") if no neighbour is in capitals, or if a neighbour is not ("IBM IT services");
     otherwise it is part of a line in capitals ("STATE OF THE ART"). Neighbours are words of the same unit, without punctuation.
 
     Args:
-        facts: of the words.
+        kinds (`(W,)`): of the words, see `WordFacts`.
         begins_unit, ends_unit (`(W,)`): whether a unit of layout begins or ends with the word.
     """
-    functional = np.array([fact.is_functional for fact in facts], dtype=bool)
-    acronym = functional & np.array([fact.may_be_acronym for fact in facts], dtype=bool)
+    functional, acronym = (kinds & FUNCTIONAL) > 0, (kinds & ACRONYM) > 0
     if not acronym.any():
         return functional
-    capitals = np.array([fact.is_capitals for fact in facts], dtype=bool)
-    small = np.array([fact.is_phrase for fact in facts], dtype=bool) & ~capitals
+    capitals = (kinds & CAPITALS) > 0
+    small = ((kinds & IN_PHRASE) > 0) & ~capitals
 
     def beside(of_words):
-        """Whether the words before and after each are such."""
-        before = np.r_[False, of_words[:-1]] & ~begins_unit
-        return before, np.r_[of_words[1:], False] & ~ends_unit
+        """Whether the word before or the one after is such."""
+        return (np.r_[False, of_words[:-1]] & ~begins_unit) | (np.r_[of_words[1:], False] & ~ends_unit)
 
-    in_capitals = np.logical_or(*beside(capitals)) & ~np.logical_or(*beside(small))
-    return functional & (~acronym | in_capitals)
+    return functional & (~acronym | (beside(capitals) & ~beside(small)))
 
 
 def log_odds(probability):

@@ -28,10 +28,10 @@ _LETTER = rf"(?!{_SPACELESS})[\p{{L}}\p{{N}}_]{_MARKS}*"
 _INNER = rf"(?:[{APOSTROPHES}](?=[\p{{L}}\p{{N}}])|(?<=\p{{Nd}})[.,](?=\p{{Nd}}))(?!{_SPACELESS})"
 # what makes a term of the letters before it; of endings after a point only these, since texts lack blanks between sentences
 _ENDING = (
-    r"(?:(?<=[A-Za-z])\+\+(?:[0-9]{2})?(?![A-Za-z0-9_+])"  # C++, C++17
+    r"(?:(?=[+#&.])(?:(?<=[A-Za-z])\+\+(?:[0-9]{2})?(?![A-Za-z0-9_+])"  # C++, C++17
     r"|(?<![A-Za-z0-9_][A-Za-z])(?<=[A-Za-z])#(?![A-Za-z0-9_#])"  # C#
     r"|(?<=[A-Za-z0-9])(?<![A-Za-z0-9_]{5})(?:&[A-Za-z0-9]{1,4}){1,3}+(?![A-Za-z0-9_;=&])"  # R&D, not &amp;
-    r"|(?<=[A-Za-z0-9])\.(?:js|JS|ts|jl|py|rs|ai|io|com|org|[Nn]et|NET)(?![A-Za-z0-9_]|\.[A-Za-z0-9_]))"  # Node.js
+    r"|(?<=[A-Za-z0-9])\.(?:js|JS|ts|jl|py|rs|ai|io|com|org|[Nn]et|NET)(?![A-Za-z0-9_]|\.[A-Za-z0-9_])))"  # Node.js
 )
 _DOT_NET = r"(?<![^\s(/])\.(?:NET|[Nn]et)(?![A-Za-z0-9_])"
 _TERM = re.compile(rf"[A-Za-z0-9']+{_ENDING}|{_DOT_NET}")
@@ -108,7 +108,8 @@ def normalise(phrase: str) -> str:
 
 def show_phrase(text: str, start: int, end: int) -> str:
     """The part of a text as a phrase is shown: with single blanks and without invisible characters."""
-    return " ".join(clean_characters(text[start:end], invisible_only=True).replace("\u00ad", "").split())
+    phrase = " ".join(text[start:end].split())
+    return phrase if phrase.isprintable() else clean_characters(phrase, invisible_only=True).replace("\u00ad", "")
 
 
 def join_title(title: str | None, text: str | None) -> str:
