@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools.decoding import is_phrase, mention_scores, rank_phrases, tag_spans, word_tags
+from keyphrase_tools.selection import without_nested
 from keyphrase_tools.stemming import stem_phrase
 from keyphrase_tools.words import split_words
 
@@ -176,3 +177,17 @@ def test_without_a_threshold_the_most_likely_label_is_used_and_with_one_b_and_i_
     assert word_tags(p, 0.5).tolist() == [1, 2, 0, 1]
     assert word_tags(p, 0.25).tolist() == [1, 2, 1, 1]
     assert word_tags(p, 0.85).tolist() == [0, 0, 0, 1]
+
+
+# ---- keyphrases inside others
+
+
+def test_of_phrases_inside_each_other_the_best_stays():
+    found = ["webhook endpoint", "webhooks", "endpoint url", "the webhook endpoint", "url", "hook"]
+    kept = [phrase["keyphrase"] for phrase in without_nested([{"keyphrase": name} for name in found])]
+    assert kept == ["webhook endpoint", "endpoint url", "hook"]
+
+
+def test_words_without_an_alphabet_and_equal_looking_ones_are_compared_too():
+    found = [{"keyphrase": name} for name in ("C++", "C", "Tesla\u2019s car", "Tesla's")]
+    assert [phrase["keyphrase"] for phrase in without_nested(found)] == ["C++", "C", "Tesla\u2019s car"]

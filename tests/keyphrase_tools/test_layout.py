@@ -1,5 +1,6 @@
 """Units of layout: where texts are divided, what is hidden, and that decoding, candidates, the ranker and labels agree on them."""
 
+import time
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -139,3 +140,43 @@ def test_a_label_that_continues_over_a_boundary_is_two_phrases():
     text = "neural network\n\nGraph cuts"
     found = rank_phrases(text, split_words(text), np.array([[0, 1, 0], [0, 0, 1], [0, 0.1, 0.9], [0, 0, 1.0]]))
     assert [phrase["keyphrase"] for phrase in found] == ["neural network", "Graph cuts"]
+
+
+@pytest.mark.parametrize(
+    "ruler", ["." * 20_000, "-" * 50_000, "- " * 5000, "=-" * 5000, "_" * 20_000, "\u2550" * 9000, ". . \n" * 4000]
+)
+def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
+    """The model reads as many windows as without it, and at most three sub-tokens and words more."""
+    text = clean(f"graph {ruler} cuts")
+    words = split_words(text)
+    (window,) = encode_windows([text], [[span for _, *span in words]], tiny_tokenizer)
+    assert len(words) <= 5 and len(window.word_starts) <= 2 + 5
+    assert units_of(text)[-1].split()[-1] == "cuts" and find(words, ["graph cuts"]) == [[]]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "<a ",
+        "a@",
+        "@ ",
+        "https://a ",
+        "<!--",
+        "a.com/",
+        "a=b ",
+        "<a b=",
+        "\t",
+        "- ",
+        "1. ",
+        "A: ",
+        "\n",
+        "C&",
+        "&a",
+        "x+",
+    ],
+)
+def test_the_time_is_in_proportion_to_the_text(sign):
+    unit_numbers(split_words(clean(sign)))
+    start = time.process_time()
+    unit_numbers(split_words(clean(sign * 50_000)))
+    assert time.process_time() - start < 5

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from transformers import pipeline
 
 from keyphrase_tools.decoding import mention_scores
-from keyphrase_tools.phrase_features import FLOOR, INTERACTIONS, MAX_WORDS, NAMES, find_candidates, log_odds
+from keyphrase_tools.layout import unit_numbers
+from keyphrase_tools.phrase_features import (
+    FLOOR,
+    INTERACTIONS,
+    MAX_WORDS,
+    NAMES,
+    find_candidates,
+    function_words,
+    log_odds,
+    word_facts,
+)
 from keyphrase_tools.ranking import PhraseRanker, fit_ranker
 from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
@@ -234,3 +244,14 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     diverse = extract(batch, diversity=0.5)
     assert diverse == [extract(one, diversity=0.5) for one in batch]
     assert [len(phrases) for phrases in diverse] == [len(phrases) for phrases in extract(batch)]
+
+
+def test_function_words_in_a_line_of_capitals_are_no_acronyms():
+    text = "THE LAWS OF MOTION\n\nThe IT department, IBM IT services and A STATE OF IT"
+    words = split_words(text)
+    kinds = np.array([word_facts(word, "english").kinds for word, _, _ in words])
+    units = unit_numbers(words)
+    edges = units[1:] != units[:-1]
+    functional = function_words(kinds, np.append(True, edges), np.append(edges, True))
+    found = [word for (word, _, _), is_functional in zip(words, functional, strict=True) if is_functional]
+    assert found == ["THE", "OF", "The", "and", "A", "OF", "IT"]
