@@ -132,9 +132,9 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
                 "meta_embedding_size=1: normalize_meta_embedding would make it 0. Use 2 or more, or "
                 "normalize_meta_embedding=False."
             )
-        if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
+        if self.keyphrase_temperature is not None and not 0 < self.keyphrase_temperature < float("inf"):
             raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."
+                f"keyphrase_temperature={self.keyphrase_temperature} must be a number above 0. Use 1 for no change."
             )
         if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
             raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")

@@ -149,9 +149,9 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
                 f"expert_init='identity' needs expert_intermediate_size={2 * self.hidden_size} (twice the hidden size) or "
                 f"more, not {self.expert_intermediate_size}. Use a wider expert, or expert_init='uniform'."
             )
-        if self.keyphrase_temperature is not None and self.keyphrase_temperature <= 0:
+        if self.keyphrase_temperature is not None and not 0 < self.keyphrase_temperature < float("inf"):
             raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature} must be above 0. Use 1 for no change."
+                f"keyphrase_temperature={self.keyphrase_temperature} must be a number above 0. Use 1 for no change."
             )
         if self.styles is not None and len(set(self.styles)) < len(self.styles):
             raise ValueError(f"styles={self.styles} has a name twice. Give each style one name.")

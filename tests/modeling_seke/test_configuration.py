@@ -27,6 +27,7 @@ from modeling_seke import SekeConfig
         ({"rnn_dropout": 1.5}, r"rnn_dropout=1.5"),
         ({"classifier_dropout": 1.5}, r"classifier_dropout=1.5"),
         ({"keyphrase_temperature": 0.0}, r"keyphrase_temperature=0.0"),
+        ({"keyphrase_temperature": float("nan")}, r"keyphrase_temperature=nan"),
         ({"keyphrase_threshold": 1.5}, r"keyphrase_threshold=1.5"),
     ],
 )

@@ -156,6 +156,9 @@ def test_perplexity_is_that_of_the_definitions_tokens_whatever_the_batch(tokeniz
         torch.testing.assert_close(losses, torch.tensor(expected), rtol=1e-4, atol=1e-4)
     nats, tokens = map(sum, zip(*expected, strict=True))
     assert perplexity.perplexity(losses) == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    for useless in ([[0.0, 0.0]], [[math.nan, 5.0]], []):
+        with pytest.raises(ValueError, match="no perplexity can be computed"):
+            perplexity.perplexity(useless)
 
 
 # --- one expert ---

@@ -215,7 +215,7 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
     given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output_dir", tmp_path]
     given += ["--datasets", *(places[name] for name in SETS), *SHORT]
     run(evaluate, *given)
-    found = json.loads((tmp_path / "scores.json").read_text())
+    found = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
     rows = {(row["data set"], row["system"]): row for row in found["scores"]}
     assert len(rows) == 8 and len(found["tests"]) == 4 and {row["system"] for row in found["tests"]} == {"ours"}
     for system in ("ours", "stock"):
@@ -248,6 +248,8 @@ def test_a_difference_is_one_only_where_it_is_more_than_chance():
         assert better["low"] > 0 and better["p"] < 0.01 and tie["low"] < 0 < tie["high"] and tie["p"] > 0.05
         assert better["low"] < better["difference"] < better["high"]
         assert scores.compare(base, base) == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    # without a variance there is no p, and never nan
+    assert scores.compare([noise + 2, noise[:1]], [noise, noise[:1] - 1])["p"] is None
     # one large and one small data set count alike
     assert scores.compare([noise + 2, noise[:10]], [noise, noise[:10]])["difference"] == pytest.approx(1)
 

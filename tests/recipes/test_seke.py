@@ -18,7 +18,7 @@ from keyphrase_tools.cards import build_card, is_hub_id, read_record
 from keyphrase_tools.default_model import find_default_model
 from lexperts.recipes.seke.train import main
 from tests.loopback_hub import LoopbackHub
-from tests.recipes.helpers import run_main
+from tests.recipes.helpers import run_main, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"
@@ -68,6 +68,35 @@ def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone
     assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
     other = train(backbone, output.parent, *stages, *options, "--learning_rate", 0.5)
     assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_documents_without_a_usable_keyphrase_end_the_command_before_training(backbone, tmp_path, split):
+    useless = write_rows(tmp_path / "useless.jsonl", [{"text": "graph cuts", "keyphrases": ["graph, cuts"]}])
+    done = train(backbone, tmp_path / "out", f"--{split}_files", useless)
+    assert done.returncode == 2 and "None of the" in done.stderr and "nan" not in done.stdout.split()
+
+
+def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_path):
+    texts = ["Bäume und Häuser", "Häuser am Haus", "ein Baum oder Bäume"]
+    rows = [{"text": f"{texts[i % 3]} {'xyz'[i % 3]} b{i}", "keyphrases": "Baum; Haus"} for i in range(12)]
+    labelled = write_rows(tmp_path / "german.jsonl", rows)
+    options = (
+        "--train_files",
+        labelled,
+        "--validation_files",
+        labelled,
+        "--test_files",
+        labelled,
+        "--language",
+        "german",
+    )
+    done = train(backbone, tmp_path / "out", *options, "--lora", "false", "--use_rnn", "false")
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = read_record(tmp_path / "out")
+    assert {split: counts["present"] for split, counts in record["data"].items()} == dict.fromkeys(record["data"], 16)
+    assert AutoConfig.from_pretrained(tmp_path / "out").keyphrase_language == "german"
+    assert "language='klingon'" in train(backbone, tmp_path / "other", "--language", "klingon").stderr
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ class PreparationArguments(DebugArguments):
 
     def __post_init__(self):
         shares = self.proportions
-        if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
+        if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or not abs(sum(shares) - 1) <= 1e-6:
             raise ValueError(
                 f"--proportions {' '.join(map(str, shares))} must be three fractions that add up to 1, the first above 0, as "
                 "in 0.8 0.1 0.1."

@@ -3,6 +3,8 @@
 Letters: B rows, T tokens, V vocabulary.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -24,8 +26,17 @@ def definition_nll(logits, labels: torch.Tensor) -> torch.Tensor:
 
 
 def perplexity(sums) -> float:
-    """(N, 2) nats and tokens of rows -> exp of the mean nats per token, over all tokens together."""
-    nats, tokens = torch.as_tensor(sums, dtype=torch.float64).sum(0).tolist()
+    """(N, 2) nats and tokens of rows -> exp of the mean nats per token, over all tokens together.
+
+    Raises:
+        ValueError: if there are no tokens, or their nats are not finite.
+    """
+    nats, tokens = torch.as_tensor(sums, dtype=torch.float64).reshape(-1, 2).sum(0).tolist()
+    if not tokens or not math.isfinite(nats):
+        raise ValueError(
+            f"The {len(sums):,} rows have {tokens:.0f} tokens of definitions with {nats} nats: no perplexity can be computed. "
+            + ("Train again with a lower learning rate." if tokens else "Use rows with definitions.")
+        )
     return float(torch.tensor(nats / tokens, dtype=torch.float64).exp())
 
 

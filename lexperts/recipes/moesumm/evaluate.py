@@ -140,6 +140,11 @@ def score_table(scores: Scores) -> pd.DataFrame:
     return pd.DataFrame(sorted(rows, key=lambda row: names.index(row["data set"])))
 
 
+def to_records(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table without the values that are missing, which JSON has not."""
+    return [{name: value for name, value in row.items() if pd.notna(value)} for row in table.to_dict("records")]
+
+
 def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
     """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L; `agree` counts the runs
     whose difference has the sign of the mean. Raises a `ValueError` for other data sets or documents.
@@ -187,7 +192,9 @@ def format_report(scores: Scores, args: EvaluationArguments) -> str:
         tests["verdict"] = np.select([tests.low > 0, tests.high < 0], ["more", "less"], "a tie")
         title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
         text += ["", title, ""]
-        text.append(tests.to_markdown(index=False, floatfmt=("", "", ".2f", ".2f", ".2f", ".3g", "", "")))
+        tests["p"] = tests["p"].astype(object).where(tests["p"].notna(), None)
+        formats = ("", "", ".2f", ".2f", ".2f", ".3g", "", "")
+        text.append(tests.to_markdown(index=False, floatfmt=formats, missingval=""))
     return "\n".join(text)
 
 
@@ -197,10 +204,10 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
     text = format_report(scores, args)
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    results = {"scores": score_table(scores).to_dict("records")}
+    results = {"scores": to_records(score_table(scores))}
     if args.baseline and len(scores) > 1:
-        results["tests"] = difference_table(scores, args.baseline).to_dict("records")
-    replace_file(output / "scores.json", json.dumps(results, indent=1))
+        results["tests"] = to_records(difference_table(scores, args.baseline))
+    replace_file(output / "scores.json", json.dumps(results, indent=1, allow_nan=False))
     replace_file(output / "scores.md", text + "\n")
     summaries = " and the summaries" if args.datasets else ""
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")

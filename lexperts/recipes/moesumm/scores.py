@@ -47,15 +47,18 @@ def interval(differences: list[np.ndarray]) -> tuple[float, float]:
     return confidence_interval(np.mean([bootstrap_means(values, seed=rng) for values in differences], axis=0))
 
 
-def compare(ours: list[np.ndarray], baseline: list[np.ndarray]) -> dict[str, float]:
+def compare(ours: list[np.ndarray], baseline: list[np.ndarray]) -> dict[str, float | None]:
     """Compares the mean over data sets of mean scores of the same documents: `difference`; `low` and `high`, its 95 per
     cent interval; `p`, two-sided, of the paired t-test, or for several data sets of a z-test with the sum of their means'
-    variances.
+    variances; `None` if a data set has a single document, whose variance is unknown.
     """
     differences = [one - other for one, other in zip(ours, baseline, strict=True)]
     low, high = interval(differences)
     mean = float(np.mean([values.mean() for values in differences]))
-    if low == high:
+    p: float | None
+    if any(len(values) < 2 for values in differences):
+        p = None
+    elif low == high:
         p = 1.0
     elif len(differences) == 1:
         p = float(stats.ttest_rel(ours[0], baseline[0]).pvalue)

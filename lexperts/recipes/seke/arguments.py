@@ -91,8 +91,10 @@ class DataArguments:
                 f"--mixing_temperature {self.mixing_temperature} and --rows_per_epoch {self.rows_per_epoch} need each other. "
                 "Pass both, or neither."
             )
-        if self.mixing_temperature is not None and self.mixing_temperature <= 0:
-            raise ValueError(f"--mixing_temperature {self.mixing_temperature} must be above 0. Use 1 for proportions.")
+        if self.mixing_temperature is not None and not 0 < self.mixing_temperature < float("inf"):
+            raise ValueError(
+                f"--mixing_temperature {self.mixing_temperature} must be a number above 0. Use 1 for proportions."
+            )
 
 
 @dataclass
