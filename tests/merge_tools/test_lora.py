@@ -312,3 +312,16 @@ def test_an_adapter_over_a_revision_of_a_model_of_the_hub(pair, make_expert, tmp
     assert stored.is_symlink()
     ours, local = (read_tensors(tmp_path / name) for name in ("out", "local"))
     assert all(torch.equal(ours[name], local[name]) for name in local)
+
+
+def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(pair, make_expert, tmp_path):
+    base, adapters, merged = pair(target_modules=["up_proj", "lm_head"])
+    longer = make_expert(tmp_path / "longer", seed=5, extra_tokens=("<owl>",))
+    for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
+        recipe = recipe_of(named([first, longer]), base_model=str(base), average="mean")
+        compose(recipe, tmp_path / f"{name}_out", allow=["vocab"])
+    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
+    assert ours["lm_head.weight"].shape[0] == 46
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    assert verify(tmp_path / "adapter_out")["ok"]
