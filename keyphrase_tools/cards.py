@@ -79,9 +79,9 @@ def table(head: tuple[str, ...], rows: list[tuple]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
-def percent(value: float) -> str:
-    """0.123 -> "12.3"."""
-    return f"{100 * value:.1f}"
+def percent(value: float | None) -> str:
+    """0.123 -> "12.3"; "none" for a value that was not measured."""
+    return "none" if value is None else f"{100 * value:.1f}"
 
 
 def format_ranker(record: Mapping) -> list[str]:

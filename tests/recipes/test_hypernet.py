@@ -164,5 +164,6 @@ def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):
 def test_squad_scores_are_those_of_the_evaluation_script(predicted, gold, exact, f1):
     scores = squad_scores([predicted], [gold])
     assert scores["exact"] == 100 * exact and abs(scores["f1"] - 100 * f1) < 1e-9
+    assert ("HasAns_f1" in scores) is False  # a part without questions has no score
     both = squad_scores([predicted, "cat"], [gold, ["cat"]])
     assert both["exact"] == 50 * (exact + 1)

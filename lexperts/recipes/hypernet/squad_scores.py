@@ -25,8 +25,11 @@ def f1(predicted: str, gold: str) -> float:
 
 def squad_scores(predicted: Sequence[str], gold: Sequence[Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 in per cent, over all questions, each against its best gold answer; "" for no answer. With
-    unanswerable questions also `HasAns_*` and `NoAns_*`. Gold answers that are empty after normalising are ignored, as in
-    the script of SQuAD 2.0.
+    unanswerable questions also `NoAns_*`, and `HasAns_*` if there are others. Gold answers that are empty after normalising are
+    ignored, as in the script of SQuAD 2.0.
+
+    Raises:
+        ValueError: if there are no questions.
     """
     rows = []
     for prediction, answers in zip(predicted, gold, strict=True):
@@ -38,8 +41,11 @@ def squad_scores(predicted: Sequence[str], gold: Sequence[Sequence[str]]) -> dic
     if not all(row["answerable"] for row in rows):
         parts["HasAns_"] = [row for row in rows if row["answerable"]]
         parts["NoAns_"] = [row for row in rows if not row["answerable"]]
+    if not rows:
+        raise ValueError("There are no questions to score. Pass at least one.")
     return {
-        f"{part}{name}": 100 * sum(row[name] for row in of_part) / max(len(of_part), 1)
+        f"{part}{name}": 100 * sum(row[name] for row in of_part) / len(of_part)
         for part, of_part in parts.items()
+        if of_part
         for name in ("exact", "f1")
     }

@@ -155,8 +155,8 @@ def score_test_files(
     """Scores of each test file that was given as NAME=FILE or NAME:STYLE=FILE.
 
     Returns:
-        For each name, by both sets of rules, precision, recall and F1; the calibration error, the number of scores above 0.8,
-        and the share of these that are right.
+        For each name, by both sets of rules, precision, recall and F1; the calibration error (`None` if no phrase was found), the
+        number of scores above 0.8, and the share of these that are right.
     """
     results = {}
     for index, name in enumerate(parse_named_path(file)[0] for file in args.test_files or []):
@@ -166,7 +166,9 @@ def score_test_files(
             own = [phrases[i] for i in chosen], some, [gold[i] for i in chosen]
             results[name] = row = score_file(*own, language)
             f1 = "   ".join(f"F1@{k} {100 * row['seke'][f'f1@{k}']:.1f}" for k in (5, 10))
-            print(f"{name}, {len(some):,} documents: {f1}   calibration error {100 * row['calibration_error']:.1f}%")
+            error = row["calibration_error"]
+            calibration = "no phrase found" if error is None else f"calibration error {100 * error:.1f}%"
+            print(f"{name}, {len(some):,} documents: {f1}   {calibration}")
     return results
 
 
@@ -178,5 +180,5 @@ def score_file(phrases: list[list[dict]], texts: list[str], gold: list, language
     confident = scores > CONFIDENT
     row = {rules: score_phrases(phrases, some_gold, language=language) for rules, some_gold in of_rules.items()}
     row |= {"documents": len(texts), "phrases": len(scores), "confident": int(confident.sum())}
-    row["calibration_error"] = expected_calibration_error(scores, right) if len(scores) else 0.0
+    row["calibration_error"] = expected_calibration_error(scores, right) if len(scores) else None
     return row | {"confident_right": float(right[confident].mean()) if confident.any() else None}
