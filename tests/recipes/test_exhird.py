@@ -139,7 +139,15 @@ def test_every_ablation_makes_a_valid_configuration():
 
 
 def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
+    for name, value in (("useless", [" "]), ("pairs", [["graph", "cut"]])):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "graph cut", "keyphrases": value}))
     cases = (
+        (
+            train,
+            ["--output_dir", tmp_path, "--test_files", f"x={tmp_path / 'useless.jsonl'}"],
+            "None of the 1 documents",
+        ),
+        (train, ["--output_dir", tmp_path, "--test_files", f"x={tmp_path / 'pairs.jsonl'}"], "line 1: keyphrases[0]="),
         (prepare, ["--output_dir", tmp_path], "--train_files"),
         (train, ["--data", tmp_path, "--output_dir", tmp_path], "'tokenizer'"),
         (train, ["--output_dir", tmp_path], "--train_files"),
