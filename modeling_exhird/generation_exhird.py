@@ -93,6 +93,12 @@ class PhraseGenerationMixin(GenerationMixin):
             return next((value for value in candidates if value is not None), None)
 
         check_supported(setting)
+        end = kwargs.get("eos_token_id", self.config.eos_token_id)
+        if end not in (self.config.eos_token_id, [self.config.eos_token_id]):
+            raise ValueError(
+                f"generate() of a keyphrase generator does not support eos_token_id={end!r}: its documents end with "
+                f"{self.config.eos_token_id}. Leave it out; max_phrases and max_length limit what is generated."
+            )
         limits = {"max_phrases": max_phrases, "max_words_per_phrase": max_words_per_phrase}
         limits |= {"exclusion_window": exclusion_window}
         limits = {name: setting(name) if value is None else value for name, value in limits.items()}
@@ -303,11 +309,14 @@ class KeyphraseGenerator:
         """Rows of extended ids -> keyphrases, without duplicates by stems.
 
         Phrases without a letter or digit, phrases with `<unk>`, and absent phrases with `<digit>`, which could be any
-        number, are dropped.
+        number, are dropped. A model that was trained too little may write a word in place of a phrase's start; the last word is
+        then beyond the limit, and left out.
         """
         title, text = document
+        limit = self.generate_kwargs.get("max_words_per_phrase") or self.model.config.max_words_per_phrase
         stems, seen, phrases = [stem(word) for word in source.words], set(), []
         for number, words in self.decode_rows(ids, source):
+            words = words[:limit]
             key = tuple(map(stem, words))
             if not has_words(words) or self.tokenizer.unk_token in words or key in seen:
                 continue

@@ -271,11 +271,16 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
             max_tokens_per_phrase: start and words after which a phrase ends in any case; `generate` passes it.
 
         Raises:
-            ValueError: for labels with `decoder_input_ids`, and without `input_ids` or `encoder_outputs` and `copy_ids`.
+            ValueError: for labels with `decoder_input_ids`, in training without either, and without `input_ids` or `encoder_outputs` and `copy_ids`.
         """
         config = self.config
         if labels is not None and decoder_input_ids is not None:
             raise ValueError("labels and decoder_input_ids are both set. Pass labels only; the decoder shifts them.")
+        if self.training and labels is None and decoder_input_ids is None:
+            raise ValueError(
+                "labels=None in training. With label_smoothing_factor or compute_loss_func the Trainer keeps the labels, but the "
+                "loss of this model is computed inside, over the words of each document. Set label_smoothing_factor=0."
+            )
         if input_ids is None and (encoder_outputs is None or copy_ids is None):
             raise ValueError("input_ids=None. Pass input_ids, or encoder_outputs with copy_ids.")
         flags = self.output_flags(output_attentions, output_hidden_states)

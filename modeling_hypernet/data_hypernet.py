@@ -3,6 +3,7 @@
 Letters: B rows of a batch, S tokens of a row or window.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ ON_LONG = ("window", "error", "truncate")
 
 def truncate_titles(titles: Sequence[str | None], tokenizer, max_title_length: int, what: str = "titles") -> list[str]:
     """Titles of at most `max_title_length` tokens, "" for none. Logs the number of truncated ones."""
-    stripped = [(title or "").strip() for title in titles]
+    stripped = [replace_surrogates(title or "").strip() for title in titles]
     if not stripped:
         return []
     encoded = tokenizer(stripped, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -33,6 +34,11 @@ def truncate_titles(titles: Sequence[str | None], tokenizer, max_title_length: i
     if count:
         logger.warning(f"{count} of {len(titles)} {what} exceed {max_title_length} tokens and were truncated.")
     return truncated
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with each lone surrogate replaced by U+FFFD; tokenizers do not accept them."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def segment_masks(sequence_ids: Sequence[int | None]) -> dict[str, list[int]]:
@@ -72,7 +78,7 @@ def tokenize_pairs(
         Columns of the tokenizer, `meta_mask` and `main_mask`.
 
     Raises:
-        ValueError: for an empty text.
+        ValueError: for an empty text, and for one of which the tokenizer keeps nothing.
 
     Example:
 
@@ -87,8 +93,12 @@ def tokenize_pairs(
     rows: dict[str, list] = {}
     num_truncated = 0
     for title, text in zip(titles, texts, strict=True):
-        pair = (title, text) if title else (text,)
+        pair = (title, replace_surrogates(text)) if title else (replace_surrogates(text),)
         encoded = tokenizer(*pair, truncation="only_second" if title else True, max_length=max_length)
+        if title and 1 not in encoded.sequence_ids(0):
+            raise ValueError(
+                f"Text {text!r:.60} has no tokens, so its title would be used as the text. Remove such rows."
+            )
         num_truncated += len(encoded.encodings[0].overflowing) > 0
         for name, values in {**encoded, **segment_masks(encoded.sequence_ids(0))}.items():
             rows.setdefault(name, []).append(values)
@@ -128,7 +138,8 @@ def question_windows(
     on_long: str = "window",
     first: int = 0,
 ) -> list[QuestionWindow]:
-    """Questions with windows of their texts, in the order of the questions.
+    """Questions with windows of their texts, in the order of the questions. A text without tokens, such as a zero-width space,
+    has no window.
 
     Args:
         questions: questions.
@@ -165,7 +176,7 @@ def question_windows(
         )
     encoded = tokenizer(
         questions,
-        list(contexts),
+        [replace_surrogates(context) for context in contexts],
         truncation="only_second",
         max_length=max_seq_len,
         stride=doc_stride,
@@ -175,6 +186,8 @@ def question_windows(
     examples, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
     windows: list[QuestionWindow] = []
     for row, example in enumerate(examples):
+        if 1 not in encoded.sequence_ids(row):
+            continue
         is_later = bool(windows) and windows[-1].example == example
         if is_later and on_long == "error":
             raise ValueError(

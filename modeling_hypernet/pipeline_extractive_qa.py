@@ -40,7 +40,8 @@ class ExtractiveQAPipeline(TextPipeline):
     Returns:
         For each question `{"score", "start", "end", "answer"}` with `context[start:end] == answer`; with `top_k` above 1 a
         list of them, best first. `score` is the answer's probability among all candidates of all windows: the softmax of
-        its start logit plus its end logit. For "no answer" the lowest sum over the windows is used.
+        its start logit plus its end logit. For "no answer" the lowest sum over the windows is used. It is the only answer to a
+        context without visible characters.
 
     Example:
 
@@ -171,7 +172,11 @@ def rank_answers(
     with_null: bool,
     null_score_diff_threshold: float,
 ) -> list[dict]:
-    """The answers of a question, best first, from its windows with their logits of start and end (2, S)."""
+    """The answers of a question, best first, from its windows with their logits of start and end (2, S). Without windows, which
+    is without tokens in the context, "no answer" is certain.
+    """
+    if not windows:
+        return [{"score": 1.0, "start": 0, "end": 0, "answer": ""}]
     spans, scores = answer_scores(windows, max_answer_len)
     if with_null:
         null_score = min(float(logits[0, 0] + logits[1, 0]) for _, logits in windows)

@@ -341,6 +341,14 @@ def test_arguments_are_not_modified(stopping, batch_for):  # noqa: F811
     assert model.generation_config.to_dict() == before and processors == []
 
 
+def test_another_end_of_documents_is_refused(tiny_exhird, batch_for):
+    model, batch = tiny_exhird("bigru"), without_labels(batch_for("bigru"))
+    for end in (None, 7, [3, 7]):
+        with pytest.raises(ValueError, match="eos_token_id="):
+            model.generate(**batch, eos_token_id=end)
+    assert torch.equal(model.generate(**batch, eos_token_id=model.config.eos_token_id), model.generate(**batch))
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_arguments_are_named(name, tiny_exhird, batch_for):
     value = {"low_memory": True, "token_healing": True}.get(name, 4)

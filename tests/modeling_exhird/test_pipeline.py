@@ -120,7 +120,9 @@ def test_raw_phrases_are_unfiltered(model_for, tokenizer_for):
     raw = list(KeyphraseGenerator(model_for(), tokenizer, raw=True).stream(documents))
     assert [len(phrases) for phrases in raw] == [5, 5, 5, 5, 0] and sum(map(len, kept)) <= 20
     for own, every in zip(kept, raw, strict=True):
-        every = [" ".join(words) for words in every]
+        every = list(
+            dict.fromkeys(" ".join(words[:4]) for words in every)
+        )  # a start may be a word, beyond the limit of 4
         assert [phrase["keyphrase"] for phrase in own if not phrase["present"]] == [
             phrase for phrase in every if phrase in {p["keyphrase"] for p in own if not p["present"]}
         ]
@@ -258,3 +260,12 @@ def test_the_pipeline_works_in_a_reduced_precision(model_for, tokenizer_for, tmp
     half = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     found = pipeline("keyphrase-generation", model=half, tokenizer=tokenizer_for("bigru"), device="cpu")(PAIRS)
     assert len(found) == 4 and all(isinstance(p["score"], float) for own in found for p in own)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "bilstm"])  # untrained: they write words in place of a phrase's start
+def test_no_phrase_has_more_words_than_the_limit(kind, tiny_exhird, tokenizer_for):
+    run = pipeline("keyphrase-generation", model=tiny_exhird(kind), tokenizer=tokenizer_for(kind))
+    for limit in (1, 2):
+        documents = [run(TEXTS, num_beams=beams, max_words_per_phrase=limit) for beams in (1, 2)]
+        lengths = [len(phrase["keyphrase"].split()) for rows in documents for row in rows for phrase in row]
+        assert max(lengths) == limit

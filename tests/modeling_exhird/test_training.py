@@ -142,3 +142,10 @@ def test_adapters_need_a_pretrained_encoder_that_is_trained(tiny_exhird):
     with pytest.warns(UserWarning, match="records no base model"):
         found = tiny_exhird("pretrained", decoder_init="zeros").lora_config()
     assert "encoder.start" not in found.modules_to_save
+
+
+def test_the_trainers_label_smoothing_is_refused(request, tmp_path):
+    family = tiny_models.make_trainable("ExHiRD transformer", request.getfixturevalue)
+    parts, options = {"data_collator": family.collate}, {"label_smoothing_factor": 0.1, "max_steps": 1}
+    with pytest.raises(ValueError, match="label_smoothing_factor=0"):
+        tiny_models.make_trainer(family.make(), family.rows, tmp_path, parts=parts, **options).train()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, BertForQuestionAnswering, pipeline
 
-from modeling_hypernet import DataCollatorForTextPairs, ExtractiveQAPipeline, tokenize_questions
+from modeling_hypernet import DataCollatorForTextPairs, ExtractiveQAPipeline, tokenize_pairs, tokenize_questions
 from modeling_hypernet.data_hypernet import answer_tokens, question_windows
 from modeling_hypernet.pipeline_extractive_qa import answer_scores, rank_answers
 
@@ -189,3 +189,33 @@ def test_the_pipeline_finds_the_trained_answers(tiny_hypernet, tiny_tokenizer, t
     actual = answer(question=batch["question"], context=contexts, handle_impossible_answer=True)
     assert [one["answer"] for one in actual] == ["network", "learning", ""]
     assert min(one["score"] for one in actual) > 0.5
+
+
+NOTHING = {"score": 1.0, "start": 0, "end": 0, "answer": ""}
+
+
+@pytest.mark.parametrize("context", ["\u200b\0", "\u200b", "\0"])
+def test_a_context_without_visible_characters_has_no_answer(context, answer):
+    seen = {"question": QUESTION, "context": "the graph cut"}
+    for options in ({}, {"handle_impossible_answer": True}):
+        assert answer(question=QUESTION, context=context, **options) == NOTHING
+        results = answer([seen, {"question": QUESTION, "context": context}, seen], **options)
+        assert results[1] == NOTHING and results[0] == results[2] == answer(seen, **options) != NOTHING
+    assert answer(question=QUESTION, context=context, top_k=3) == [NOTHING]
+
+
+def test_a_lone_surrogate_changes_no_offset(answer):
+    given = {"question": QUESTION, "context": "a \ud800 graph cut"}
+    expected = answer({**given, "context": "a \ufffd graph cut"}, top_k=3)
+    results = answer(given, top_k=3)
+    assert [(a["start"], a["end"], a["score"]) for a in results] == [
+        (a["start"], a["end"], a["score"]) for a in expected
+    ]
+    assert all(given["context"][a["start"] : a["end"]] == a["answer"] for a in results)
+    assert answer({**given, "question": "is \ud800"})["score"] > 0
+
+
+def test_an_invisible_text_is_not_replaced_by_its_title(tiny_tokenizer):
+    with pytest.raises(ValueError, match="no tokens"):
+        tokenize_pairs(["graph"], ["\u200b"], tiny_tokenizer)
+    assert tokenize_pairs(["graph \ud800"], ["cut \ud800"], tiny_tokenizer)["input_ids"]
