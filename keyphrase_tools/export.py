@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from huggingface_hub import ModelCardData
 from torch import nn
-from transformers import pipeline
 
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
+from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import BACKENDS, ExportedModel, graph_file
@@ -103,7 +103,7 @@ def export_model(
     """
     check_options(format, precision, evaluation, max_loss)
     check_installed(format, precision)
-    extract = pipeline("keyphrase-extraction", model=model, device="cpu")
+    extract = open_pipeline("keyphrase-extraction", model, device="cpu")
     if evaluation:
         gold_phrases([row["text"] for row in evaluation], [row["keyphrases"] for row in evaluation], where="evaluation")
     weights, output = hash_weights(extract.model), Path(output)
@@ -132,7 +132,7 @@ def export_model(
         entry = {**report, "weights": weights, "tokenizer": hash_tokenizer(extract.tokenizer)}
         extract.model.config.exported = {format: entry}
         save_folder(extract, folder)
-        reopened = pipeline("keyphrase-extraction", model=str(folder), backend=format)
+        reopened = open_pipeline("keyphrase-extraction", str(folder), backend=format)
         report["difference"] = largest_difference(extract.model, reopened.model, inputs, wrapped.inputs)
         if precision == "fp32" and not report["difference"] <= MAX_DIFFERENCE:
             raise ValueError(f"The graph differs from the model by {report['difference']:.2g}. It is not written.")

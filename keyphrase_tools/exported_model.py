@@ -19,6 +19,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
+from run_tools.model_files import HUB_OPTIONS, check_files, find_damage
+from run_tools.model_loading import one_line_errors, open_checked
+
 from .fingerprints import hash_tokenizer
 
 BACKENDS = ("onnx", "openvino")
@@ -35,14 +38,26 @@ class KeyphraseModel(AutoModelForTokenClassification):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """An `ExportedModel` for a folder without PyTorch weights, otherwise as in transformers."""
+        """An `ExportedModel` for a folder without PyTorch weights, otherwise as in transformers, with the checks of
+        `run_tools.model_loading.open_model`. A kernel on the Hub that config.json names is refused for every model.
+        """
         name = pretrained_model_name_or_path
-        config = PreTrainedConfig.get_config_dict(name, **kwargs)[0]
-        if config.get("exported") and not list(Path(name).glob("*.safetensors")):
-            if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
-                raise ValueError(f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out.")
-            return ExportedModel(name)
-        return AutoModelForTokenClassification.from_pretrained(name, *args, **kwargs)
+        hub = {key: value for key, value in kwargs.items() if key in HUB_OPTIONS}
+        with one_line_errors(name, find_damage, "_from_pipeline" in kwargs, **hub):
+            config = PreTrainedConfig.get_config_dict(name, **hub)[0]
+            has_weights = any(Path(name, hub.get("subfolder") or "").glob("*.safetensors"))
+            if config.get("exported") and not has_weights:
+                if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
+                    raise ValueError(
+                        f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out."
+                    )
+                check_files(name, **hub)
+                return ExportedModel(name, **hub)
+        load = AutoModelForTokenClassification.from_pretrained
+        model = open_checked(AutoModelForTokenClassification, load, name, *args, **kwargs)
+        if config.get("exported"):
+            model.exported_from = hub  # for a pipeline with `backend=...`, which removes it
+        return model
 
 
 class ExportedModel(nn.Module):
@@ -50,17 +65,21 @@ class ExportedModel(nn.Module):
 
     Args:
         name: folder or Hub id.
+        hub: arguments of `from_pretrained` among `HUB_OPTIONS`.
     """
 
     hf_device_map = None
     input_modalities = "text"
     device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, **hub):
         super().__init__()
-        folder = Path(name)
-        self.folder = folder if folder.is_dir() else Path(snapshot_download(name, ignore_patterns=["*.safetensors"]))
-        self.config = AutoConfig.from_pretrained(self.folder)
+        subfolder, folder = hub.pop("subfolder", None) or "", Path(name)
+        if not folder.is_dir():
+            wanted = f"{subfolder}/*" if subfolder else None
+            folder = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*.safetensors"], **hub))
+        self.folder = folder / subfolder
+        self.config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
         self.backend: str | None = None
         if not getattr(self.config, "exported", None):
             raise ValueError(f"{name} holds no exported graph. Write one with `lexperts keyphrases export {name} OUT`.")

@@ -34,6 +34,7 @@ class KeyphraseExtractor:
         mentions: add all mentions of a keyphrase.
         batch_size: windows per batch of the model.
         device, dtype, backend: where and how the model runs, such as "cuda:0", "bfloat16" and "onnx".
+        trust_remote_code: run the code in the model's folder or repository.
         num_threads: threads of PyTorch. By default as many as Ray or Spark assigned cores to the worker, or else unchanged.
         options: of the pipeline, such as `top_k`, `min_score`, `style` and `language`.
 
@@ -75,13 +76,14 @@ class KeyphraseExtractor:
         dtype: str = "float32",
         backend: str | None = None,
         num_threads: int | None = None,
+        trust_remote_code: bool = False,
         **options,
     ):
         self.model = model if isinstance(model, KeyphraseExtractionPipeline) else model and str(model)
         self.text_column, self.title_column = text_column, title_column
         self.columns, self.mentions = None if columns is None else list(columns), mentions
         self.batch_size = check_batch_size(batch_size) or 16
-        self.loading = {"device": device, "dtype": dtype, "backend": backend}
+        self.loading = {"device": device, "dtype": dtype, "backend": backend, "trust_remote_code": trust_remote_code}
         self.num_threads, self.options = num_threads, check_call_options(**options)
         self._described: tuple | None = None  # the model's files when `describe` was called
         if (candidates := self.options.get("candidates")) is not None and candidates.per_document:
@@ -236,19 +238,19 @@ def model_files(folder: str) -> tuple:
 
 @lru_cache(maxsize=1)
 def load_pipeline(
-    model: str, files: tuple, device: str | None, dtype: str, backend: str | None
+    model: str, files: tuple, device: str | None, dtype: str, backend: str | None, trust_remote_code: bool
 ) -> KeyphraseExtractionPipeline:
     """The pipeline of a model, loaded once per process.
 
     Args:
         files: names, modification times and sizes of the files in the model's folder; a changed model is loaded again.
     """
-    from transformers import pipeline
+    from run_tools.model_loading import open_pipeline
 
     options = {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
-    options |= {} if backend is None else {"backend": backend}
+    options |= {"trust_remote_code": trust_remote_code} | ({} if backend is None else {"backend": backend})
     with describe_load_errors("--model", model):
-        return pipeline("keyphrase-extraction", model=model, **options)
+        return open_pipeline("keyphrase-extraction", model, **options)
 
 
 def keyphrases_type(mentions: bool = False):

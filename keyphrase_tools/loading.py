@@ -3,6 +3,8 @@
 import re
 from contextlib import contextmanager
 
+from run_tools.errors import one_line
+
 LAST_ERROR = re.compile(
     r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M
 )  # a line of a traceback that is not indented, or the first line
@@ -58,12 +60,13 @@ def describe_load_errors(option: str, name: str):
         name: folder or Hub id.
 
     Raises:
-        OSError: for any `OSError`, `ValueError` or `ImportError` inside.
+        OSError: for any exception inside.
     """
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
-        cause = " ".join(last_cause(str(error)).split()) or type(error).__name__
+    except Exception as error:  # whatever transformers raises
+        cause = last_cause(str(error)) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
+        cause = " ".join(cause.split()) or type(error).__name__
         raise OSError(
-            f"{option} {str(name)!r} could not be opened: {cause:.300} Pass the folder of a model and its tokenizer, or a Hub id."
+            f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error

@@ -129,7 +129,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def __init__(self, *args, backend: str | None = None, **kwargs):
         model = kwargs.get("model") or args[0]
         if backend is not None and not isinstance(model, ExportedModel):
-            model = ExportedModel(model.config._name_or_path)
+            model = ExportedModel(model.config._name_or_path, **model.__dict__.get("exported_from", {}))
+        model.__dict__.pop("exported_from", None)  # a token, which is not to be pickled
         if isinstance(model, ExportedModel):
             model.open(backend, kwargs.get("tokenizer"))
             args, kwargs = (), {"device": "cpu", **kwargs, "model": model}

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from spacy.language import Language
 from spacy.tokens import Doc, SpanGroup
 from spacy.util import minibatch
-from transformers import pipeline
+
+from run_tools.model_loading import open_pipeline
 
 from . import TASK
+from .default_model import find_default_model
 
 LABEL = "KEYPHRASE"
 
@@ -79,7 +81,7 @@ class KeyphraseComponent:
             )
         with self._lock:
             if self._extract is None:
-                self._extract = pipeline(TASK, model=self._model, **self._options)
+                self._extract = open_pipeline(TASK, self._model or find_default_model(), **self._options)
         return self._extract
 
     def __call__(self, doc: Doc) -> Doc:

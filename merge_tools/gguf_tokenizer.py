@@ -47,10 +47,11 @@ def add_tokenizer(writer, folder: Path, rows: int):
         MergeError: if the folder has no tokenizer, or llama.cpp cannot represent it.
     """
     import gguf
-    from transformers import AutoTokenizer
+
+    from run_tools.model_loading import open_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = open_tokenizer(folder)
         content = json.loads(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
         raise MergeError(

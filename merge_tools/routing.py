@@ -112,9 +112,10 @@ def route_texts(
 
 def open_mixture(folder: Path):
     """Opens the model in eval mode, and its tokenizer; raises a `MergeError` if the folder has not both."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
+    from run_tools.model_loading import open_model, open_tokenizer
 
     if not folder.is_dir():
         raise MergeError(f"Folder {str(folder)!r} does not exist.")
@@ -123,7 +124,7 @@ def open_mixture(folder: Path):
         raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(MIXTURES)} or lexicon).")
     if tokenizer_file(folder) is None:
         raise MergeError(f"{folder} has no tokenizer. Save one there.")
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    return open_model(AutoModelForCausalLM, folder).eval(), open_tokenizer(folder)
 
 
 def policy_of(config) -> str:

@@ -17,6 +17,11 @@ from transformers.utils import HF_MODULES_CACHE, logging
 
 from .card import write_model_card
 
+try:  # where Lexperts is installed
+    from run_tools.model_loading import open_checked
+except ImportError:
+    open_checked = None
+
 logger = logging.get_logger(__name__)
 
 
@@ -37,9 +42,15 @@ class CompleteCheckpointMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers, with a clear error for a corrupt weights file."""
+        """As in transformers, from safetensors only, with clear errors for damaged files. Where Lexperts is installed, weights that
+        are missing are an error; without it transformers warns. With `output_loading_info=True` the caller checks.
+        """
+        load = super().from_pretrained
+        kwargs["use_safetensors"] = kwargs.get("use_safetensors") is not False  # False: the caller trusts a pickle file
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+            if open_checked is not None:
+                return open_checked(cls, load, pretrained_model_name_or_path, *args, **kwargs)
+            return load(pretrained_model_name_or_path, *args, **kwargs)
         except SafetensorError as error:
             raise OSError(
                 f"The weights in {str(pretrained_model_name_or_path)!r} cannot be read ({error}): the file is truncated "

@@ -236,7 +236,9 @@ def load_reward_model(reward_model, device):
         return None
     if isinstance(reward_model, str | Path):
         try:
-            reward_model = AutoModelForSequenceClassification.from_pretrained(reward_model)
+            reward_model = AutoModelForSequenceClassification.from_pretrained(
+                reward_model, trust_remote_code=False, use_safetensors=True
+            )
         except (OSError, ValueError) as error:
             cause = " ".join(str(error).split())
             raise OSError(

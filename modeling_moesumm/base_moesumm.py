@@ -120,6 +120,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if not model.config.main_expert:
             hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
+            hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
             model._copy_backbone_weights(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
         return loaded
 

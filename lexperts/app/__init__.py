@@ -15,6 +15,7 @@ class AppSettings:
         model: folder or Hub id of a token classifier, by default the default model.
         mixture: folder of a merged mixture, whose routing a tab draws.
         device: of the keyphrase model.
+        trust_remote_code: run code in the model's folder or repository.
         max_characters: of a text.
         max_file_mb: of an uploaded file, in MB.
         max_documents: of a file.
@@ -26,6 +27,7 @@ class AppSettings:
     model: str | None = None
     mixture: str | Path | None = None
     device: str | None = None
+    trust_remote_code: bool = False
     max_characters: int = 20_000
     max_file_mb: int = 20
     max_documents: int = 2_000

@@ -41,7 +41,11 @@ def open_reader(settings: AppSettings) -> Reader:
     """The keyphrase model, opened once for all visitors."""
     from keyphrase_tools.extractor import KeyphraseExtractor
 
-    return Reader(KeyphraseExtractor(settings.model, device=settings.device).pipeline)
+    return Reader(
+        KeyphraseExtractor(
+            settings.model, device=settings.device, trust_remote_code=settings.trust_remote_code
+        ).pipeline
+    )
 
 
 def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mixture | None = None) -> gr.Blocks:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Debug, Device, user_errors
+from .common import Debug, Device, TrustRemoteCode, user_errors
 
 
 def app(
@@ -24,6 +24,7 @@ def app(
     max_file_mb: Annotated[int, typer.Option(min=1, help="Maximum size of an uploaded file in MB.")] = 20,
     max_documents: Annotated[int, typer.Option(min=1, help="Maximum number of documents in a file.")] = 2_000,
     device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
     debug: Debug = False,
 ):
     """Open the demo app: keyphrases marked in a text, the experts that read it, and files of documents.
@@ -37,5 +38,5 @@ def app(
         from ..app import AppSettings, launch
 
         limits = {"max_characters": max_characters, "max_file_mb": max_file_mb, "max_documents": max_documents}
-        settings = AppSettings(model, mixture, device, **limits)
+        settings = AppSettings(model, mixture, device, trust_remote_code, **limits)
         launch(settings, host=host, port=port)

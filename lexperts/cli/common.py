@@ -16,6 +16,9 @@ USER_ERRORS = (OSError, ValueError, TypeError, ImportError)
 RUN_ERRORS = (*USER_ERRORS, RuntimeError)  # of runs over many documents, also in workers
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code in the model's folder or repository. Read it first.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .common import RUN_ERRORS, AsJson, Debug, Device, format_error, new_app, print_result, user_errors
+from .common import RUN_ERRORS, AsJson, Debug, Device, TrustRemoteCode, format_error, new_app, print_result, user_errors
 from .generate import generate
 from .many import (
     OUTPUT_HELP,
@@ -56,16 +56,15 @@ class MatchCase(StrEnum):
 
 def open_extractor(model: str | None, **options):
     """The pipeline of a model, by default of the default model."""
-    from transformers import pipeline
-
     from keyphrase_tools.default_model import find_default_model
     from keyphrase_tools.loading import describe_load_errors
     from keyphrase_tools.processes import prepare_process
+    from run_tools.model_loading import open_pipeline
 
     prepare_process()
     model = model or find_default_model()
     with describe_load_errors("--model", model):
-        return pipeline("keyphrase-extraction", model=model, **options)
+        return open_pipeline("keyphrase-extraction", model, **options)
 
 
 @app.command()
@@ -105,6 +104,7 @@ def extract(
     encoding: Encoding = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
     engine: EngineName = "local",
     address: Address = None,
@@ -146,7 +146,7 @@ def extract(
         options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
         extractor = KeyphraseExtractor(
             model, corpus.text_column, corpus.title_column,
-            mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, **options,
+            mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **options,
         )  # fmt: skip
         summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size, append=append)
     print_summary(summary, output)
@@ -244,13 +244,14 @@ def explain(
     """
     with user_errors(debug):
         from tqdm import tqdm
-        from transformers import AutoModelForTokenClassification, AutoTokenizer
+        from transformers import AutoModelForTokenClassification
 
         from keyphrase_tools.corpus import Corpus, read_texts
         from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
+        from run_tools.model_loading import open_model, open_tokenizer
 
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
         corpus = Corpus(source, text_column=text_column, title_column=title_column)
@@ -262,8 +263,8 @@ def explain(
             print(f"document {number} is skipped: {error}", file=sys.stderr)
         model = model or find_default_model()
         with describe_load_errors("--model", model):
-            classifier = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype).to(device)
-            tokenizer = AutoTokenizer.from_pretrained(model)
+            classifier = open_model(AutoModelForTokenClassification, model, dtype=dtype).to(device)
+            tokenizer = open_tokenizer(model)
         progress = tqdm(texts.values(), unit="document")
         tokens = token_experts(classifier, tokenizer, progress, nlp, batch_size=batch_size)
         print(write_report(tokens, list(texts.values()), output, list(texts).index(page)))
@@ -308,15 +309,14 @@ def export(
         from keyphrase_tools.jsonl import full_text, read_jsonl
         from keyphrase_tools.loading import describe_load_errors
         from keyphrase_tools.phrase_lists import read_labelled
+        from run_tools.model_loading import open_config
 
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]
         rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
         texts = None if calibration is None else [full_text(row) for row in read_jsonl(calibration, ("text",))[:limit]]
         name = find_default_model() if model == "default" else model
         with describe_load_errors("MODEL", name):
-            from transformers import AutoConfig
-
-            AutoConfig.from_pretrained(name)
+            open_config(name)
         options = {"format": format, "precision": precision, "calibration": texts, "evaluation": rows}
         report = export_model(name, output, **options, max_loss=None if no_gate else max_loss)
         lines = [f"{format} graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}"]

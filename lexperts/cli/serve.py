@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Debug, Device, user_errors
+from .common import Debug, Device, TrustRemoteCode, user_errors
 
 KEEP_ALIVE = 75  # seconds; longer than the longest Retry-After, and than load balancers keep idle connections
 
@@ -31,6 +31,7 @@ def serve(
     ] = 20_000,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 1_000_000,
     device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
     dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
     debug: Debug = False,
 ):
@@ -48,7 +49,8 @@ def serve(
         from .keyphrases import open_extractor
 
         listener = bind(host, port)
-        extract = open_extractor(model, dtype=parse_dtype(dtype), device=device and parse_device(device))
+        options = {"dtype": parse_dtype(dtype), "device": device and parse_device(device)}
+        extract = open_extractor(model, **options, trust_remote_code=trust_remote_code)
         limits = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
         limits |= {"batch_size": batch_size, "max_wait_ms": max_wait_ms, "max_body_bytes": max_body_bytes}
         app = create_app(extract, **limits)

@@ -5,7 +5,9 @@ from importlib.metadata import version
 
 import numpy as np
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+from transformers import GPT2Tokenizer, RobertaTokenizer
+
+from run_tools.model_loading import open_config, open_tokenizer
 
 CHUNK = 2048  # pairs whose vectors are in memory together
 
@@ -25,7 +27,7 @@ class BertScore:
         from bert_score import BERTScorer
         from bert_score.utils import model2layers
 
-        config = AutoConfig.from_pretrained(model)
+        config = open_config(model)
         layers = config.num_hidden_layers
         if layer is not None and not 0 <= layer <= layers:
             raise ValueError(f"--bertscore_layer {layer} must be between 0 and {layers} for {model}.")
@@ -35,7 +37,7 @@ class BertScore:
         # the tokenizer's maximum length, which may be 10^30.
         tokenizer = self.scorer._tokenizer
         if isinstance(tokenizer, (GPT2Tokenizer, RobertaTokenizer)):
-            tokenizer = AutoTokenizer.from_pretrained(model, add_prefix_space=True)
+            tokenizer = open_tokenizer(model, add_prefix_space=True)
         limit = getattr(config, "max_position_embeddings", None) or 512
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
         self.scorer._tokenizer = tokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
@@ -22,6 +22,7 @@ from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import command, parse_name_place
 from ..common.jsonl_resume import json_lines
@@ -61,8 +62,8 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
     files = parse_test_files(args.test_files)
     with describe_load_errors("--model", args.model):
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        model = AutoModelForSeq2SeqLM.from_pretrained(args.model)
+        tokenizer = open_tokenizer(args.model)
+        model = open_model(AutoModelForSeq2SeqLM, args.model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)

@@ -34,19 +34,20 @@ class GenerationProcess:
             OSError: if the model cannot be opened.
             ValueError: for invalid options, and a model that generates no keyphrases.
         """
-        from transformers import AutoConfig, pipeline
+
+        from run_tools.model_loading import open_config, open_pipeline
 
         device = parse_device(self.device)
         prepare_process()
         with describe_load_errors("--model", self.model):
-            kind = AutoConfig.from_pretrained(self.model).model_type
+            kind = open_config(self.model).model_type
         if kind != "exhird":
             raise ValueError(
                 f"--model {self.model!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
                 "exhird`, or use `lexperts keyphrases extract`."
             )
         with describe_load_errors("--model", self.model):
-            self.generate = pipeline("keyphrase-generation", model=self.model, device=device)
+            self.generate = open_pipeline("keyphrase-generation", self.model, device=device)
         model, tokenizer = self.generate.model, self.generate.tokenizer
         self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
         hashes = {"weights": hash_weights(model), "tokenizer": hash_tokenizer(tokenizer)}

@@ -12,12 +12,12 @@ need no preparation: `lexperts evaluate exhird` reads their JSON Lines.
 from pathlib import Path
 
 from datasets import Dataset, load_dataset
-from transformers import AutoTokenizer
 
 from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.model_loading import open_tokenizer
 
 from ..common.arguments import command
 from ..common.fingerprints import fingerprint
@@ -74,7 +74,7 @@ def write_data(args: PrepareArguments):
     tokenizer = ExhirdTokenizer.from_texts(vocabulary_texts(splits["train"]), vocab_size=args.vocab_size)
     if args.backbone:
         with describe_load_errors("The encoder", args.backbone):
-            subword_tokenizer = AutoTokenizer.from_pretrained(resolve_backbone(args.backbone))
+            subword_tokenizer = open_tokenizer(resolve_backbone(args.backbone))
             tokenizer = tokenizer.with_subword_tokenizer(subword_tokenizer)
     tokenizer.save_pretrained(output / "tokenizer")
     print(f"vocabulary: {len(tokenizer):,} words")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from torch.utils.data import SequentialSampler
-from transformers import AutoTokenizer, Trainer
+from transformers import Trainer
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_hypernet import (
@@ -14,6 +14,7 @@ from modeling_hypernet import (
     HypernetModel,
 )
 from modeling_hypernet.backbone_hypernet import resolve_backbone
+from run_tools import model_loading
 
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import open_run
@@ -43,7 +44,7 @@ def build_model(head: str, args: ModelArguments, backbone: str, **options):
 def open_tokenizer(backbone: str, max_length: int):
     """The backbone's tokenizer. Its maximum length is saved with it, so pipelines use that of training."""
     with describe_load_errors("--backbone", backbone):
-        tokenizer = AutoTokenizer.from_pretrained(backbone)
+        tokenizer = model_loading.open_tokenizer(backbone)
     tokenizer.model_max_length = max_length
     return tokenizer
 

@@ -26,15 +26,19 @@ class DefinitionProcess:
 
     def describe(self) -> dict:
         """The settings. Loads the models."""
-        from transformers import pipeline
+
+        from run_tools.model_loading import open_model, open_pipeline
 
         prepare_process()
-        self.define = pipeline("definition-modeling", model=self.model, device=self.device, batch_size=self.batch_size)
+        self.define = open_pipeline("definition-modeling", self.model, device=self.device, batch_size=self.batch_size)
         self.call_options = dict(self.options)
         if self.reward_model:
+            from transformers import AutoModelForSequenceClassification
+
             from modeling_lexicon.generation_lexicon import load_reward_model
 
-            self.call_options["reward_model"] = load_reward_model(self.reward_model, self.define.model.device)
+            reward = open_model(AutoModelForSequenceClassification, self.reward_model)
+            self.call_options["reward_model"] = load_reward_model(reward, self.define.model.device)
         model = fingerprint(self.model)
         settings = {**self.options, "model": model.pop("name"), "weights": model}
         settings |= {"seed": self.seed, "batch_size": self.batch_size}

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from keyphrase_tools.loading import describe_load_errors
 from merge_tools.clustering.embeddings import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
+from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.arguments import command
 from ..common.fingerprints import fingerprint, package_version
@@ -52,11 +53,11 @@ def load_model(args: WritingArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-        model = None if changes else AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+        tokenizer = open_tokenizer(args.model_name_or_path)
+        model = None if changes else open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
     if model is not None:
         return model.to(device).eval(), tokenizer
-    model_type = AutoConfig.from_pretrained(args.model_name_or_path).model_type
+    model_type = open_config(args.model_name_or_path).model_type
     if model_type not in LexiconConfig.readable_model_types:
         raise ValueError(
             f"{args.model_name_or_path} is a {model_type!r} model, without experts to route. Leave out {', '.join(changes)}."

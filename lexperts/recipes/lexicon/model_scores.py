@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from scipy.spatial.distance import cdist
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
+
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.bertscore import in_chunks
 from .scores import Pair
@@ -28,7 +30,7 @@ def default_device() -> str:
 
 def load_tokenizer(model: str):
     """A tokenizer that pads; without a padding token it uses EOS, which is masked."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = open_tokenizer(model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -60,7 +62,7 @@ class MoverScore:
             raise ValueError(
                 f"--moverscore_model {model} has a slow tokenizer, without word boundaries. Use a model with a fast one."
             )
-        self.model = AutoModel.from_pretrained(model).to(default_device()).eval()
+        self.model = open_model(AutoModel, model, new=("pooler.",)).to(default_device()).eval()
         limit = getattr(self.model.config, "max_position_embeddings", None) or 512
         self.limit = min(limit, self.tokenizer.model_max_length)
         self.layers = min(MOVER_LAYERS, self.model.config.num_hidden_layers)
@@ -136,7 +138,7 @@ class Mauve:
         self.compute, self.batch_size = compute_mauve, batch_size
         self.tokenizer = load_tokenizer(model)
         self.tokenizer.padding_side = "right"
-        self.model = AutoModel.from_pretrained(model).to(default_device()).eval()
+        self.model = open_model(AutoModel, model, new=("pooler.",)).to(default_device()).eval()
         limit = getattr(self.model.config, "max_position_embeddings", None) or 1024
         self.limit = min(limit, self.tokenizer.model_max_length, 1024)
         settings = f"{model}, last layer at the last token, buckets n / 10, scaling factor 5, seed 25"

@@ -108,10 +108,10 @@ def check_models(step: Step) -> None:
 @lru_cache(maxsize=64)
 def check_model(name: str, path: str) -> None:
     """Raises an OSError for a folder or Hub id without a model's configuration."""
-    from transformers import AutoConfig
+    from run_tools.model_loading import open_config
 
     try:
-        AutoConfig.from_pretrained(path)
+        open_config(path)
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())
         raise OSError(f"{name}={path!r} cannot be opened: {cause:.200} Use the folder or Hub id of a model.") from error

@@ -11,7 +11,6 @@ import json
 
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -20,6 +19,7 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command, did_you_mean
 from ..common.run_folder import open_run
@@ -72,11 +72,11 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     if args.from_scratch is None:
         dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
         with describe_load_errors("--model_name_or_path", args.model_name_or_path):
-            tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-            return AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
+            tokenizer = open_tokenizer(args.model_name_or_path)
+            return open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
     fields = check_fields(args.from_scratch)
     vocab_size = fields.get("vocab_size", LlamaConfig().vocab_size)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint) if checkpoint else train_tokenizer(rows, vocab_size)
+    tokenizer = open_tokenizer(checkpoint) if checkpoint else train_tokenizer(rows, vocab_size)
     return new_model(fields, args.attention_dropout, tokenizer, seed), tokenizer
 
 

@@ -16,12 +16,12 @@ from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     TrainingArguments,
     set_seed,
 )
 
 from keyphrase_tools.loading import describe_load_errors
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.fingerprints import fingerprint, package_version
@@ -38,7 +38,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     overwrite = folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_reward.py", training_args, args, overwrite=overwrite)
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        tokenizer = open_tokenizer(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
     for split, rows in load_rows(args).items():
         rows = rows[: args.max_rows]
@@ -49,7 +49,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
         file = ResumableJsonl(output / f"pairs_{split}.jsonl", settings)
         if not file.is_complete(overwrite):
             if model is None:
-                model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path).to(training_args.device).eval()
+                model = open_model(AutoModelForCausalLM, args.model_name_or_path).to(training_args.device).eval()
             write_pairs(model, tokenizer, rows, file, **options)
         columns[split], too_long = encode_pairs(file.path, tokenizer, args.max_length)
         print_rank0(
@@ -57,7 +57,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
         )
     set_seed(training_args.seed)  # for the new head, whether or not anything was sampled before
     with describe_load_errors("--reward_base", args.reward_base):
-        reward = AutoModelForSequenceClassification.from_pretrained(args.reward_base, num_labels=1)
+        reward = open_model(AutoModelForSequenceClassification, args.reward_base, num_labels=1, new=("score.",))
     reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     training_args.remove_unused_columns = False
     pairs = {split: Dataset.from_dict(own) for split, own in columns.items()}

@@ -14,10 +14,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from keyphrase_tools.loading import describe_load_errors
 from merge_tools.families import MIXTURES
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
@@ -106,8 +107,8 @@ def prepare(
     folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
     set_seed(training_args.seed)
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=args.dtype)
+        tokenizer = open_tokenizer(args.model_name_or_path)
+        model = open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
     freeze(model, args.parts)
     if args.router_aux_loss_coef is not None:
         model.config.router_aux_loss_coef = args.router_aux_loss_coef

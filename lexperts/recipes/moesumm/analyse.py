@@ -28,11 +28,11 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from tqdm import tqdm
-from transformers import AutoConfig
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
+from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
@@ -133,7 +133,7 @@ class Analysis:
 
     def __init__(self, args: AnalysisArguments):
         with describe_load_errors("--model", args.model):
-            config = AutoConfig.from_pretrained(args.model)
+            config = open_config(args.model)
         check_model(config, args)
         self.args, self.output = args, Path(args.output_dir)
         data = DataArguments(args.datasets, args.document_column, args.summary_column, max_rows=args.max_rows)

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from transformers import AutoConfig
 
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
+from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
 from ..common.fingerprints import fingerprint
@@ -66,7 +66,7 @@ def summary_files(
     if not test:
         raise ValueError(f"{place} is a model. Pass --datasets with the documents to summarise.")
     with describe_load_errors("The model", place):
-        datasets = getattr(AutoConfig.from_pretrained(place), "datasets", None)
+        datasets = getattr(open_config(place), "datasets", None)
     unknown = [] if args.zero_shot or datasets is None else [name for name in test if name not in datasets]
     if unknown:
         raise ValueError(

@@ -7,9 +7,9 @@ whole summaries, rougeLsum compares sentence by sentence (Lin 2004, Sect. 3.2).
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
-from transformers import AutoConfig
 
 from modeling_moesumm.sentences_moesumm import sentence_spans
+from run_tools.model_loading import open_config
 
 from ..common.bertscore import BertScore
 from ..common.bootstrap import bootstrap_means, confidence_interval
@@ -32,7 +32,7 @@ def one_sentence_per_line(text: str) -> str:
 
 def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
     """F1 in per cent `(n,)` of a layer, by default the last; see `BertScore`."""
-    score = BertScore(model, layer or AutoConfig.from_pretrained(model).num_hidden_layers)
+    score = BertScore(model, layer or open_config(model).num_hidden_layers)
     return score(list(zip(predictions, references, strict=True)))
 
 

@@ -21,15 +21,16 @@ class SummaryProcess:
 
     def describe(self) -> dict:
         """The settings. Loads the model."""
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        from transformers import AutoModelForSeq2SeqLM
 
         from modeling_moesumm.generation_moesumm import Summarizer
+        from run_tools.model_loading import open_model, open_tokenizer
 
         device = parse_device(self.device)
         prepare_process()
         with describe_load_errors("--model", self.model):
-            tokenizer = AutoTokenizer.from_pretrained(self.model)
-            model = AutoModelForSeq2SeqLM.from_pretrained(self.model).to(device)
+            tokenizer = open_tokenizer(self.model)
+            model = open_model(AutoModelForSeq2SeqLM, self.model).to(device)
         self.summarize = Summarizer(model, tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
         print_of_model = fingerprint(self.model)

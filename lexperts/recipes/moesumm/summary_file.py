@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm.generation_moesumm import Summarizer
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.fingerprints import package_version
 from ..common.jsonl_resume import ResumableJsonl, digest, read_lines
@@ -64,8 +65,8 @@ def hash_rows(rows: Dataset) -> str:
 def load_summarizer(name_or_path: str):
     """A model, on a GPU if there is one, and its tokenizer."""
     with describe_load_errors("The model", name_or_path):
-        model = AutoModelForSeq2SeqLM.from_pretrained(name_or_path)
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        model = open_model(AutoModelForSeq2SeqLM, name_or_path)
+        tokenizer = open_tokenizer(name_or_path)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 

@@ -26,9 +26,7 @@ from pathlib import Path
 
 from torch.nn.functional import cross_entropy
 from transformers import (
-    AutoConfig,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -37,6 +35,7 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
+from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
 from ..common.fingerprints import fingerprint
@@ -92,9 +91,9 @@ class BackboneTrainer(SummaryTrainer):
 def load_model(args: ModelArguments, names: list[str]):
     """A new model of the variant with selectors for these data sets, and its tokenizer."""
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+        tokenizer = open_tokenizer(args.model_name_or_path)
     if args.variant == "backbone":
-        model = AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path)
+        model = open_model(AutoModelForSeq2SeqLM, args.model_name_or_path)
     else:
         fields = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "label_smoothing")
         fields += ("gate_position", "selector_bias", "margin_main")
@@ -187,8 +186,8 @@ class FewShot:
             sample_rows(rows, max(self.few_shot_args.few_shot_rows), seed=0)
         self.start = fingerprint(self.args.model_name_or_path)
         with describe_load_errors("--model_name_or_path", self.args.model_name_or_path):
-            self.tokenizer = AutoTokenizer.from_pretrained(self.args.model_name_or_path)
-            self.has_datasets = hasattr(AutoConfig.from_pretrained(self.args.model_name_or_path), "datasets")
+            self.tokenizer = open_tokenizer(self.args.model_name_or_path)
+            self.has_datasets = hasattr(open_config(self.args.model_name_or_path), "datasets")
 
     def run(self):
         """Trains and tests on all samples."""
@@ -231,7 +230,7 @@ class FewShot:
         training_args = copy.copy(self.training_args)
         training_args.seed = self.training_args.seed + draw
         set_seed(training_args.seed)
-        model = AutoModelForSeq2SeqLM.from_pretrained(self.args.model_name_or_path)
+        model = open_model(AutoModelForSeq2SeqLM, self.args.model_name_or_path)
         if self.has_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)

@@ -8,8 +8,11 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import get_peft_model
 from transformers import (
+<<<<<<< HEAD
     AutoConfig,
     AutoTokenizer,
+=======
+>>>>>>> 538e042 (Every command and pipeline opens models by one function: safetensors only, no code of a checkpoint, no missing weights, Hub options reach exported graphs)
     DataCollatorForTokenClassification,
     EarlyStoppingCallback,
     TrainerCallback,
@@ -26,6 +29,7 @@ from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.stemming import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.fingerprints import RECORD
 from ..common.run_folder import RunFolder, replace_file, training_summary
@@ -77,7 +81,7 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
 
     def new():
         if args.start_from:
-            return SekeForTokenClassification.from_pretrained(args.start_from)
+            return open_model(SekeForTokenClassification, args.start_from)
         options = {name: getattr(args, name) for name in HEAD} | {"attention_dropout": args.attention_dropout}
         return SekeForTokenClassification.from_backbone(backbone, styles=styles, **options)
 
@@ -90,7 +94,7 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
         new().save_pretrained(part)
         tokenizer.save_pretrained(part)
         part.rename(base)
-    model = SekeForTokenClassification.from_pretrained(base)
+    model = open_model(SekeForTokenClassification, base)
     set_seed(seed)
     return get_peft_model(model, model.lora_config())
 
@@ -111,7 +115,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     backbone = resolve_backbone(model_args.backbone)
     start = model_args.start_from or backbone
     with describe_load_errors("--start_from" if model_args.start_from else "--backbone", start):
-        tokenizer = AutoTokenizer.from_pretrained(start)
+        tokenizer = open_tokenizer(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
     labelling = {"rules": data_args.rules, "language": language}
