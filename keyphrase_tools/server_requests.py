@@ -6,6 +6,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, ValidationError
 from typing_extensions import TypeAliasType
 
+from .candidates import MATCH_CASE
 from .stemming import LANGUAGES
 
 SHOWN_ERRORS = 3
@@ -58,6 +59,8 @@ class Parameters(Strict):
     candidates: Annotated[
         Phrases | Synonyms | None, Field(description="Phrases to score, or names with lists of synonyms.")
     ] = None
+    match_case: Annotated[Literal[MATCH_CASE] | None, Field(description="How candidates match words by case.")] = None
+    nested: Annotated[bool | None, Field(description="false: no keyphrase inside another one.")] = None
     language: Annotated[
         Literal[LANGUAGES] | None, Field(description="The stemmer's language; null for no stemming.")
     ] = None

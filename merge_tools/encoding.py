@@ -40,9 +40,9 @@ def opened(folder: Path, model_type: str, stamp: tuple) -> tuple[Encode, str]:
     """The tokenizer of a folder; `stamp` changes with its files."""
     if plain := plain_tokenizer(folder, model_type):
         return plain
-    from transformers import AutoTokenizer
+    from run_tools.model_loading import open_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(folder)
 
     def encode(text: str, with_special: bool) -> list[int]:
         return tokenizer(text, add_special_tokens=with_special, verbose=False)["input_ids"]

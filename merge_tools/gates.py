@@ -188,22 +188,7 @@ def tokenize(base: Source, texts: list[str], *, like_mergekit: bool = False) -> 
 
     Raises a `MergeError` without a tokenizer, and for an unusable text.
     """
-<<<<<<< HEAD
     encode, first = open_encoder(base)
-=======
-
-    from run_tools.model_loading import open_tokenizer
-
-    for folder in (base.folder, base.checkpoint.folder):
-        with contextlib.suppress(OSError, ValueError):
-            tokenizer = open_tokenizer(folder)
-            break
-    else:
-        raise MergeError(
-            f"gate_mode needs a tokenizer, but {base.name} ({base.origin}) has none that can be opened. Set base_model to "
-            "a model with a tokenizer, or use gate_mode: random."
-        )
->>>>>>> 538e042 (Every command and pipeline opens models by one function: safetensors only, no code of a checkpoint, no missing weights, Hub options reach exported graphs)
     longest = base.config.get("max_position_embeddings") or 2048
     tokens = [encode(first + text, False) if like_mergekit else encode(text, True) for text in texts]
     for text, ids in zip(texts, tokens, strict=True):

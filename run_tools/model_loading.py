@@ -60,7 +60,13 @@ def one_line_errors(
             key: value for key, value in options.items() if key in HUB_OPTIONS or key in ("variant", "use_safetensors")
         }
         damage = find(name, **hub)
-        if damage is None and isinstance(error, (ValueError, OSError, keep)) and not in_pipeline:
+        if damage is None and "contains custom code" in str(error):
+            damage = (
+                f"{name} needs code of its own (auto_map in config.json), which is not run. If you have read it and trust it, pass "
+                "trust_remote_code=True, in commands --trust-remote-code."
+            )
+        is_clear = isinstance(error, (ValueError, OSError, keep)) and "\n" not in str(error)
+        if damage is None and is_clear and not in_pipeline:
             raise
         message = damage or f"{str(name)!r} cannot be opened: {one_line(error):.400}"
         raise (PipelineLoadingError if in_pipeline else CheckpointError)(message) from error

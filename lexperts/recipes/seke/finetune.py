@@ -8,11 +8,6 @@ from datasets import Dataset
 from huggingface_hub import HfApi
 from peft import get_peft_model
 from transformers import (
-<<<<<<< HEAD
-    AutoConfig,
-    AutoTokenizer,
-=======
->>>>>>> 538e042 (Every command and pipeline opens models by one function: safetensors only, no code of a checkpoint, no missing weights, Hub options reach exported graphs)
     DataCollatorForTokenClassification,
     EarlyStoppingCallback,
     TrainerCallback,
@@ -29,7 +24,7 @@ from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.stemming import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
-from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.fingerprints import RECORD
 from ..common.run_folder import RunFolder, replace_file, training_summary
@@ -158,7 +153,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 def read_language(given: str | None, start_from: str | None) -> str | None:
     """The language of stems: the one that is given, "none" for no stemming, or else that of the model to fine-tune, or English."""
     if given is None and start_from:
-        given = getattr(AutoConfig.from_pretrained(start_from), "keyphrase_language", "english")
+        given = getattr(open_config(start_from), "keyphrase_language", "english")
         return check_language(given)
     return None if given == "none" else check_language(given or "english")
 
