@@ -219,12 +219,30 @@ def find_damage(name: str | os.PathLike, **options: Any) -> str | None:
     try:
         check_files(name, **options)
         if (path := find_file(name, CONFIG, **options)) is not None:
-            for key, value, _ in list_sizes(read_object(path), UNKNOWN, UNKNOWN):
+            config = read_object(path)
+            if (kind := find_unknown_type(config)) is not None:
+                return f"{path}: {kind} is not a kind of model that transformers or Lexperts has. Correct it, or copy the file again."
+            for key, value, _ in list_sizes(config, UNKNOWN, UNKNOWN):
                 if value < 1 and not key.endswith("_labels"):
-                    return f"{path}: {key}={value} must be at least 1"
+                    return f"{path}: {key}={value} must be at least 1."
     except CheckpointError as error:
         return str(error)
     return find_tokenizer_damage(name, **options)
+
+
+def find_unknown_type(config: dict[str, Any], path: str = "") -> str | None:
+    """The first `model_type` of a configuration, or of one inside it, that does not exist; `None` also for code of its own."""
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if (
+        kind not in (None, "")
+        and "auto_map" not in config
+        and (not isinstance(kind, str) or kind not in CONFIG_MAPPING)
+    ):
+        return f"{path}model_type={short_repr(kind)}"
+    nested = ((key, value) for key, value in config.items() if isinstance(value, dict) and "model_type" in value)
+    return next((found for key, value in nested if (found := find_unknown_type(value, f"{path}{key}."))), None)
 
 
 def find_tokenizer_damage(name: str | os.PathLike, **options: Any) -> str | None:

@@ -65,7 +65,7 @@ def one_line_errors(
                 f"{name} needs code of its own (auto_map in config.json), which is not run. If you have read it and trust it, pass "
                 "trust_remote_code=True, in commands --trust-remote-code."
             )
-        is_clear = isinstance(error, (ValueError, OSError, keep)) and "\n" not in str(error)
+        is_clear = isinstance(error, (ValueError, OSError, keep)) and "\n" not in str(error) and len(str(error)) < 1000
         if damage is None and is_clear and not in_pipeline:
             raise
         message = damage or f"{str(name)!r} cannot be opened: {one_line(error):.400}"
