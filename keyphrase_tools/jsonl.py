@@ -1,12 +1,12 @@
 """Reads JSON Lines, with errors that name the file and the line."""
 
-import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from run_tools.errors import UserError, short_repr
+from run_tools.row_files import decode, text_lines
 
 from .clean_text import clean
 from .words import join_title
@@ -63,21 +63,24 @@ def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str
     """Yields the place and the value of each line that is not blank, or of each element of the array of a `.json` file.
 
     Raises:
-        ValueError: for a line that is not JSON in UTF-8.
+        ValueError: for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
     """
     if (array := read_array(path)) is not None:
         yield from ((f"{path}, element {number}", row) for number, row in enumerate(array, start=1))
         return
-    with open(path, "rb") as lines:
+    with open(path, "rb") as file:
+        try:
+            lines = text_lines(file)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is not UTF-8: {error.args[0].partition(';')[0]}. Save the file as UTF-8."
+            ) from error
         for number, line in enumerate(lines, start=1):
             where = f"{path}, line {number}"
-            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise ValueError(f"{where}: this is UTF-16. Save the file as UTF-8.")
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
             try:
-                yield where, json.loads(line.decode("utf-8").rstrip())
+                yield where, json.loads((line if isinstance(line, str) else line.decode("utf-8")).rstrip())
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{where}: this is not valid UTF-8 ({error.reason} at byte {error.start + 1}). Save the file as UTF-8."
@@ -97,10 +100,9 @@ def read_array(path: str | Path) -> list | None:
     """The array that a `.json` file holds; `None` for other files and for JSON Lines that are named so."""
     if Path(path).suffix.lower() != ".json":
         return None
-    with open(path, "rb") as file:
-        content = file.read().removeprefix(codecs.BOM_UTF8)
     try:
-        array = json.loads(content) if content.lstrip().startswith(b"[") else None
+        content = decode(Path(path).read_bytes())
+        array = json.loads(content) if content.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
         return None  # the error of a line names its place
     return array if isinstance(array, list) else None

@@ -109,18 +109,22 @@ def open_text(file, encoding: str | None = None) -> tuple[Any, str]:
     return stream, name
 
 
+def text_lines(file, encoding: str | None = None) -> Iterator:
+    """The lines without a byte order mark: bytes if the encoding is UTF-8, else texts, in which invalid bytes are surrogates."""
+    stream, name = open_text(file, encoding)
+    if name in UTF_8:
+        return iter(stream)
+    lines = io.TextIOWrapper(stream, name, errors="surrogateescape", newline="\n")
+    return chain([next(lines, "").removeprefix("\ufeff")], lines)
+
+
 def json_rows(file, encoding: str | None = None, may_be_array: bool = False) -> Iterator[Callable[[], Any]]:
     """The rows of JSON Lines; with `may_be_array` also the items of an array.
 
     Raises:
         ValueError: if the file is not in its encoding, is a damaged array, or holds one object over several lines.
     """
-    stream, name = open_text(file, encoding)
-    lines: Iterator = iter(stream)
-    if name not in UTF_8:
-        lines = iter(io.TextIOWrapper(stream, name, errors="surrogateescape", newline="\n"))
-        first = next(lines, "")
-        lines = chain([first.removeprefix("\ufeff")], lines)
+    lines = text_lines(file, encoding)
     if may_be_array:
         first = next((line for line in lines if line.strip()), b"")
         if _text(first).lstrip("\ufeff \t").startswith("["):

@@ -109,3 +109,21 @@ def test_coverage_of_all_keyphrases_does_not_mention_absent_ones():
 def test_coverage_refuses_data_with_nothing_to_learn(total):
     with pytest.raises(ValueError, match=f"None of the {total:,} keyphrases.*--keyphrases_column"):
         describe_coverage({"num_keyphrases": [total], "num_present": [0]})
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_byte_order_mark_names_the_encoding(suffix, encoding, tmp_path):
+    rows = [{"text": "naïve graph", "keyphrases": ["graph"]}, {"text": "cut", "keyphrases": []}]
+    path = tmp_path / f"a.{suffix}"
+    text = json.dumps(rows) if suffix == "json" else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_bytes(text.encode(encoding))
+    assert read_jsonl(path) == rows
+
+
+def test_utf_16_without_a_byte_order_mark_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"text": "graph"}'.encode("utf-16-le"))
+    with pytest.raises(
+        ValueError, match="a.jsonl is not UTF-8: it looks like UTF-16-LE without .* Save the file as UTF-8"
+    ):
+        read_jsonl(tmp_path / "a.jsonl")
