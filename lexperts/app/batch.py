@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from keyphrase_tools.corpus import Corpus, import_parquet
 from keyphrase_tools.extractor import KeyphraseExtractor
+from run_tools.csv_output import flatten, write_csv
 
 from . import AppSettings
 
@@ -103,7 +104,8 @@ def extract_file(
             f"{Path(path).name} has more than {settings.max_documents:,} documents. For larger files use the command: "
             "lexperts keyphrases extract documents.jsonl keyphrases.jsonl"
         )
-    taken = {"keyphrases", "error"} & {name for row in rows if row.values for name in row.values}
+    results_of_format = {"keyphrases", "error"} | ({"scores"} if format == "CSV" else set())
+    taken = results_of_format & {name for row in rows if row.values for name in row.values}
     if taken:
         raise ValueError(f"{Path(path).name} has a column {min(taken)!r}, which is the name of a result. Rename it.")
     errors = {row.number: row.error for row in rows if row.values is None}
@@ -129,7 +131,7 @@ def extract_file(
 def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
     """Writes the rows in the format of the output's suffix."""
     if output.suffix == ".csv":
-        _write_csv(rows, output)
+        write_csv(lambda: map(flatten, rows), output)
         return
     lines = output.with_suffix(".jsonl")
     with lines.open("w", encoding="utf-8") as file:
@@ -139,16 +141,3 @@ def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
 
         write_parquet([lines], output, process.types())
         lines.unlink()
-
-
-def _write_csv(rows: list[dict], output: Path) -> None:
-    """Keyphrases and scores as two columns, separated by semicolons in the same order."""
-    columns = list(dict.fromkeys(name for row in rows for name in row if name not in ("keyphrases", "error")))
-    with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*columns, "keyphrases", "scores", "error"])
-        for row in rows:
-            phrases = row.get("keyphrases") or []
-            found = "; ".join(phrase["keyphrase"] for phrase in phrases)
-            scores = "; ".join(f"{phrase['score']:.4f}" for phrase in phrases)
-            writer.writerow([*(row.get(name) for name in columns), found, scores, row.get("error")])
