@@ -7,6 +7,7 @@ import torch
 
 from lexperts.recipes.common.jsonl_resume import ResumableJsonl, count_lines, digest, read_lines
 from lexperts.recipes.common.run_folder import SettingsMismatchError
+from lexperts.recipes.moesumm.train import check_model
 
 ROWS = list(range(10))
 SETTINGS = {"num_beams": 4, "model": {"name": "a", "sha256": "0123456789"}}
@@ -139,3 +140,14 @@ def test_a_part_that_is_not_of_the_finished_run_stays(tmp_path):
 
 def test_digest():
     assert digest([{"a": 1, "b": "é"}]) == digest([{"b": "é", "a": 1}]) != digest([{"a": 1, "b": "e"}])
+
+
+def test_a_folder_with_the_name_of_a_samples_model_stays(tmp_path):
+    file, saved = ResumableJsonl(tmp_path / "x.jsonl", SETTINGS), tmp_path / "x-model"
+    check_model(file, saved)
+    saved.mkdir()
+    with pytest.raises(SettingsMismatchError, match="x-model exists, but x.settings.json"):
+        check_model(file, saved)
+    file.start()
+    check_model(file, saved)  # of a run that was killed before its first row
+    assert not file.is_complete() and file.write(ROWS, squares, batch_size=4) == 10

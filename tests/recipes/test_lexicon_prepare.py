@@ -256,7 +256,9 @@ def test_a_drawn_split_has_whole_terms_and_its_order(tmp_path):
 
 
 def test_a_split_of_an_earlier_run_does_not_stay(tmp_path):
-    write_rows(tmp_path / "test.jsonl", some_rows(1))
+    many = write_rows(tmp_path / "raw" / "many.jsonl", some_rows(60))
+    run("--sources", f"x={many}", "--output_dir", tmp_path)
+    assert set(read(tmp_path)) == set(SPLITS)
     source = write_rows(tmp_path / "raw" / "train.jsonl", some_rows(3))
     run("--sources", f"x={source}", "--keep_splits", "--output_dir", tmp_path)
     assert set(read(tmp_path)) == {"train"}
@@ -322,3 +324,31 @@ def test_a_data_set_of_the_hub_is_read_with_its_splits(tmp_path):
     assert found.returncode == 0, found.stderr
     for split, own in read(tmp_path / "out").items():
         assert [row["term"] for row in own] == [row["word"] for row in rows[split]] and own[0]["source"] == "hub"
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl", "divergent.jsonl", "data.json"])
+def test_files_of_the_user_are_neither_written_nor_removed(name, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text('{"mine": 1}\n')
+    write_rows(tmp_path / "rows.jsonl", some_rows(30))
+    with pytest.raises(ValueError, match=f"holds {name}, which no earlier preparation"):
+        prepare.find_earlier_splits(out)
+    with pytest.raises(SystemExit):
+        run("--sources", f"a={tmp_path / 'rows.jsonl'}", "--output_dir", out)
+    assert {path.name: path.read_text() for path in out.iterdir()} == {name: '{"mine": 1}\n'}
+
+
+def test_a_killed_preparation_is_repeated(tmp_path, monkeypatch):
+    write_rows(tmp_path / "rows.jsonl", some_rows(30))
+    given = ("--sources", f"a={tmp_path / 'rows.jsonl'}", "--output_dir", tmp_path / "out", "--proportions", 1, 0, 0)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare, "divergent_groups", killed)
+        run(*given)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"data.json", "train.jsonl"}
+    run(*given)
+    assert "unfinished" not in json.loads((tmp_path / "out" / "data.json").read_text())

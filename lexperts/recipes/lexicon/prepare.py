@@ -15,6 +15,7 @@ several definitions: Table 5).
 
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..common.run_folder import replace_file
 from .arguments import PreparationArguments
 from .data import NAMES, SPLITS, RawRow, normalise_key, read_source, split_files
 
-DIVERGENT = "divergent.jsonl"
+DATA, DIVERGENT = "data.json", "divergent.jsonl"
 REASONS = {  # why rows are dropped
     "excluded_dataset": "of an excluded dataset",
     "dataset_missing": "without a dataset name",
@@ -197,6 +198,27 @@ def format_report(data: dict, output: Path) -> str:
     return "\n".join(lines)
 
 
+def find_earlier_splits(output: Path) -> list[str]:
+    """The splits of an earlier preparation in a folder, by its data.json.
+
+    Raises:
+        ValueError: if the folder has a file of a name that is written, and no data.json of ours names it. Nothing is written then.
+    """
+    splits: list[str] | None = None
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        splits = [
+            split for split in SPLITS if split in json.loads((output / DATA).read_text(encoding="utf-8"))["splits"]
+        ]
+    known = [] if splits is None else [DATA, DIVERGENT, *(f"{split}.jsonl" for split in splits)]
+    for name in (DATA, DIVERGENT, *(f"{split}.jsonl" for split in SPLITS)):
+        if name not in known and (output / name).exists():
+            raise ValueError(
+                f"{output} holds {name}, which no earlier preparation is known to have written ({DATA} does not name it). Move it "
+                "away, or use another --output_dir."
+            )
+    return splits or []
+
+
 def prepare(args: PreparationArguments) -> dict:
     """Reads the sources, writes the splits and prints their numbers -> the content of data.json."""
     splits, counts = collect(args)
@@ -210,11 +232,14 @@ def prepare(args: PreparationArguments) -> dict:
         raise ValueError(f"--max_rows {args.max_rows}: all training terms have more rows. Use a larger value.")
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    for split in SPLITS:
+    earlier = find_earlier_splits(output)
+    names = dict.fromkeys([*splits, *earlier])
+    replace_file(output / DATA, json.dumps({"unfinished": True, "splits": names}))  # before any of them is written
+    for split in names:
         if split in splits:
             replace_file(output / f"{split}.jsonl", json_lines(splits[split]))
         else:
-            (output / f"{split}.jsonl").unlink(missing_ok=True)  # of an earlier run
+            (output / f"{split}.jsonl").unlink(missing_ok=True)
     divergent = (
         {"split": split, "term": group[0]["term"], "context": group[0]["context"],
          "definitions": list(dict.fromkeys(row["definition"] for row in group)),
@@ -225,7 +250,7 @@ def prepare(args: PreparationArguments) -> dict:
     overlaps = {split: overlap(splits["train"], splits[split]) for split in SPLITS[1:] if split in splits}
     data = counts | {"splits": {split: describe(rows) for split, rows in splits.items()}}
     data |= {"overlap_with_train": overlaps, "options": asdict(args)}
-    replace_file(output / "data.json", json.dumps(data, ensure_ascii=False, indent=1))
+    replace_file(output / DATA, json.dumps(data, ensure_ascii=False, indent=1))
     print(format_report(data, output), flush=True)
     return data
 

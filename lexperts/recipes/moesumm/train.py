@@ -39,7 +39,7 @@ from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
 from ..common.fingerprints import fingerprint
-from ..common.run_folder import open_run, replace_file, training_summary
+from ..common.run_folder import SettingsMismatchError, open_run, replace_file, training_summary
 from ..common.settings import collect_settings
 from ..common.training import separate_rate, train_or_resume, trainer_options
 from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
@@ -165,6 +165,15 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
         print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
 
 
+def check_model(file: SummaryFile, saved: Path) -> None:
+    """Raises a `SettingsMismatchError` if the folder of a sample's model exists, and its summaries have no record of a run."""
+    if saved.exists() and not file.read_record():
+        raise SettingsMismatchError(
+            f"{saved} exists, but {file.record.name}, the record of a run that wrote it, does not. Move the folder away, or use "
+            "another --output_dir."
+        )
+
+
 @dataclass
 class FewShot:
     """Few-shot training: for each sample of rows a model from the same start, and its summaries; finished ones are kept."""
@@ -200,10 +209,12 @@ class FewShot:
             file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
             folder_args = self.folder_args
+            run_or_exit(check_model, file, saved, traceback=folder_args.traceback)
             complete = run_or_exit(file.is_complete, folder_args.overwrite_output_dir, traceback=folder_args.traceback)
             if complete and (saved.exists() or not few.save_models):
                 continue
             print(f"{name}, {number} rows, draw {draw}", flush=True)
+            file.start()  # the record, so that the model is known to be of this run
             shutil.rmtree(saved, ignore_errors=True)
             model = self.adapt(name, number, draw)
             if few.save_models:
