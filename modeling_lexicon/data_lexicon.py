@@ -4,6 +4,7 @@ Letters: B rows, T tokens.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,12 @@ PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name 
 
 def format_prompt(term: str, context: str) -> str:
     """The prompt without its first and last token: `tokenize_definitions` puts BOS before it and EOS after it."""
-    return f'"{context}" What is the definition of "{term}"?'
+    return replace_surrogates(f'"{context}" What is the definition of "{term}"?')
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with each lone surrogate replaced by U+FFFD; tokenizers do not accept them."""
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def is_complete_row(row: dict) -> bool:
@@ -96,7 +102,7 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
         return columns
     questions = [format_prompt(term, context) for term, context in zip(batch["term"], batch["context"], strict=True)]
     prompts = tokenizer(questions, **PLAIN)["input_ids"]
-    definitions = tokenizer(list(batch["definition"]), **PLAIN)["input_ids"]
+    definitions = tokenizer([replace_surrogates(text) for text in batch["definition"]], **PLAIN)["input_ids"]
     for i, (question, answer) in enumerate(zip(prompts, definitions, strict=True)):
         start, end = [bos, *question, eos], [*answer, eos]
         if len(start) + len(end) <= max_length:

@@ -129,3 +129,22 @@ def test_a_saved_pipeline_has_a_card_and_no_default_model(task, runs, tmp_path):
         text = (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
         assert title in text and 'model="me/name"' in text and edit in text
         (tmp_path / "b" / "README.md").unlink()
+
+
+# keyphrase-extraction splits its words first: test_odd_texts.py
+@pytest.mark.parametrize("task", [task for task in PIPELINES if task != "keyphrase-extraction"])
+def test_a_lone_surrogate_is_read_as_an_unknown_character(task, runs):
+    run, rows, options = runs(task)
+
+    def written(row, character):
+        row = row if isinstance(row, dict) else {"text": row}
+        row = {name: f"{value} {character} cut" for name, value in row.items()}
+        return row["text"] if list(row) == ["text"] else row
+
+    def scores(results):
+        return [result.get("score", result.get("summary_text")) for result in results if isinstance(result, dict)]
+
+    odd, plain = (run([written(row, character) for row in rows], **options) for character in ("\ud800", "\ufffd"))
+    assert len(odd) == len(rows)
+    for one, other in zip(odd, plain, strict=True):
+        assert scores(one if isinstance(one, list) else [one]) == scores(other if isinstance(other, list) else [other])
