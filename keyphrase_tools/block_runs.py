@@ -22,6 +22,7 @@ from tqdm import tqdm
 from run_tools.claims import Claim, locked, remove_empty
 from run_tools.csv_output import DELIMITERS, flatten, write_csv
 from run_tools.files import describe_space, sync
+from run_tools.option_paths import check_new_folder
 from run_tools.outputs import (
     KnownRows,
     OutputRecord,
@@ -188,6 +189,7 @@ def check_output(output: str | Path) -> None:
         ImportError: for Parquet without pyarrow.
     """
     output = Path(output)
+    check_new_folder("OUT", output.parent)
     if output.suffix == ".parquet":
         import_parquet()
     elif output.suffix not in (*JSON_SUFFIXES, *DELIMITERS):

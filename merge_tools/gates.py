@@ -80,7 +80,7 @@ def read_samples(path: Path, seed: int) -> list[str]:
         MergeError: if the file is missing, not UTF-8, empty, or has rows without text.
     """
     if not path.is_file():
-        raise MergeError(f"samples={str(path)!r} does not exist.")
+        raise MergeError(f"samples={str(path)!r} does not exist. Give a .jsonl or .txt file.")
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:

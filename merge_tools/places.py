@@ -48,7 +48,9 @@ def locate(origin: str, revision: str | None = None) -> Path:
     if form := describe_mergekit_form(origin):
         raise MergeError(form)
     if is_local_path(origin) or "/" not in origin:
-        raise MergeError(f"Folder {origin!r:.300} does not exist.{suggest_sibling(path)}")
+        raise MergeError(
+            f"Folder {origin!r:.300} does not exist.{suggest_sibling(path) or ' Give a folder, or a Hub id.'}"
+        )
     return download(origin, revision)
 
 

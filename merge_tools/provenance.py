@@ -60,7 +60,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Reads the record of a mixture; raises a `MergeError` if the folder has no record, or an incomplete one."""
     path = folder / RECORD
     if not folder.is_dir():
-        raise MergeError(f"Folder {str(folder)!r} does not exist.")
+        raise MergeError(f"Folder {str(folder)!r} does not exist. Give a folder that merge-experts wrote.")
     if not path.is_file():
         raise MergeError(f"{folder} has no {RECORD}. Give a folder that merge-experts has written.")
     try:

@@ -64,11 +64,30 @@ def route(folder: str | Path, texts: Sequence[str], *, domain: str | None = None
     Raises:
         MergeError: if a text is empty or too long, or the folder is not a mixture.
     """
+    from run_tools.model_loading import open_config
+
     if not texts or not all(text.strip() for text in texts):
         raise MergeError("A text is empty. Give at least one non-empty text (--text).")
     folder = expand_user(folder)
+    check_mixture(folder)
+    config = open_config(folder)
+    names = expert_names(folder, config)
+    find_domain(config, names, domain)
     model, tokenizer = open_mixture(folder)
-    return route_texts(model, tokenizer, expert_names(folder, model.config), texts, domain=domain)
+    return route_texts(model, tokenizer, names, texts, domain=domain)
+
+
+def find_domain(config, names: list[str], domain: str | None) -> int | None:
+    """The index of a domain's expert. Raises a `MergeError` for an unknown one, and for a mixture that routes otherwise."""
+    if domain is None:
+        return None
+    if policy_of(config) != "domain":
+        raise MergeError(
+            f"domain={domain!r} needs routing_policy domain, but this mixture has {policy_of(config)}. Leave it out."
+        )
+    if domain not in names:
+        raise MergeError(f"The mixture has no expert {domain!r}. Its experts: {', '.join(names)}.")
+    return names.index(domain)
 
 
 def expert_names(folder: Path, config) -> list[str]:
@@ -85,14 +104,8 @@ def route_texts(
     import torch
 
     config, options = model.config, {}
-    if domain is not None:
-        if policy_of(config) != "domain":
-            raise MergeError(
-                f"domain={domain!r} needs routing_policy domain, but this mixture has {policy_of(config)}. Leave it out."
-            )
-        if domain not in names:
-            raise MergeError(f"The mixture has no expert {domain!r}. Its experts: {', '.join(names)}.")
-        options["domain_ids"] = torch.tensor([names.index(domain)])
+    if (index := find_domain(config, names, domain)) is not None:
+        options["domain_ids"] = torch.tensor([index])
     routings = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
@@ -114,17 +127,23 @@ def open_mixture(folder: Path):
     """Opens the model in eval mode, and its tokenizer; raises a `MergeError` if the folder has not both."""
     from transformers import AutoModelForCausalLM
 
-    import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
     from run_tools.model_loading import open_model, open_tokenizer
 
+    check_mixture(folder)
+    return open_model(AutoModelForCausalLM, folder).eval(), open_tokenizer(folder)
+
+
+def check_mixture(folder: Path) -> None:
+    """Raises a `MergeError` if a folder is no mixture with a tokenizer."""
+    import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
+
     if not folder.is_dir():
-        raise MergeError(f"Folder {str(folder)!r} does not exist.")
+        raise MergeError(f"Folder {str(folder)!r} does not exist. Give a mixture's folder.")
     model_type = read_json(folder / "config.json").get("model_type")
     if model_type not in (*MIXTURES, "lexicon"):
         raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(MIXTURES)} or lexicon).")
     if tokenizer_file(folder) is None:
         raise MergeError(f"{folder} has no tokenizer. Save one there.")
-    return open_model(AutoModelForCausalLM, folder).eval(), open_tokenizer(folder)
 
 
 def policy_of(config) -> str:

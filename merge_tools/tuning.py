@@ -127,7 +127,7 @@ def read_texts(path: Path) -> list[str]:
     """The different texts of a file in their order; raises a `MergeError` if it has fewer than two."""
     path = expand_user(path)
     if not path.is_file():
-        raise MergeError(f"The file {str(path)!r} does not exist.")
+        raise MergeError(f"The file {str(path)!r} does not exist. Give a .jsonl or .txt file.")
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:

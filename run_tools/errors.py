@@ -2,14 +2,23 @@
 
 import difflib
 import errno
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 FULL = {
-    errno.ENOSPC: ("The disk has no space left", "Free some"),
-    errno.EDQUOT: ("The user's quota has no space left", "Free some"),
+    errno.ENOSPC: ("The disk has no space left", "Free some space"),
+    errno.EDQUOT: ("The user's quota has no space left", "Free some space"),
     errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
 }
+PLAIN_ERRORS = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
+USER_ERRORS = (*PLAIN_ERRORS, RuntimeError, MemoryError)
+MOST_LISTED = 40  # names in a message
+RESUME = "Repeat the command to resume."
+DEBUG: ContextVar[bool] = ContextVar("debug", default=False)  # whether errors show their traceback
 
 
 class UserError(ValueError):
@@ -44,10 +53,12 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close."""
+    """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close and they are few."""
     known = sorted(known)
     close = closest(name, known)
-    return f" Did you mean {prefix + close!r}?" if close else f" Choose from: {', '.join(prefix + k for k in known)}."
+    if close:
+        return f" Did you mean {prefix + close!r}?"
+    return f" Choose from: {', '.join(prefix + k for k in known)}." if len(known) <= MOST_LISTED else ""
 
 
 def one_line(error: BaseException) -> str:
@@ -57,11 +68,62 @@ def one_line(error: BaseException) -> str:
         text += f" {FULL[error.errno][1]}." if error.errno in FULL else ""
     elif isinstance(error, KeyError):  # its text is the repr of the key
         text = f"KeyError: {error}"
-    elif isinstance(error, (ValueError, TypeError, OSError, ImportError)) and str(error):
+    elif str(error) and (isinstance(error, PLAIN_ERRORS) or type(error) is RuntimeError or hasattr(error, "status")):
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return escape(" ".join(text.split()))
+
+
+def print_error(message: str, level: str = "error") -> None:
+    """Prints each line of a message to the standard error."""
+    for line in message.splitlines():
+        print(f"{level}: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def user_errors(
+    debug: bool = False,
+    *,
+    report: Callable[[str, str], None] = print_error,
+    interrupted: str | Callable[[], str] = "",
+    full: str = "",
+) -> Iterator[None]:
+    """Ends the process with one line for any error, which every command does by this function. (A `UserError` of several
+    problems has a line for each.)
+
+    The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C, and that of an error with a `status`.
+
+    Args:
+        debug: raise errors instead, with their traceback.
+        report: prints a message, given its level: "error" or "interrupted".
+        interrupted: how to resume after Ctrl-C.
+        full: how to resume after a disk was full.
+    """
+    token = DEBUG.set(debug)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        report((interrupted if isinstance(interrupted, str) else interrupted()) or "nothing to resume.", "interrupted")
+        sys.exit(getattr(error, "status", 130))
+    except BrokenPipeError:  # of `lexperts ... | head`
+        silence_output()
+        sys.exit(1)
+    except Exception as error:
+        if debug or hasattr(error, "exit_code"):  # of typer, which ends a command by such an exception
+            raise
+        disk_is_full = isinstance(error, OSError) and error.errno in FULL
+        message = str(error) if isinstance(error, UserError) else one_line(error)
+        report(message + (f" {full}" if disk_is_full and full else ""), "error")
+        sys.exit(getattr(error, "status", 2 if isinstance(error, USER_ERRORS) else 1))
+    finally:
+        DEBUG.reset(token)
+
+
+def silence_output() -> None:
+    """Discards what is still to be written to a standard output that nobody reads, also at the process's end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def short_reason(error: Exception) -> str:

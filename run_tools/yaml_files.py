@@ -24,7 +24,8 @@ def read_yaml(path: str | Path, *, kind: str = "file", example: str = "learning_
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"The {kind} {str(path)!r} does not exist.")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"The {kind} {str(path)!r} {problem}. Give a YAML file.")
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise UserError(f"{path} has {path.stat().st_size:,} bytes; a {kind} has at most {LARGEST_FILE:,}.")

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from .common import Debug, Device, TrustRemoteCode, user_errors
+from .many import check_local
+from .serve import check_host
 
 
 def app(
@@ -14,7 +16,10 @@ def app(
         typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
     ] = None,
     mixture: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A merged mixture, whose routing a third tab draws.")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, metavar="DIR", help="A merged mixture, whose routing a third tab draws."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[
@@ -35,6 +40,8 @@ def app(
       lexperts app --mixture mixture --port 8080
     """
     with user_errors(debug):
+        check_local("local", device, model=model)
+        check_host("--host", host)
         from ..app import AppSettings, launch
 
         limits = {"max_characters": max_characters, "max_file_mb": max_file_mb, "max_documents": max_documents}

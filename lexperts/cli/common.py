@@ -1,20 +1,27 @@
-"""Shared parts of the commands: options, printed results, and one-line errors."""
+"""Shared parts of the commands: options, their checks, and printed results."""
 
-import errno
 import json
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from run_tools.errors import RESUME, escape, print_error, short_repr, user_errors
+from run_tools.option_values import LARGEST_SEED, find_problem
 
 from .. import __version__
 
+__all__ = ["RESUME", "print_error", "user_errors"]
+INVALID = "Invalid value for "  # of typer
 HELP = {"help_option_names": ["-h", "--help"]}
-USER_ERRORS = (OSError, ValueError, TypeError, ImportError)
-RUN_ERRORS = (*USER_ERRORS, RuntimeError)  # of runs over many documents, also in workers
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Random seed.")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"],
+    typer.Option(help="Data type of the weights: float32, bfloat16 or float16."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code in the model's folder or repository. Read it first.")
@@ -22,11 +29,79 @@ TrustRemoteCode = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
+class CheckedCommand(TyperCommand):
+    """A command that refuses values which typer lets pass: NaN, numbers that are too large, empty texts, control characters."""
+
+    def parse_args(self, ctx, args):
+        """Checks the texts as they were typed: an empty path would become the current folder."""
+        texts, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        check_values(self, ctx, {name: value for name, value in texts.items() if isinstance(value, (str, list, tuple))})
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx):
+        """Checks the numbers, then runs the command."""
+        check_values(self, ctx, ctx.params)
+        return super().invoke(ctx)
+
+
+def check_values(command, ctx, values: dict) -> None:
+    """Raises a `BadParameter` for a value that is not valid whatever the option."""
+    for param in command.params:
+        given = values.get(param.name)
+        for value in given if isinstance(given, (list, tuple)) else [given]:
+            if isinstance(value, (str, int, float)) and value != param.default and (problem := find_problem(value)):
+                raise typer.BadParameter(f"{short_repr(value)} {problem}", ctx=ctx, param=param)
+
+
+class OneLineGroup(TyperGroup):
+    """A group of commands whose errors of usage are one line, as all other errors are."""
+
+    def main(self, args=None, *more, standalone_mode: bool = True, **options):
+        """Runs a command."""
+        given = sys.argv[1:] if args is None else list(args)
+        with user_errors("--debug" in given):
+            try:
+                status = super().main(given, *more, standalone_mode=False, **options)
+                sys.stdout.flush()
+            except Exception as error:
+                if not hasattr(error, "format_message"):
+                    raise
+                if type(error).__name__ == "NoArgsIsHelpError":
+                    error.show()
+                else:
+                    print_error(describe_usage(error))
+                status = error.exit_code
+        if standalone_mode:
+            sys.exit(status or 0)
+        return status
+
+
+def describe_usage(error) -> str:
+    """What is wrong with a command line, on one line: the option, its value, how to fix it."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if text.startswith(INVALID):
+        option, _, reason = text.removeprefix(INVALID).partition(": ")
+        cause = getattr(error.__cause__, "errors", list)()  # of pydantic, which does not name the value
+        reason, shown = reason.removeprefix("Value error, "), short_repr(cause[0]["input"]) if cause else ""
+        value = f" {shown}:" if shown and not reason.startswith(shown) else ""
+        text = f"{option.split(' / ')[0].strip(chr(39))}{value} {reason[:1].lower()}{reason[1:]}"
+    help = f" {error.ctx.command_path} --help shows what is valid." if getattr(error, "ctx", None) else ""
+    return escape(f"{text}.{help}")
+
+
+class App(typer.Typer):
+    """A command, or a group of commands."""
+
+    def command(self, *args, **options):
+        """As that of typer, with checked values."""
+        return super().command(*args, **{"cls": CheckedCommand, **options})
+
+
 def new_app(name: str, help: str) -> typer.Typer:
     """A command, or a group of commands, with `--version`."""
-    app = typer.Typer(
-        name=name, help=help, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP,
-        rich_markup_mode=None,
+    app = App(
+        name=name, cls=OneLineGroup, help=help, no_args_is_help=True, pretty_exceptions_enable=False,
+        context_settings=HELP, rich_markup_mode=None,
     )  # fmt: skip
 
     def show_version(value: bool):
@@ -53,34 +128,3 @@ def print_json(content: Any) -> None:
 def print_result(content: dict, as_json: bool, render: Callable[[], str]) -> None:
     """Prints a result as JSON, or as rendered text."""
     print_json(content) if as_json else print(render())
-
-
-def print_error(message: str) -> None:
-    """Prints an error to the standard error."""
-    print(f"error: {message}", file=sys.stderr)
-
-
-def format_error(error: Exception) -> str:
-    """The message of an exception; errors of the operating system without their number."""
-    if not isinstance(error, OSError) or error.strerror is None:
-        return str(error)
-    message = f"{error.strerror}{f': {error.filename}' if error.filename else ''}."
-    return message + (" Free some disk space." if error.errno == errno.ENOSPC else "")
-
-
-@contextmanager
-def user_errors(
-    debug: bool,
-    report: Callable[[str], None] = print_error,
-    *,
-    errors: tuple[type[Exception], ...] = USER_ERRORS,
-    format: Callable[[Exception], str] = str,
-):
-    """Reports the user's `errors` by `report(format(error))` and exits with status 2; with `debug` they are raised."""
-    try:
-        yield
-    except errors as error:
-        if debug:
-            raise
-        report(format(error))
-        raise typer.Exit(2) from error

@@ -1,12 +1,12 @@
 """`lexperts define`: definition modeling, from dictionaries to scores."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from ..recipes import DEFINE
-from .common import RUN_ERRORS, Debug, Device, format_error, new_app, user_errors
+from .common import RESUME, Debug, Device, Seed, new_app, user_errors
 from .many import (
     OUTPUT_HELP,
     SOURCE_HELP,
@@ -18,6 +18,7 @@ from .many import (
     EngineName,
     GpusPerWorker,
     Workers,
+    check_local,
     open_engine,
     print_summary,
 )
@@ -34,9 +35,11 @@ def terms(
     best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a definition.")] = 64,
-    on_long: Annotated[str, typer.Option(help="Contexts that are too long: truncate or error.")] = "truncate",
+    on_long: Annotated[
+        Literal["truncate", "error"], typer.Option(help="Contexts that are too long: truncate or error.")
+    ] = "truncate",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
-    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 42,
+    seed: Seed = 42,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     device: Device = None,
@@ -52,13 +55,14 @@ def terms(
 
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
-    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
         from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.corpus import Corpus
 
         from ..recipes.lexicon.define_file import DefinitionProcess
 
         check_output(output)
+        check_local(engine, device, model=model, reward_model=reward_model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
         corpus = Corpus(source, "context", None, keep=None, required=("term",), delimiter=delimiter, encoding=encoding)
         options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
+from .common import RESUME, Debug, Device, user_errors
 from .many import (
     OUTPUT_HELP,
     SOURCE_HELP,
@@ -21,6 +21,7 @@ from .many import (
     TextColumn,
     TitleColumn,
     Workers,
+    check_local,
     open_engine,
     print_summary,
 )
@@ -65,13 +66,14 @@ def generate(
     Example:
       lexperts keyphrases generate documents.jsonl keyphrases.jsonl --model runs/keyphrases
     """
-    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
         from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.corpus import Corpus
 
         from ..recipes.exhird.generate_file import GenerationProcess
 
         check_output(output)
+        check_local(engine, device, model=model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
         corpus = Corpus(
             source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding

@@ -6,11 +6,13 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from .common import RUN_ERRORS, AsJson, Debug, Device, TrustRemoteCode, format_error, new_app, print_result, user_errors
+from run_tools.option_paths import check_new_file, check_new_folder
+
+from .common import RESUME, AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
 from .generate import generate
 from .many import (
     OUTPUT_HELP,
@@ -27,6 +29,7 @@ from .many import (
     TextColumn,
     TitleColumn,
     Workers,
+    check_local,
     open_engine,
     print_summary,
 )
@@ -43,7 +46,6 @@ Model = Annotated[
 ]
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
-Dtype = Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")]
 
 
 class MatchCase(StrEnum):
@@ -76,15 +78,23 @@ def extract(
         int | None,
         typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="A word's threshold; by default the model's.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="A word's threshold; by default the model's.")
+    ] = None,
     min_score: Annotated[
         float | None,
-        typer.Option(help="Leave out keyphrases with a lower score; by default the model decides how many there are."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Leave out keyphrases with a lower score; by default the model decides how many there are.",
+        ),
     ] = None,
     style: Style = None,
     candidates: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."),
+        typer.Option(
+            exists=True, dir_okay=False, metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."
+        ),
     ] = None,
     match_case: Annotated[
         MatchCase,
@@ -121,18 +131,17 @@ def extract(
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl
       lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
     """
-    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
         from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.corpus import Corpus
         from keyphrase_tools.extractor import KeyphraseExtractor
-        from keyphrase_tools.loading import parse_device, parse_dtype
+        from keyphrase_tools.loading import parse_dtype
 
         check_output(output)
         parse_dtype(dtype)
+        check_local(engine, device, model=model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
-        if engine == "local" and device:
-            parse_device(device)
         corpus = Corpus(
             source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding
         )
@@ -154,7 +163,7 @@ def extract(
 
 @app.command()
 def show(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text files.")],
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", help="Text files.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page to write.")] = Path(
         "keyphrases.html"
     ),
@@ -174,6 +183,8 @@ def show(
         from keyphrase_tools.html_page import render_page
         from keyphrase_tools.loading import parse_device
 
+        check_new_file("--output", output)
+        check_local("local", device, model=model)
         texts = [file.read_text(encoding="utf-8") for file in files]
         extractor = open_extractor(model, device=device and parse_device(device))
         results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
@@ -185,10 +196,19 @@ def show(
 
 @app.command()
 def score(
-    predictions: Annotated[Path, typer.Argument(help="JSON Lines with keyphrases, as `extract` writes them.")],
-    gold: Annotated[Path, typer.Argument(help="JSON Lines with title, text and keyphrases, in the same order.")],
-    convention: Annotated[str, typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
-    rules: Annotated[str, typer.Option(help="How gold keyphrases are matched: lexperts or seke.")] = "lexperts",
+    predictions: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines with keyphrases, as `extract` writes them.")
+    ],
+    gold: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, help="JSON Lines with title, text and keyphrases, in the same order."
+        ),
+    ],
+    convention: Annotated[Literal["seke", "exhird"], typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
+    rules: Annotated[
+        Literal["lexperts", "seke"], typer.Option(help="How gold keyphrases are matched: lexperts or seke.")
+    ] = "lexperts",
     k: Annotated[
         list[str] | None,
         typer.Option(
@@ -253,6 +273,7 @@ def explain(
         from keyphrase_tools.specialisation_report import write_report
         from run_tools.model_loading import open_model, open_tokenizer
 
+        check_new_folder("OUT", output)
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
         corpus = Corpus(source, text_column=text_column, title_column=title_column)
         texts, errors = read_texts(corpus, documents)
@@ -274,21 +295,27 @@ def explain(
 def export(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a token classifier, or default.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32 or int8.")] = "fp32",
+    format: Annotated[Literal["onnx", "openvino"], typer.Option(help="onnx or openvino.")] = "onnx",
+    precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
     evaluation: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.jsonl", help="Labelled documents on which the graph must keep its F1@10; needed for int8."
+            exists=True,
+            dir_okay=False,
+            metavar="FILE.jsonl",
+            help="Labelled documents on which the graph must keep its F1@10; needed for int8.",
         ),
     ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.jsonl", help="Texts by which OpenVINO chooses int8 ranges; by default those of --evaluation."
+            exists=True,
+            dir_okay=False,
+            metavar="FILE.jsonl",
+            help="Texts by which OpenVINO chooses int8 ranges; by default those of --evaluation.",
         ),
     ] = None,
-    max_loss: Annotated[float, typer.Option(help="Points of F1@10 that the graph may lose.")] = 0.5,
+    max_loss: Annotated[float, typer.Option(min=0, max=100, help="Points of F1@10 that the graph may lose.")] = 0.5,
     no_gate: Annotated[
         bool, typer.Option("--no-gate", help="Write the graph whatever it loses, and int8 also without --evaluation.")
     ] = False,
@@ -311,6 +338,7 @@ def export(
         from keyphrase_tools.phrase_lists import read_labelled
         from run_tools.model_loading import open_config
 
+        check_new_folder("OUT", output)
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]
         rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
         texts = None if calibration is None else [full_text(row) for row in read_jsonl(calibration, ("text",))[:limit]]
@@ -332,7 +360,10 @@ def export(
 
 @app.command()
 def card(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A training run's folder, with results.json.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, metavar="DIR", help="A training run's folder, with results.json."),
+    ],
     write: Annotated[bool, typer.Option("--write", help="Write DIR/README.md instead of printing the card.")] = False,
     debug: Debug = False,
 ):

@@ -1,7 +1,7 @@
 """Options of commands that process many documents, and what they print at the end."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,13 +22,24 @@ TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists 
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
 IdColumn = Annotated[str, typer.Option(help="The column of ids; without ids documents are numbered.")]
 Keep = Annotated[list[str] | None, typer.Option(help="A column to copy to OUT; can be repeated.")]
-EngineName = Annotated[str, typer.Option(help="local: this process; ray: workers of Ray.")]
+EngineName = Annotated[Literal["local", "ray"], typer.Option(help="local: this process; ray: workers of Ray.")]
 Address = Annotated[
     str | None, typer.Option(help="With --engine ray: address of a cluster, such as auto or ray://HOST:10001.")
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="With --engine ray: by default one per GPU, or per core.")]
 GpusPerWorker = Annotated[float, typer.Option(min=0, help="With --engine ray: GPUs of each worker.")]
 BlockSize = Annotated[int, typer.Option(min=1, help="Documents per block; an interruption loses unfinished blocks.")]
+
+
+def check_local(engine: str, device: str | None, **models: str | None) -> None:
+    """Raises an error for a device or models that this machine lacks, unless workers load them; `models` by their options."""
+    from keyphrase_tools.loading import check_model, parse_device
+
+    if engine == "local":
+        parse_device(device)
+        for option, model in models.items():
+            if model is not None:
+                check_model(f"--{option.replace('_', '-')}", model)
 
 
 def open_engine(name: str, address: str | None, workers: int | None, gpus_per_worker: float):

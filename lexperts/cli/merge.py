@@ -19,8 +19,9 @@ from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES, with_zero_gates
 from merge_tools.shard_writer import SHARD_BYTES
+from run_tools.option_paths import check_new_file, check_new_folder
 
-from .common import AsJson, Debug, new_app, print_json
+from .common import AsJson, Debug, Seed, new_app, print_json
 from .merge_screen import Screen, progress_bars, screen
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
@@ -57,7 +58,9 @@ def compose(
     sha256: Annotated[
         bool, typer.Option("--sha256", help="Record the SHA-256 of every source file, besides the faster XXH3.")
     ] = False,
-    shard_size: Annotated[float, typer.Option(help="Maximum size of a weights file in GB.")] = SHARD_BYTES / 1e9,
+    shard_size: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Maximum size of a weights file in GB.")
+    ] = SHARD_BYTES / 1e9,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="REPO", help="Upload the mixture to this repository afterwards.")
     ] = None,
@@ -70,8 +73,6 @@ def compose(
     Example: lexperts merge compose recipe.yml mixture
     """
     with screen(as_json, debug, out, resumable=True) as view:
-        if not 0.001 <= shard_size <= 1e6:
-            raise MergeError(f"--shard-size must be at least 0.001 (GB), got {shard_size:g}.")
         if dry_run:
             return show_plan(view, config, out, allow)
         with progress_bars(view) as progress:
@@ -196,7 +197,7 @@ def read_pairs(pairs: list[str] | None) -> dict[str, str]:
     """`["law=models/law"]` -> `{"law": "models/law"}`."""
     for pair in pairs or []:
         if not all(pair.partition("=")[::2]):
-            raise MergeError(f"--source must be NAME=FOLDER, got {pair!r:.200}.")
+            raise MergeError(f"--source {pair!r:.200} is not NAME=FOLDER. Example: --source law=models/law")
     return dict(pair.split("=", 1) for pair in pairs or [])
 
 
@@ -214,7 +215,7 @@ def add(
     folder: Folder,
     out: Out,
     expert: Annotated[str, typer.Option("--expert", metavar="PATH", help="Folder or Hub id of the new expert.")],
-    name: Annotated[str, typer.Option(help="Name of the new expert. Default: the name of its folder.")] = "",
+    name: Annotated[str | None, typer.Option(help="Name of the new expert. Default: the name of its folder.")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="A text of its domain, for gates from texts; can be repeated.")
     ] = None,
@@ -230,7 +231,7 @@ def add(
     Example: lexperts merge add mixture larger --expert llama-biology
     """
     with screen(as_json, debug, out) as view:
-        options = {"source_model": expert, "name": name or None, "positive_prompts": prompt, "samples": samples}
+        options = {"source_model": expert, "name": name, "positive_prompts": prompt, "samples": samples}
         flags = {"reaverage": reaverage, "allow": allow or (), "sources": read_pairs(source)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
 
@@ -324,12 +325,14 @@ def tune(
         list[str],
         typer.Option(metavar="NAME=FILE", help="Texts of a domain: .jsonl with text, or .txt. Repeat for each domain."),
     ],
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 200,
-    learning_rate: Annotated[float, typer.Option(help="Largest learning rate of AdamW.")] = 1e-3,
-    batch_size: Annotated[int, typer.Option(help="Windows of text per step.")] = 8,
-    max_length: Annotated[int, typer.Option(help="Tokens of a window; longer texts are cut.")] = 256,
-    holdout: Annotated[float, typer.Option(help="Share of each domain's texts that perplexity is measured on.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 42,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
+    learning_rate: Annotated[float, typer.Option(min=0, max=1, help="Largest learning rate of AdamW.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows of text per step.")] = 8,
+    max_length: Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are cut.")] = 256,
+    holdout: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of each domain's texts that perplexity is measured on.")
+    ] = 0.1,
+    seed: Seed = 42,
     device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -339,11 +342,16 @@ def tune(
     Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
     """
     with screen(as_json, debug, out) as view:
+        from keyphrase_tools.loading import parse_device
+
+        check_new_folder("OUT", out)
         domains = dict(read_domain(text) for text in domain)
         if len(domains) < len(domain):
             raise MergeError("Two domains have the same name. Give each --domain another name.")
         options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
         options |= {"holdout": holdout, "seed": seed, "device": device}
+        if device:
+            parse_device(device)
 
         def on_step(step: int, loss: float):
             if step % max(steps // 10, 1) == 0:
@@ -376,6 +384,8 @@ def route(
     Example: lexperts merge route mixture --text "a dose of aspirin" --plot heat.png
     """
     with screen(as_json, debug) as view:
+        if plot:
+            check_new_file("--plot", plot)
         routings = merge_tools.route(folder, text, domain=domain)
         if plot:
             merge_tools.plot(routings, plot)
@@ -388,7 +398,7 @@ def route(
 @app.command()
 def cluster(
     data: Annotated[list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines or folders, then the output.")],
-    k: Annotated[int, typer.Option("--clusters", "-k", help="Number of clusters.")] = 4,
+    k: Annotated[int, typer.Option("--clusters", "-k", min=1, help="Number of clusters.")] = 4,
     method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
     embedder: Annotated[
         str | None, typer.Option(help="Name or folder of a sentence-transformers model, needed by balanced and kmeans.")
@@ -396,7 +406,7 @@ def cluster(
     name: Annotated[str | None, typer.Option(help="Name of the embedder to save with the centroids.")] = None,
     embedded: Annotated[str, typer.Option(help="Text to embed: " + " or ".join(EMBEDDED) + ".")] = "prompt",
     cache: Annotated[Path | None, typer.Option(help="Folder that stores embeddings.")] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 42,
+    seed: Seed = 42,
     plot: Annotated[bool, typer.Option(help="Draw clusters.png.")] = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -409,6 +419,8 @@ def cluster(
     with screen(as_json, debug) as view:
         if not sources:
             raise MergeError(f"Only one path was given ({out}). Give the data, then the output folder.")
+        if cache:
+            check_new_folder("--cache", cache)
         options = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
         result = merge_tools.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
         view.result(result, lambda: console.render_clusters(result))

@@ -1,7 +1,6 @@
 """What the commands of `lexperts merge` print: results, messages, progress, and what an interruption leaves behind."""
 
-import errno
-import os
+import shutil
 import signal
 import sys
 import threading
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from merge_tools import MergeError, Progress, console
+from merge_tools import Progress, console
 from merge_tools.staging import partial_folder
-from run_tools.errors import expand_user
+from run_tools.errors import expand_user, user_errors
 
-from .common import format_error, print_json, user_errors
+from .common import print_json
 
 DEFAULT_WIDTH = 120  # columns if the output is not a terminal
 
@@ -53,31 +51,31 @@ class Screen:
         for line in text.splitlines():
             self.err.print(Text.assemble((f"{level}: ", colour), line), soft_wrap=True)
 
-    def error(self, message: str):
-        """Prints an error, with JSON also as `{"error": ...}`."""
-        if self.as_json:
+    def report(self, message: str, level: str):
+        """Prints an error, with JSON also as `{"error": ...}`, or what an interruption left."""
+        if self.as_json and level == "error":
             print_json({"error": message})
-        self.log("error", "red", message)
+        self.log(level, "red" if level == "error" else "yellow", message)
 
 
 @contextmanager
 def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool = False):
-    """Runs a command. User errors end it with exit status 2, and are printed without a traceback."""
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or DEFAULT_WIDTH)
-    view = Screen(as_json, Console(width=width), Console(stderr=True))
-    errors, restore = (MergeError, OSError, ImportError), handle_sigterm()
+    """Runs a command. Errors end it in one line, see `run_tools.errors.user_errors`."""
+    columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns  # also if COLUMNS is not a number
+    view = Screen(as_json, Console(width=None if sys.stdout.isatty() else columns), Console(stderr=True))
+    restore = handle_sigterm()
+    hints = {"interrupted": lambda: interruption_hint(out, resumable), "full": "Then use --resume." * resumable}
     try:
-        with user_errors(debug, view.error, errors=errors, format=format_os_error if resumable else format_error):
+        with user_errors(debug, report=view.report, **hints):
             yield view
-    except KeyboardInterrupt as error:
-        view.log("interrupted", "yellow", interruption_hint(out, resumable))
-        raise typer.Exit(143 if isinstance(error, TerminatedError) else 130) from None
     finally:
         restore()
 
 
 class TerminatedError(KeyboardInterrupt):
     """The process has received SIGTERM, as schedulers and `kill` send it."""
+
+    status = 143
 
 
 def handle_sigterm() -> Callable[[], Any]:
@@ -90,12 +88,6 @@ def handle_sigterm() -> Callable[[], Any]:
 
     previous = signal.signal(signal.SIGTERM, terminate)
     return lambda: signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
-
-
-def format_os_error(error: Exception) -> str:
-    """The message of an exception; for a full disk, with how to resume."""
-    disk_is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    return format_error(error) + (" Then use --resume." if disk_is_full else "")
 
 
 def interruption_hint(out: Path | None, resumable: bool) -> str:

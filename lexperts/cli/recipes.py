@@ -24,8 +24,8 @@ def runner_of(command: Command):
     def run(context: typer.Context):
         from ..recipes.common.arguments import print_help_or_config
 
-        if not print_help_or_config(context.command_path, command.recipe, command.module, context.args):
-            with user_errors(debug=False, errors=(MissingExtraError,)):
+        with user_errors("--debug" in context.args):
+            if not print_help_or_config(context.command_path, command.recipe, command.module, context.args):
                 import_recipe(command).main(context.args)
 
     return run

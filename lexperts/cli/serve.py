@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-from .common import Debug, Device, TrustRemoteCode, user_errors
+from run_tools.errors import short_repr
+
+from .common import Debug, Device, Dtype, TrustRemoteCode, user_errors
+from .many import check_local
 
 KEEP_ALIVE = 75  # seconds; longer than the longest Retry-After, and than load balancers keep idle connections
 
@@ -32,7 +35,7 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 1_000_000,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
-    dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Dtype = "float32",
     debug: Debug = False,
 ):
     """Serve keyphrases over HTTP: POST /keyphrases, with /docs, /healthz and /metrics. Stops gracefully on SIGTERM.
@@ -48,6 +51,7 @@ def serve(
 
         from .keyphrases import open_extractor
 
+        check_local("local", device, model=model)
         listener = bind(host, port)
         options = {"dtype": parse_dtype(dtype), "device": device and parse_device(device)}
         extract = open_extractor(model, **options, trust_remote_code=trust_remote_code)
@@ -57,14 +61,25 @@ def serve(
         run_server(app, listener)
 
 
+def check_host(option: str, host: str, port: int = 0) -> tuple:
+    """Family, kind, protocol and address of a host's socket. Raises an `OSError` for an unknown host."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"{option} {short_repr(host)} is not known ({error}). Use 127.0.0.1, or 0.0.0.0 for all."
+        ) from error
+    return family, kind, protocol, address
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket that is bound but does not listen yet, so that clients are refused until the model is loaded.
 
     Raises:
         OSError: if the address is not available.
     """
+    family, kind, protocol, address = check_host("--host", host, port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -1,11 +1,14 @@
 """`lexperts summarize`: summaries of the documents of files."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from .common import RUN_ERRORS, Debug, Device, format_error, user_errors
+from run_tools.errors import UserError, short_repr
+from run_tools.option_values import LARGEST
+
+from .common import RESUME, Debug, Device, user_errors
 from .many import (
     OUTPUT_HELP,
     SOURCE_HELP,
@@ -16,6 +19,7 @@ from .many import (
     EngineName,
     GpusPerWorker,
     Workers,
+    check_local,
     open_engine,
     print_summary,
 )
@@ -31,9 +35,14 @@ def parse_length(value: str | None) -> int | float | None:
     if value is None:
         return None
     try:
-        return float(value) if "." in value else int(value)
+        length = float(value) if "." in value else int(value)
     except ValueError:
-        raise ValueError(f"--max_length {value!r} must be a number of tokens (60) or a fraction (0.2).") from None
+        length = 0
+    if not (0 < length < 1 if isinstance(length, float) else 1 <= length <= LARGEST):
+        raise UserError(
+            f"--max_length {short_repr(value)} is neither a number of tokens nor a fraction below 1. Use one such as 60, or 0.2."
+        )
+    return length
 
 
 def summarize(
@@ -50,7 +59,9 @@ def summarize(
         int | None, option("num_beams", "Beams of the beam search; default: the model's, or 4.", min=1)
     ] = None,
     batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
-    on_long: Annotated[str, option("on_long", "For long documents: window, truncate or error.")] = "window",
+    on_long: Annotated[
+        Literal["window", "truncate", "error"], option("on_long", "For long documents: window, truncate or error.")
+    ] = "window",
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     device: Device = None,
@@ -69,8 +80,9 @@ def summarize(
     \b
     lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max_length 60
     """
-    with user_errors(debug, format=format_error, errors=RUN_ERRORS):
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
         length = parse_length(max_length)
+        check_local(engine, device, model=model)
         from ..recipes.moesumm.summarize_file import summarize_file
 
         options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})

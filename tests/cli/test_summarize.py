@@ -100,7 +100,7 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
         (["--dataset", "news", "--dataset_column", "kind"], "--dataset and --dataset_column"),
         (["--max_length", "long"], "--max_length 'long'"),
         (["--max_length", "41"], "max_length=41"),
-        (["--on_long", "cut"], "on_long='cut'.*'window'"),
+        (["--on_long", "cut"], "--on_long 'cut'.*'window'"),
         (["--device", "nowhere"], "--device 'nowhere'"),
         (["--model", "nowhere"], "--model 'nowhere'"),
     ],

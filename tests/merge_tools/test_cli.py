@@ -193,7 +193,7 @@ def test_errors_of_the_system_are_readable(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         _, err = run("compose", "recipe.yml", "out", code=2)
-    assert err == "error: No space left on device. Free some disk space. Then use --resume.\n"
+    assert err == "error: No space left on device. Free some space. Then use --resume.\n"
     assert (folder / ".out.partial").is_dir()
     run("compose", "recipe.yml", "out", "--resume")
     assert not (folder / ".out.partial").exists()

@@ -152,7 +152,8 @@ def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
         (train, ["--data", tmp_path, "--output_dir", tmp_path], "'tokenizer'"),
         (train, ["--output_dir", tmp_path], "--train_files"),
         (train, ["--output_dir", tmp_path, "--test_files", "x=none"], "'none'"),
-        (evaluate, ["--model", tmp_path, "--test_files", "x"], "NAME=FILE"),
+        (train, ["--output_dir", tmp_path, "--test_files", "x"], "NAME=PLACE"),
+        (evaluate, ["--model", "x", "--test_files", "x=none"], "--model 'x'"),
     )
     for command, argv, name in cases:
         assert name in fails(command.main, *argv)

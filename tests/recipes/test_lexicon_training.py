@@ -222,9 +222,9 @@ def test_errors_are_reported_in_one_line(rows_file, tmp_path):
     path = ("--train_files", rows_file, "--output_dir", tmp_path)
     for options, printed in (
         (path, "Pass one of them"),
-        ((*path, "--from_scratch", '{"hiden_size": 8}'), "Did you mean hidden_size?"),
+        ((*path, "--from_scratch", '{"hiden_size": 8}'), "Did you mean 'hidden_size'?"),
         ((*path, "--from_scratch", "8"), "from_scratch='8'"),
-        ((*path, "--from_scratch", "{}", "--learn", "context"), "learn='context'"),
+        ((*path, "--from_scratch", "{}", "--learn", "context"), "--learn 'context'"),
     ):
         assert printed in fails(train_expert.main, *options)
 

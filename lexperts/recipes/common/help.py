@@ -2,14 +2,14 @@
 
 import ast
 import dataclasses
-import difflib
 import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.resources import files
+
+from run_tools.errors import UserError, did_you_mean
 
 TRAINING = "transformers.TrainingArguments"  # a name in place of the class, whose import takes seconds
 COLUMN = 36  # where the help texts start
@@ -21,23 +21,16 @@ def config_names(recipe: str, module: str) -> tuple[str, ...]:
 
 
 def read_config(recipe: str, module: str, name: str) -> str:
-    """The text of a configuration. Raises a `FileNotFoundError` for an unknown name."""
+    """The text of a configuration. Raises a `UserError` for an unknown name."""
     check_config(name, config_names(recipe, module))
     return (files(f"lexperts.recipes.{recipe}") / f"{name}.yml").read_text(encoding="utf-8")
 
 
 def check_config(name: str, names: tuple[str, ...]) -> None:
-    """Raises a `FileNotFoundError` for an unknown configuration; the known ones are named."""
+    """Raises a `UserError` for an unknown configuration; the known ones are named."""
     if name not in names:
-        hint = did_you_mean(name, names)
-        known = f", or one of {', '.join(names)}" if names else "; no configurations come with this command"
-        raise FileNotFoundError(f"unknown configuration {name!r}.{hint} Use the path of a YAML file{known}.")
-
-
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """ " Did you mean NAME?" with the nearest known name, or ""."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {prefix}{close[0]}?" if close else ""
+        known = did_you_mean(name, names) if names else " No configurations come with this command."
+        raise UserError(f"There is no configuration {name!r}.{known} A YAML file's name ends in .yml.")
 
 
 def type_name(kind) -> str:
@@ -84,10 +77,10 @@ def format_help(command: str, recipe: str, module: str, kinds: tuple) -> str:
     for kind in kinds:
         if kind != TRAINING:
             hints = typing.get_type_hints(kind)
-            fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only)
-            lines += [option_lines(field, hints[field.name], width) for field in fields]
+            lines += [option_lines(field, hints[field.name], width) for field in dataclasses.fields(kind)]
     if names:
         lines.append(f"{'  --show-config NAME':<{COLUMN}}print a configuration, to save and edit it")
+    lines.append(f"{'  --debug':<{COLUMN}}show the traceback of an error")
     lines.append(f"{'  -h, --help':<{COLUMN}}show this message")
     parts.append("Options:\n" + "\n".join(lines))
     if TRAINING in kinds:

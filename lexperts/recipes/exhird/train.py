@@ -31,6 +31,7 @@ from modeling_exhird import (
     ExhirdTokenizer,
 )
 from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.errors import RESUME
 from run_tools.yaml_files import read_yaml
 
 from ..common.arguments import RunFolderArguments, command
@@ -149,9 +150,9 @@ def print_examples(generate, path: str, count: int):
         print(f"  gold     {'; '.join(row['keyphrases'])}")
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """The command `lexperts train exhird`."""
-    data_args, folder, trainer = command("exhird", "train", set_up)(argv)
+    data_args, folder, trainer = set_up(*groups)
     output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
@@ -163,3 +164,6 @@ def main(argv: list[str] | None = None) -> None:
     if trainer.is_world_process_zero():
         folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
+
+
+main = command("exhird", "train", train, RESUME)

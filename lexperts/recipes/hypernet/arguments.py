@@ -11,20 +11,24 @@ from ..common.help import TRAINING
 class ModelArguments:
     """The model and its backbone."""
 
-    backbone: str = option("minilm", "Hub id or folder of any encoder; 'minilm' is the model of lexperts[offline]")
+    backbone: str = option(
+        "minilm", "Hub id or folder of any encoder; 'minilm' is the model of lexperts[offline]", kind="model"
+    )
     reader: Literal["hypernet", "bilstm", "title_guided", "plain"] = option(
         "hypernet", "layer that encodes the text: the hypernetwork, or a baseline"
     )
     freeze_backbone: bool = option(True, "whether to freeze the backbone")
-    backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen")
-    attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
-    meta_embedding_size: int = option(16, "size of the title's vector z")
-    hidden_size: int = option(512, "hidden size of the layer that encodes the text")
+    backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen", least=0)
+    attention_dropout: float | None = option(
+        None, "attention dropout of the backbone; 0 is faster on a CPU", least=0, below=1
+    )
+    meta_embedding_size: int = option(16, "size of the title's vector z", least=1)
+    hidden_size: int = option(512, "hidden size of the layer that encodes the text", least=1)
     bidirectional: bool = option(False, "whether to encode the text in reverse too")
     normalize_meta_embedding: bool = option(True, "whether to normalise z to mean 0 and length 1")
-    meta_dropout: float = option(0.0, "dropout on z")
+    meta_dropout: float = option(0.0, "dropout on z", least=0, below=1)
     shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
-    classifier_dropout: float = option(0.1, "dropout on the text's states")
+    classifier_dropout: float = option(0.1, "dropout on the text's states", least=0, below=1)
     pooling: Literal["last", "mean"] = option("last", "input of the classifier of texts: the last or the mean state")
 
 
@@ -32,12 +36,12 @@ class ModelArguments:
 class DataArguments:
     """Options that the data of all three tasks share."""
 
-    dataset_name: str | None = option(None, "data set on the Hub, instead of files")
-    train_files: list[str] | None = option(None, "training files, JSON Lines")
-    validation_files: list[str] | None = option(None, "validation files, same format")
-    test_files: list[str] | None = option(None, "test files, same format")
+    dataset_name: str | None = option(None, "data set on the Hub, instead of files", kind="place")
+    train_files: list[str] | None = option(None, "training files, JSON Lines", kind="file")
+    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
+    test_files: list[str] | None = option(None, "test files, same format", kind="file")
     cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
-    states_dir: str | None = option(None, "folder of these states (default: output_dir)")
+    states_dir: str | None = option(None, "folder of these states (default: output_dir)", kind="output folder")
 
 
 @dataclass
@@ -45,38 +49,48 @@ class KeyphraseDataArguments(DataArguments):
     """Documents with titles and keyphrases."""
 
     cache_states: bool = option(True, "whether to compute a frozen backbone's states once")
-    validation_share: float = option(0.2, "share of the training documents for validation, without validation files")
+    validation_share: float = option(
+        0.2, "share of the training documents for validation, without validation files", above=0, below=1
+    )
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles")
     keyphrases_column: str = option("keyphrases", "column of keyphrases: lists, or strings separated by semicolons")
-    language: str = option("english", "stemmer by which keyphrases are found and compared, such as german, or none")
-    max_length: int = option(256, "maximum sub-tokens of title and text")
-    early_stopping_patience: int = option(5, "number of epochs without improvement before training stops; 0 for never")
-    show: int = option(3, "number of test documents to print with their keyphrases")
+    language: str = option(
+        "english",
+        "stemmer by which keyphrases are found and compared, such as german, or none",
+        kind="language",
+    )
+    max_length: int = option(256, "maximum sub-tokens of title and text", least=1)
+    early_stopping_patience: int = option(
+        5, "number of epochs without improvement before training stops; 0 for never", least=0
+    )
+    show: int = option(3, "number of test documents to print with their keyphrases", least=0)
 
 
 @dataclass
 class ClassificationDataArguments(DataArguments):
     """Texts with titles and classes."""
 
-    validation_share: float = option(0.1, "share of the training texts for validation, without validation files")
+    validation_share: float = option(
+        0.1, "share of the training texts for validation, without validation files", above=0, below=1
+    )
     text_column: str = option("text", "column of texts")
     title_column: str = option("title", "column of titles, which may be empty")
     label_column: str = option("label", "column of names or numbers of classes")
-    max_length: int = option(512, "maximum tokens of title and text")
-    max_train_rows: int | None = option(None, "use only the first N training texts")
-    max_test_rows: int | None = option(None, "use only the first N test texts")
+    max_length: int = option(512, "maximum tokens of title and text", least=1)
+    max_train_rows: int | None = option(None, "use only the first N training texts", least=1)
+    max_test_rows: int | None = option(None, "use only the first N test texts", least=1)
 
 
 @dataclass
 class QuestionDataArguments(DataArguments):
     """Questions with contexts and answers, in SQuAD's columns."""
 
-    max_seq_len: int = option(384, "tokens of a window, including the question")
-    doc_stride: int = option(128, "tokens by which neighbouring windows overlap")
-    max_train_rows: int | None = option(None, "use only the first N training questions")
-    max_test_rows: int | None = option(None, "use only the first N test questions")
-    show: int = option(3, "number of questions to print with their answers")
+    max_seq_len: int = option(384, "tokens of a window, including the question", least=1)
+    doc_stride: int = option(128, "tokens by which neighbouring windows overlap", least=0)
+    max_train_rows: int | None = option(None, "use only the first N training questions", least=1)
+    max_test_rows: int | None = option(None, "use only the first N test questions", least=1)
+    show: int = option(3, "number of questions to print with their answers", least=0)
 
 
 ARGUMENTS = {

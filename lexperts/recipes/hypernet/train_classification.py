@@ -16,6 +16,7 @@ from transformers import pipeline, set_seed
 
 from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_pairs
+from run_tools.errors import RESUME
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
@@ -58,9 +59,9 @@ def prepare(
     return model_args, data_args, folder, trainer, data.get("test")
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """Runs the command."""
-    model_args, data_args, folder, trainer, test = command("hypernet", "train_classification", prepare)(argv)
+    model_args, data_args, folder, trainer, test = prepare(*groups)
     output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     ran = training_summary(trainer.args, trainer.state)
@@ -73,3 +74,6 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
     replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
     folder.mark_finished(ran=ran)
+
+
+main = command("hypernet", "train_classification", train, RESUME)

@@ -25,6 +25,7 @@ from keyphrase_tools.labels import RULES, tag, tokenize_documents
 from keyphrase_tools.stemming import check_language
 from keyphrase_tools.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs
+from run_tools.errors import RESUME
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
@@ -120,9 +121,9 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
     replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """Runs the command."""
-    model_args, data_args, folder, trainer, documents = command("hypernet", "train_keyphrases", prepare)(argv)
+    model_args, data_args, folder, trainer, documents = prepare(*groups)
     output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
@@ -133,3 +134,6 @@ def main(argv: list[str] | None = None) -> None:
     folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     if model_args.reader == "hypernet":
         print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
+
+
+main = command("hypernet", "train_keyphrases", train, RESUME)

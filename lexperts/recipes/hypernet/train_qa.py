@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import pipeline, set_seed
 
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_questions
+from run_tools.errors import RESUME
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import replace_file, training_summary
@@ -65,9 +66,9 @@ def report(trainer, answer, rows_by_split: dict[str, list[dict]], args: Question
     replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """Runs the command."""
-    model_args, data_args, folder, trainer, rows_by_split = command("hypernet", "train_qa", prepare)(argv)
+    model_args, data_args, folder, trainer, rows_by_split = prepare(*groups)
     output = trainer.args.output_dir
     train_or_resume(trainer, folder.start)
     answer = pipeline("extractive-qa", model=trainer.model, tokenizer=trainer.processing_class)
@@ -76,3 +77,6 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
     report(trainer, answer, rows_by_split, data_args)
     folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
+
+
+main = command("hypernet", "train_qa", train, RESUME)

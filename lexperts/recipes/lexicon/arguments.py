@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import (
-    DebugArguments,
-    RunFolderArguments,
-    check_at_least,
-    check_choice,
-    option,
-    parse_name_place,
-    required,
-)
+from run_tools.errors import UserError
+from run_tools.option_values import LARGEST_SEED
+
+from ..common.arguments import RunFolderArguments, option, parse_name_place, required
 from ..common.help import TRAINING
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
@@ -19,6 +14,8 @@ PAIRS = ("gold", "nearest")
 SCORERS = ("likelihood", "reward", "oracle")
 ON_LONG = ("truncate", "error")
 ORDERS = ("random", "retrieved")
+POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
 METRICS = ("bleu", "rouge", "meteor", "bertscore", "moverscore", "mauve")
 BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
@@ -30,18 +27,26 @@ DTYPE = "data type of the loaded weights: float32, bfloat16, auto"
 class ModelArguments:
     """The model that is fine-tuned."""
 
-    model_name_or_path: str | None = option(None, "Hub id or folder of a dense Llama")
-    from_scratch: str | None = option(None, "train a new model and tokenizer instead: fields of LlamaConfig as JSON")
-    dtype: str = option("float32", DTYPE)
-    attention_dropout: float | None = option(None, "dropout probability of the attention, the only dropout of a Llama")
-    train: str = option("all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart")
-    learn: str = option("definition", "tokens with a loss: the definition; or, for a new model, the whole row")
+    model_name_or_path: str | None = option(None, "Hub id or folder of a dense Llama", kind="model")
+    from_scratch: str | None = option(
+        None, "train a new model and tokenizer instead: fields of LlamaConfig as JSON", kind="json"
+    )
+    dtype: str = option("float32", DTYPE, choices=DTYPES)
+    attention_dropout: float | None = option(
+        None, "dropout probability of the attention, the only dropout of a Llama", least=0, below=1
+    )
+    train: str = option(
+        "all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart", choices=TRAINED
+    )
+    learn: str = option(
+        "definition",
+        "tokens with a loss: the definition; or, for a new model, the whole row",
+        choices=("definition", "row"),
+    )
 
     def __post_init__(self):
-        check_choice("train", self.train, TRAINED)
-        check_choice("learn", self.learn, ("definition", "row"))
         if (self.model_name_or_path is None) == (self.from_scratch is None):
-            raise ValueError(
+            raise UserError(
                 f"model_name_or_path={self.model_name_or_path!r} and from_scratch={self.from_scratch!r}: a model is either "
                 "loaded or new. Pass one of them."
             )
@@ -51,29 +56,31 @@ class ModelArguments:
 class DataArguments:
     """The rows of training and validation."""
 
-    train_files: list[str] = required(f"training files: {ROWS}")
-    validation_files: list[str] | None = option(None, "validation files, same format")
-    max_length: int = option(128, "maximum tokens per row; longer rows are dropped, none is truncated")
+    train_files: list[str] = required(f"training files: {ROWS}", kind="file")
+    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
+    max_length: int = option(128, "maximum tokens per row; longer rows are dropped, none is truncated", least=1)
 
 
 @dataclass
 class RouterArguments:
     """The mixture, and its parts that are trained."""
 
-    model_name_or_path: str = required("folder or Hub id of the mixture")
+    model_name_or_path: str = required("folder or Hub id of the mixture", kind="model")
     train: str = option("gates", "weights to train: gates; experts; gates,experts; or all")
-    router_aux_loss_coef: float | None = option(None, "weight of the load-balancing loss; off for a Mixtral if unset")
+    router_aux_loss_coef: float | None = option(
+        None, "weight of the load-balancing loss; off for a Mixtral if unset", least=0
+    )
     lora: bool = option(False, "train LoRA on the attention too, and save an adapter with the trained parts in full")
-    lora_r: int = option(16, "rank of LoRA")
-    dtype: str = option("float32", DTYPE)
+    lora_r: int = option(16, "rank of LoRA", least=1)
+    dtype: str = option("float32", DTYPE, choices=DTYPES)
 
     def __post_init__(self):
         self.parts = tuple(part.strip() for part in self.train.split(","))
         for part in self.parts:
             if part not in ROUTER_PARTS:
-                raise ValueError(f"train={self.train!r}: unknown part {part!r}. Use gates, or gates,experts, or all.")
+                raise UserError(f"train={self.train!r}: unknown part {part!r}. Use gates, or gates,experts, or all.")
         if self.lora and "all" in self.parts:
-            raise ValueError(
+            raise UserError(
                 "train='all' cannot be combined with lora: an adapter has a part of the weights. Unset one."
             )
 
@@ -82,48 +89,50 @@ class RouterArguments:
 class RewardArguments:
     """Arguments of `lexperts train lexicon-reward`."""
 
-    model_name_or_path: str = required("Hub id or folder of the model that samples definitions")
-    reward_base: str = required("model to start the reward model from: a dense Llama with the same tokenizer")
-    train_files: list[str] = required(f"training files: {ROWS}")
-    validation_files: list[str] | None = option(None, "validation files, same format")
-    chosen: str = option("gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample")
-    samples: int = option(32, "number of sampled definitions per row")
-    kept: int = option(8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones")
-    max_rows: int | None = option(None, "use only the first N rows of each split")
-    max_new_tokens: int = option(48, "maximum tokens of a sampled definition")
-    sampling_batch_size: int = option(16, "rows per batch while sampling")
-    max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped")
-
-    def __post_init__(self):
-        check_choice("chosen", self.chosen, PAIRS)
-        check_at_least(1, samples=self.samples, kept=self.kept, max_rows=self.max_rows)
+    model_name_or_path: str = required("Hub id or folder of the model that samples definitions", kind="model")
+    reward_base: str = required(
+        "model to start the reward model from: a dense Llama with the same tokenizer", kind="model"
+    )
+    train_files: list[str] = required(f"training files: {ROWS}", kind="file")
+    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
+    chosen: str = option(
+        "gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample", choices=PAIRS
+    )
+    samples: int = option(32, "number of sampled definitions per row", least=1)
+    kept: int = option(
+        8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones", least=1
+    )
+    max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
+    max_new_tokens: int = option(48, "maximum tokens of a sampled definition", least=1)
+    sampling_batch_size: int = option(16, "rows per batch while sampling", least=1)
+    max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped", least=1)
 
 
 @dataclass
-class WritingArguments(DebugArguments):
+class WritingArguments:
     """Arguments that `generate` and `in-context` have in common."""
 
-    model_name_or_path: str = required("Hub id or folder of the model")
-    test_files: list[str] = required(f"files of rows to define: {ROWS}")
-    output: str = required("output file, .jsonl")
-    max_rows: int | None = option(None, "use only the first N rows")
-    batch_size: int = option(16, "rows per batch; each batch has its own random seed")
-    max_new_tokens: int = option(64, "maximum tokens of a definition")
+    model_name_or_path: str = required("Hub id or folder of the model", kind="model")
+    test_files: list[str] = required(f"files of rows to define: {ROWS}", kind="file")
+    output: str = required("output file, .jsonl", kind="output file")
+    max_rows: int | None = option(None, "use only the first N rows", least=1)
+    batch_size: int = option(16, "rows per batch; each batch has its own random seed", least=1)
+    max_new_tokens: int = option(64, "maximum tokens of a definition", least=1)
     sample: bool = option(False, "sample a definition instead of greedy decoding")
-    temperature: float = option(0.6, "sampling temperature")
-    top_k: int = option(50, "number of most likely tokens to sample from")
-    top_p: float = option(0.9, "probability mass of the tokens to sample from")
-    repetition_penalty: float = option(1.05, "repetition penalty while sampling")
-    on_long: str = option("truncate", "contexts that are too long: truncate them around the term, or error")
-    seed: int = option(42, "random seed of sampling")
-    dtype: str = option("float32", DTYPE)
+    temperature: float = option(0.6, "sampling temperature", above=0)
+    top_k: int = option(50, "number of most likely tokens to sample from", least=0)
+    top_p: float = option(0.9, "probability mass of the tokens to sample from", above=0, most=1)
+    repetition_penalty: float = option(1.05, "repetition penalty while sampling", above=0)
+    on_long: str = option(
+        "truncate", "contexts that are too long: truncate them around the term, or error", choices=ON_LONG
+    )
+    seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
+    dtype: str = option("float32", DTYPE, choices=DTYPES)
     device: str | None = option(None, "device, such as cpu; by default cuda if available")
 
     def __post_init__(self):
         if not self.output.endswith(".jsonl"):
-            raise ValueError(f"output={self.output!r} must end in .jsonl: it is written as JSON Lines.")
-        check_choice("on_long", self.on_long, ON_LONG)
-        check_at_least(1, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens, max_rows=self.max_rows)
+            raise UserError(f"output={self.output!r} does not end in .jsonl. Rename it: it is written as JSON Lines.")
 
     def generate_kwargs(self) -> dict:
         """Decoding options for `DefinitionGenerator`; greedy decoding needs no others."""
@@ -137,33 +146,40 @@ class WritingArguments(DebugArguments):
 class GenerateArguments(WritingArguments):
     """Arguments of `lexperts define generate`."""
 
-    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken")
+    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken", least=1)
     scorer: str | None = option(
         None,
         "score that selects the best sample: reward, likelihood, or oracle (nearest to a gold definition, for "
         "analysis only); by default reward if there is a reward model",
+        choices=SCORERS,
     )
-    reward_model: str | None = option(None, "Hub id or folder of a model by `lexperts train lexicon-reward`")
-    curve: list[int] | None = option(None, "sample counts: also write the best of the first n samples, one file per n")
+    reward_model: str | None = option(
+        None, "Hub id or folder of a model by `lexperts train lexicon-reward`", kind="model"
+    )
+    curve: list[int] | None = option(
+        None, "sample counts: also write the best of the first n samples, one file per n", least=1
+    )
     keep_samples: bool = option(False, "also write all samples with their scores")
-    routing_policy: str | None = option(None, "routing policy, in place of the mixture's own")
-    experts_per_token: int | None = option(None, "experts per token of the token policy, in place of the mixture's own")
-    embedder: str | None = option(None, "sentence embedder of the centroids, or minilm; by default the mixture's own")
-    embedding_cache: str | None = option(None, "folder that caches embeddings")
+    routing_policy: str | None = option(None, "routing policy, in place of the mixture's own", choices=POLICIES)
+    experts_per_token: int | None = option(
+        None, "experts per token of the token policy, in place of the mixture's own", least=1
+    )
+    embedder: str | None = option(
+        None, "sentence embedder of the centroids, or minilm; by default the mixture's own", kind="embedder"
+    )
+    embedding_cache: str | None = option(None, "folder that caches embeddings", kind="output folder")
 
     def __post_init__(self):
         super().__post_init__()
         self.scorer = self.scorer or ("reward" if self.reward_model else "likelihood")
-        check_choice("scorer", self.scorer, SCORERS)
         if (self.scorer == "reward") != (self.reward_model is not None):
-            raise ValueError(
+            raise UserError(
                 f"scorer={self.scorer!r} and reward_model={self.reward_model!r} do not match: scorer='reward' needs a "
                 "reward_model, and no other scorer has one. Pass both, or neither."
             )
-        check_at_least(1, best_of=self.best_of)
         for n in self.curve or ():
             if not 1 <= n <= self.best_of:
-                raise ValueError(f"curve={n} must be between 1 and best_of={self.best_of}.")
+                raise UserError(f"curve={n} must be between 1 and best_of={self.best_of}.")
         self.sample = self.sample or self.best_of > 1
 
 
@@ -171,62 +187,70 @@ class GenerateArguments(WritingArguments):
 class InContextArguments(WritingArguments):
     """Arguments of `lexperts define in-context`."""
 
-    train_files: list[str] = option([], f"files that examples are taken from: {ROWS}")
-    shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number")
-    shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)")
-    embedder: str | None = option(None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF")
-    embedding_cache: str | None = option(None, "folder that caches embeddings")
+    train_files: list[str] = option([], f"files that examples are taken from: {ROWS}", kind="file")
+    shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number", least=0)
+    shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)", choices=ORDERS)
+    embedder: str | None = option(
+        None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF", kind="embedder"
+    )
+    embedding_cache: str | None = option(None, "folder that caches embeddings", kind="output folder")
     chat: bool = option(False, "format prompts by the tokenizer's chat template")
 
     def __post_init__(self):
         super().__post_init__()
-        check_choice("shots_by", self.shots_by, ORDERS)
-        if not self.shots or min(self.shots) < 0:
-            raise ValueError(f"shots={self.shots} must be one or more numbers of examples, each at least 0.")
         if max(self.shots) and not self.train_files:
-            raise ValueError(f"shots={self.shots} needs train_files to take examples from. Pass some.")
+            raise UserError(f"shots={self.shots} needs train_files to take examples from. Pass some.")
 
 
 @dataclass
-class EvaluationArguments(DebugArguments):
+class EvaluationArguments:
     """Arguments of `lexperts evaluate definitions`."""
 
-    files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds")
-    output_dir: str = required("folder for scores.json and the scores of rows")
+    files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds", kind="NAME=FILE")
+    output_dir: str = required("folder for scores.json and the scores of rows", kind="output folder")
     baseline: str | None = option(None, "system that others are compared with")
-    references: list[str] | None = option(None, "further JSON Lines files whose definitions are references")
-    metrics: list[str] = option(list(METRICS), "metrics to compute")
-    bleu: str = option("sacrebleu", "implementation of BLEU: sacrebleu, nltk, or moses (the paper's)")
-    bertscore_model: str | None = option(None, "model of BERTScore: folder or Hub id, such as roberta-large")
-    bertscore_layer: int | None = option(None, "layer of that model; by default bert-score's choice, or the last")
-    moverscore_model: str | None = option(None, "model of MoverScore: folder or Hub id, such as bert-base-uncased")
-    mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large")
-    batch_size: int = option(64, "texts per batch of these models")
-    seed: int = option(0, "bootstrap seed")
+    references: list[str] | None = option(
+        None, "further JSON Lines files whose definitions are references", kind="file"
+    )
+    metrics: list[str] = option(list(METRICS), "metrics to compute", choices=METRICS)
+    bleu: str = option(
+        "sacrebleu", "implementation of BLEU: sacrebleu, nltk, or moses (the paper's)", choices=BLEU_KINDS
+    )
+    bertscore_model: str | None = option(
+        None, "model of BERTScore: folder or Hub id, such as roberta-large", kind="model"
+    )
+    bertscore_layer: int | None = option(
+        None, "layer of that model; by default bert-score's choice, or the last", least=0
+    )
+    moverscore_model: str | None = option(
+        None, "model of MoverScore: folder or Hub id, such as bert-base-uncased", kind="model"
+    )
+    mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large", kind="model")
+    batch_size: int = option(64, "texts per batch of these models", least=1)
+    seed: int = option(0, "bootstrap seed", least=0, most=LARGEST_SEED)
 
     def __post_init__(self):
         self.files_by_system: dict[str, list[str]] = {}
         for value in self.files:
             name, path = parse_name_place(value, "--files", "dense=dense.jsonl", "NAME=FILE")
             if "/" in name:
-                raise ValueError(f"--files {value!r} must be NAME=FILE, without / in NAME.")
+                raise UserError(f"--files {value!r} must be NAME=FILE, without / in NAME.")
             self.files_by_system.setdefault(name, []).append(path)
         if self.baseline is not None and self.baseline not in self.files_by_system:
-            raise ValueError(
+            raise UserError(
                 f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
             )
         self.metrics = list(dict.fromkeys(self.metrics))
-        for name in self.metrics:
-            check_choice("metrics", name, METRICS)
-        check_choice("bleu", self.bleu, BLEU_KINDS)
 
 
 @dataclass
-class PreparationArguments(DebugArguments):
+class PreparationArguments:
     """Arguments of `lexperts define prepare`."""
 
-    sources: list[str] = required("NAME=PLACE: a file, a folder or a Hub id; several sources may have one name")
-    output_dir: str = required("folder for the three files, data.json and divergent.jsonl")
+    sources: list[str] = required(
+        "NAME=PLACE: a file, a folder or a Hub id; several sources may have one name", kind="NAME=PLACE"
+    )
+    output_dir: str = required("folder for the three files, data.json and divergent.jsonl", kind="output folder")
     term_column: str | None = option(None, "column of terms, unless it has a usual name")
     context_column: str | None = option(
         None, "column of contexts (a text, or a list of texts), unless it has a usual name"
@@ -234,41 +258,43 @@ class PreparationArguments(DebugArguments):
     definition_column: str | None = option(None, "column of definitions, unless it has a usual name")
     source_column: str | None = option(None, "column of dataset names; by default NAME is used")
     split_column: str | None = option(None, "column for --keep_splits: train, valid(ation), test")
-    exclude: list[str] = option(list(WITHOUT_CONTEXTS), "datasets to leave out")
+    exclude: list[str] = option(list(WITHOUT_CONTEXTS), "datasets to leave out", empty=True)
     keep_splits: bool = option(False, "keep the splits of the files; rows without one are split by their term")
-    proportions: list[float] = option([0.8, 0.1, 0.1], "fractions of terms for training, validation, test")
+    proportions: list[float] = option(
+        [0.8, 0.1, 0.1], "fractions of terms for training, validation, test", least=0, most=1
+    )
     keep_duplicates: bool = option(False, "keep repetitions of a term, context and definition within a split")
     unseen_definitions: bool = option(False, "leave out validation and test rows with the definition of a training row")
-    max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash")
-    seed: int = option(42, "seed of the hash")
+    max_rows: int | None = option(None, "maximum rows per split: whole terms, selected by their hash", least=1)
+    seed: int = option(42, "seed of the hash", least=0, most=LARGEST_SEED)
 
     def __post_init__(self):
         shares = self.proportions
         if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or not abs(sum(shares) - 1) <= 1e-6:
-            raise ValueError(
+            raise UserError(
                 f"--proportions {' '.join(map(str, shares))} must be three fractions that add up to 1, the first above 0, as "
                 "in 0.8 0.1 0.1."
             )
-        check_at_least(1, max_rows=self.max_rows)
         self.places = [parse_name_place(source, "--sources", "oxford=data/oxford") for source in self.sources]
 
 
 @dataclass
-class RunArguments(DebugArguments):
+class RunArguments:
     """Arguments of `lexperts define run`."""
 
     config: str = required("recipe: small, medium, or a YAML file; also the first argument")
-    data: str | None = option(None, "folder of train.jsonl, validation.jsonl, test.jsonl, in place of the recipe's")
-    work_dir: str | None = option(None, "folder for all outputs, in place of the recipe's")
+    data: str | None = option(
+        None, "folder of train.jsonl, validation.jsonl, test.jsonl, in place of the recipe's", kind="folder"
+    )
+    work_dir: str | None = option(None, "folder for all outputs, in place of the recipe's", kind="output folder")
     set: list[str] = option([], "KEY=VALUE: settings in place of the recipe's, such as seed=21 expert.train=all")
-    ablations: str | None = option(None, "YAML file of named changes; by default the one that comes with the recipe")
+    ablations: str | None = option(
+        None, "YAML file of named changes; by default the one that comes with the recipe", kind="file"
+    )
     ablation: list[str] = option(["main"], "named changes to run; main is the recipe itself")
-    jobs: int = option(1, "experts trained at once, with one thread each on CPUs")
+    jobs: int = option(1, "experts trained at once, with one thread each on CPUs", least=1)
     from_step: str | None = option(None, "run this step again, and the steps that depend on it")
     dry_run: bool = option(False, "show the steps, and run none")
-
-    def __post_init__(self):
-        check_at_least(1, jobs=self.jobs)
 
 
 ARGUMENTS = {

@@ -9,8 +9,8 @@ name are the seeds of one system; a row's score is then their mean. A row's scor
 two protocols: all definitions of the same term and context, and all definitions of the same term in any sense (Huang et al.
 2021), in the files and in --references. MAUVE compares all generated definitions with all gold ones. Full stops are removed
 from all texts, except decimal points. The 95 per cent intervals are bootstrapped over rows, those of differences with the same
-rows for both systems; p is that of a two-sided paired t-test over rows. A metric whose package or model is missing is
-reported, and the others are computed. The folder gets scores.json and NAME.rows.jsonl of each system.
+rows for both systems; p is that of a two-sided paired t-test over rows. A metric whose package is missing, or
+that has no model, is reported, and the others are computed. The folder gets scores.json and NAME.rows.jsonl of each system.
 """
 
 import json
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from keyphrase_tools.jsonl import read_jsonl
 from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
+from run_tools.errors import DEBUG, one_line
 
 from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
@@ -137,9 +138,9 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
                         by_system[name].append(value)
                         bar.update()
             except Exception as error:  # an error in one metric's package must not lose the others
-                if args.traceback:
+                if DEBUG.get():
                     raise
-                missing[metric] = format_error(error)
+                missing[metric] = describe_metric_error(error)
                 bar.update(count - sum(map(len, by_system.values())))
                 continue
             facts[metric] = metric_facts
@@ -151,12 +152,11 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
     return row_scores, mauve, facts, missing
 
 
-def format_error(error: Exception) -> str:
+def describe_metric_error(error: Exception) -> str:
     """An error in one line, with how to install a missing package."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed. Install it with: pip install 'lexperts[definitions]'."
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ImportError, OSError, ValueError)) else f"{type(error).__name__}: {text}"
+    return one_line(error)
 
 
 def over_seeds(values: list[float]) -> dict:

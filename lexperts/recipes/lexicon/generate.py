@@ -27,6 +27,7 @@ from merge_tools.clustering.embeddings import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.arguments import command
@@ -38,7 +39,7 @@ from .embedders import resolve_embedder
 from .scores import bleu, references_of, without_full_stops
 from .training import load_split
 
-WITHOUT_EFFECT = ("output", "device", "embedding_cache", "traceback")  # settings that do not change definitions
+WITHOUT_EFFECT = ("output", "device", "embedding_cache")  # settings that do not change definitions
 
 
 def count_absent_terms(rows: list[dict]) -> int:
@@ -226,4 +227,4 @@ def run(args: GenerateArguments) -> None:
     write_definitions(generator, rows, args, file, domain_info, report, oracle)
 
 
-main = command("lexicon", "generate", run)
+main = command("lexicon", "generate", run, RESUME)

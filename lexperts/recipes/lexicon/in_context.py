@@ -23,6 +23,7 @@ from tqdm import tqdm
 from merge_tools.clustering.embeddings import embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, truncate_context_around
+from run_tools.errors import RESUME
 
 from ..common.arguments import command
 from ..common.jsonl_resume import ResumableJsonl, digest
@@ -226,4 +227,4 @@ def run(args: InContextArguments) -> None:
         write_definitions(generator, rows, k_args, file, [{} for _ in rows], report)
 
 
-main = command("lexicon", "in_context", run)
+main = command("lexicon", "in_context", run, RESUME)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 from merge_tools.clustering.embeddings import load_embedder
 from merge_tools.errors import MergeError
 from modeling_lexicon.data_lexicon import FIELDS
-from run_tools.errors import did_you_mean
+from run_tools.errors import UserError
 
-from ..common.help import TRAINING
-from .arguments import ARGUMENTS, METRICS
+from ..common.arguments import check_settings
+from .arguments import METRICS
 from .embedders import resolve_embedder
 from .steps import SPLITS, Planner, Step
 
@@ -47,20 +46,10 @@ def check_options(step: Step) -> None:
     """Raises a ValueError for a setting that the step's command does not have, or that has an invalid value."""
     if step.module is None:
         return
-    from transformers import TrainingArguments
-
-    settings, classes = step.files["settings.yml"], ARGUMENTS[step.module]
-    known = {field.name for cls in classes for field in fields(TrainingArguments if cls == TRAINING else cls)}
-    for name in settings:
-        if name not in known:
-            raise ValueError(f"{step.kind}.{name} is unknown.{did_you_mean(str(name), known)}")
-    for cls in classes:
-        if cls != TRAINING:
-            values = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
-            try:
-                cls(**{name: json.dumps(value) if isinstance(value, dict) else value for name, value in values.items()})
-            except ValueError as error:
-                raise ValueError(f"{step.kind}: {error}") from error
+    try:
+        check_settings("lexicon", step.module, step.files["settings.yml"])
+    except UserError as error:
+        raise UserError(f"{step.kind}: {error}") from error
 
 
 def check_rows(plan: Planner) -> None:

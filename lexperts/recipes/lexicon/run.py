@@ -17,17 +17,16 @@ import shutil
 import signal
 import sys
 
-import yaml
+from run_tools.errors import UserError, did_you_mean, short_repr
+from run_tools.yaml_files import parse_yaml, read_yaml
 
-from run_tools.yaml_files import read_yaml
-
-from ..common.arguments import find_config, parse_command, run_or_exit
+from ..common.arguments import command, find_config, parse_command
 from ..common.jsonl_resume import read_lines
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns
 from .arguments import RunArguments
 from .preflight import check_run
-from .runner import Runner, StepFailedError, acquire_lock, read_stamp
+from .runner import Runner, acquire_lock, read_stamp
 from .steps import DEFINITIONS, FOLDER, Planner, Step, depends_on, merge_configs, read_config
 
 MAIN = "main"
@@ -44,8 +43,8 @@ def parse_changes(values: list[str]) -> dict:
     for value in values:
         name, separator, text = value.partition("=")
         if not separator or not name:
-            raise ValueError(f"--set {value!r} must be KEY=VALUE, as in expert.num_train_epochs=2.")
-        change = yaml.safe_load(text)
+            raise UserError(f"--set {short_repr(value)} must be KEY=VALUE, as in expert.num_train_epochs=2.")
+        change = parse_yaml(text, f"--set {short_repr(value)}")
         for part in reversed(name.split(".")):
             change = {part: change}
         changes = merge_configs(changes, change)
@@ -64,12 +63,14 @@ def make_plans(args: RunArguments) -> dict[str, Planner]:
     plans, digests = {}, {}
     for name in args.ablation:
         if name != MAIN and name not in ablations:
-            raise ValueError(f"--ablation {name!r} is not in {path}: {', '.join([MAIN, *ablations])}.")
+            raise UserError(f"--ablation {name!r} is not in {path}.{did_you_mean(name, [MAIN, *ablations])}")
         ablation = {} if name == MAIN else ablations[name] or {}
         plans[name] = Planner(read_config(config, ablation, changes), digests)
     names = {name for plan in plans.values() for step in plan.steps for name in (step.name, step.kind)}
     if args.from_step and args.from_step not in names:
-        raise ValueError(f"--from_step {args.from_step!r} is not a step of this recipe: {', '.join(sorted(names))}.")
+        raise UserError(
+            f"--from_step {args.from_step!r} is not a step of this recipe.{did_you_mean(args.from_step, names)}"
+        )
     return plans
 
 
@@ -188,24 +189,20 @@ def run(args: RunArguments, runner: Runner | None = None) -> None:
     print_results(plans, runner)
 
 
-def parse(argv: list[str] | None = None) -> RunArguments:
+def with_config(argv: list[str] | None) -> list[str]:
     """The arguments; the first may be the recipe, without --config."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and not argv[0].startswith("-"):
-        argv = ["--config", *argv]
-    return parse_command("lexicon", "run", argv)[0]
+    given = sys.argv[1:] if argv is None else list(argv)
+    return ["--config", *given] if given and not given[0].startswith("-") else given
+
+
+def parse(argv: list[str] | None = None) -> RunArguments:
+    """The arguments of the command."""
+    return parse_command("lexicon", "run", with_config(argv))[0]
 
 
 def main(argv: list[str] | None = None) -> None:
     """`lexperts define run`."""
-    args = parse(argv)
+    given = with_config(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the running steps
-    try:
-        run_or_exit(run, args, traceback=args.traceback)
-    except StepFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.code)
-    except KeyboardInterrupt:
-        without = " without --from_step" if args.from_step else ""
-        print(f"interrupted: start the same command{without} again to resume", file=sys.stderr)
-        sys.exit(130)
+    resume = f"Start the same command again{' without --from_step' * ('--from_step' in given)} to resume."
+    command("lexicon", "run", run, resume)(given)

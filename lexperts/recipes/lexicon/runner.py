@@ -34,12 +34,12 @@ class BusyError(ValueError):
         self.pid = pid
 
 
-class StepFailedError(Exception):
-    """A step that ended with an error; `code` is the exit status for it."""
+class StepFailedError(RuntimeError):
+    """A step that ended with an error; `status` is the exit status for it."""
 
-    def __init__(self, message: str, code: int):
+    def __init__(self, message: str, status: int):
         super().__init__(message)
-        self.code = code
+        self.status = status
 
 
 @dataclass

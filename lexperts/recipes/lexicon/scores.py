@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import nltk
 import numpy as np
 
-from ..common.arguments import check_choice
+from run_tools.option_values import check_choice
+
 from .arguments import BLEU_KINDS
 from .data import normalise_key
 

@@ -11,12 +11,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from merge_tools.clustering.embeddings import model_identity
+from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.recipe import Recipe
-from run_tools.errors import did_you_mean
-from run_tools.yaml_files import read_yaml
+from run_tools.errors import UserError, did_you_mean, short_repr
+from run_tools.option_values import find_problem
+from run_tools.yaml_files import check_names, read_yaml
 
 from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import digest
+from ..common.training_options import SEED
 from .embedders import portable_name, resolve_embedder
 
 FOLDER = Path(__file__).resolve().parent
@@ -27,6 +30,7 @@ COMMANDS = {  # of `lexperts`, by module
     "generate": ["define", "generate"],
     "evaluate": ["evaluate", "definitions"],
 }
+MOST_EXPERTS = 1024
 SPLITS = ("train", "validation", "test")
 SECTIONS = ("base", "shared_finetune", "cluster", "expert", "compose", "router", "reward", "plain", "best", "evaluate")
 DEFAULTS = {
@@ -38,6 +42,7 @@ DEFAULTS = {
     **dict.fromkeys(SECTIONS),
 }
 REQUIRED = ("base", "expert", "plain")
+CLUSTER_CHOICES = {"method": (*METHODS, "none"), "embedded": tuple(EMBEDDED)}
 CLUSTER_OPTIONS = ("method", "embedder", "name", "embedded", "seed", "plot")
 DEFINITIONS = "definitions.jsonl"
 SET_BY_RECIPE = (
@@ -101,24 +106,31 @@ def read_config(path: str | Path, *changes: dict) -> dict:
     config = {**DEFAULTS, **read_yaml(path)}
     for change in changes:
         config = merge_configs(config, change)
-    for name in config:
-        if name not in DEFAULTS:
-            raise ValueError(f"{path} has the unknown key {name!r}.{did_you_mean(str(name), DEFAULTS)}")
+    check_names(config, str(path), DEFAULTS)
+    for name in ("data", "work_dir"):
+        if config[name] is not None and (not isinstance(config[name], str) or find_problem(config[name])):
+            raise UserError(f"{name}={short_repr(config[name])} in {path} must be the name of a folder.")
+    if type(config["seed"]) is not int or not SEED.contain(config["seed"]):
+        raise UserError(f"seed={short_repr(config['seed'])} in {path} must be a whole number {SEED.describe()}.")
     for name in SECTIONS:
         if config[name] is None and name in REQUIRED:
-            raise ValueError(f"{path} has no settings of {name!r}. Add some, or {name}: {{}} for the defaults.")
+            raise UserError(f"{path} has no settings of {name!r}. Add some, or {name}: {{}} for the defaults.")
         if not isinstance(config[name], dict | None) and not (name == "base" and isinstance(config[name], str)):
-            raise ValueError(f"{name}={config[name]!r:.60} in {path} must be a mapping of settings.")
-    if type(config["experts"]) is not int or config["experts"] < 1:
-        raise ValueError(f"experts={config['experts']!r} in {path} must be a positive integer.")
+            raise UserError(f"{name}={config[name]!r:.60} in {path} must be a mapping of settings.")
+    if type(config["experts"]) is not int or not 1 <= config["experts"] <= MOST_EXPERTS:
+        raise UserError(
+            f"experts={short_repr(config['experts'])} in {path} must be a whole number from 1 to {MOST_EXPERTS}."
+        )
     for name in ("cluster", "compose") if config["experts"] > 1 else ():
         config[name] = config[name] or {}
     if config["shared_finetune"] is not None:
         config["shared_finetune"] = merge_configs({**config["expert"], "train": "all"}, config["shared_finetune"])
     for section, known in (("cluster", CLUSTER_OPTIONS), ("compose", [f.name for f in fields(Recipe)])):
-        for name in config[section] or {}:
-            if name not in known:
-                raise ValueError(f"{section}.{name} in {path} is unknown.{did_you_mean(str(name), known)}")
+        check_names(config[section] or {}, f"{section} in {path}", known)
+    for name, choices in CLUSTER_CHOICES.items():
+        value = (config["cluster"] or {}).get(name, choices[0])
+        if value not in choices:
+            raise UserError(f"cluster.{name}={short_repr(value)} in {path}.{did_you_mean(str(value), choices)}")
     return {**config, **split_files(config, path), "folder": str(Path(path).parent)}
 
 
@@ -127,12 +139,14 @@ def split_files(config: dict, path) -> dict[str, list[str]]:
     files = {}
     for split in SPLITS:
         paths = config[f"{split}_files"]
+        if not isinstance(paths, str | list | None) or not all(isinstance(one, str) and one for one in paths or ()):
+            raise UserError(f"{split}_files={short_repr(paths)} in {path} must be a file or a list of files.")
         if paths is None and config["data"] is not None:
             file = Path(config["data"]) / f"{split}.jsonl"
             paths = [str(file)] if file.exists() or split != "validation" else []
         files[f"{split}_files"] = [paths] if isinstance(paths, str) else paths or []
         if not files[f"{split}_files"] and split != "validation":
-            raise ValueError(f"{path} has no {split}_files. Set data: FOLDER, or --data FOLDER, or these.")
+            raise UserError(f"{path} has no {split}_files. Set data: FOLDER, or --data FOLDER, or these.")
     return files
 
 
@@ -168,6 +182,10 @@ class Planner:
     def hash_of(self, path: str) -> str:
         """The SHA-256 of a data file."""
         if path not in self.digests:
+            if not Path(path).is_file():
+                raise UserError(
+                    f"The data file {path!r} does not exist. Make it with `lexperts define prepare`, or set --data."
+                )
             with Path(path).open("rb") as file:
                 self.digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return self.digests[path]
@@ -180,11 +198,11 @@ class Planner:
         if recipe is not None:
             excluded = (*without, *SET_BY_RECIPE, "seed")
             beside, packaged = Path(self.config["folder"], recipe), FOLDER / f"{recipe.removesuffix('.yml')}.yml"
-            shared = read_yaml(packaged if packaged.exists() and not beside.exists() else beside)
+            shared = read_yaml(packaged if packaged.is_file() and not beside.is_file() else beside)
             settings = {name: value for name, value in shared.items() if name not in excluded} | settings
         for name in own:
             if name in SET_BY_RECIPE and not (section == "base" and name == "model_name_or_path"):
-                raise ValueError(f"{section}.{name} is set by the recipe itself. Leave it out.")
+                raise UserError(f"{section}.{name} is set by the recipe itself. Leave it out.")
         return {name: value for name, value in {**settings, **own}.items() if value is not None}
 
     def add(self, name: str, about: dict, inputs: list[Step | None], files: dict, make_command, **more) -> Step:
@@ -299,7 +317,7 @@ class Planner:
         recipe["experts"] = [{"source_model": str(step.out), "name": f"expert-{k}"} for k, step in enumerate(experts)]
         if settings.get("gate_mode") == "centroid":
             if clusters is None:
-                raise ValueError(
+                raise UserError(
                     "compose.gate_mode: centroid needs clusters, and cluster.method is none. Use compose.gate_mode: random."
                 )
             for k, expert in enumerate(recipe["experts"]):
@@ -323,7 +341,7 @@ class Planner:
         paths: dict = {"model_name_or_path": str(model.out)}
         by_domain = self.config["compose"].get("routing_policy") == "domain"
         if by_domain and clusters is None:
-            raise ValueError("compose.routing_policy: domain needs clusters, but cluster.method is none. Use another.")
+            raise UserError("compose.routing_policy: domain needs clusters, but cluster.method is none. Use another.")
         if by_domain:
             paths["train_files"] = [str(clusters.out / f"{k}.jsonl") for k in range(self.config["experts"])]
             settings["eval_strategy"], files = "no", {}
@@ -358,7 +376,7 @@ class Planner:
         if reward is not None:
             paths["reward_model"] = str(reward.out)
         elif settings.get("scorer") == "reward" and "reward_model" not in settings:
-            raise ValueError(f"{name}.scorer is reward, and there are no settings of 'reward'. Add some.")
+            raise UserError(f"{name}.scorer is reward, and there are no settings of 'reward'. Add some.")
         if self.has_centroids():
             paths |= {"embedder": self.config["cluster"]["embedder"], "embedding_cache": str(self.work / "embeddings")}
         inputs, files = [model, clusters if self.has_centroids() else None, reward], {"test": self.rows["test"]}

@@ -19,9 +19,11 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
+from run_tools.errors import RESUME, UserError, one_line, short_reason, short_repr
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.yaml_files import check_names
 
-from ..common.arguments import RunFolderArguments, command, did_you_mean
+from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
@@ -29,19 +31,19 @@ from .training import load_rows, make_dataset, make_trainer, print_rank0, save_a
 
 
 def check_fields(from_scratch: str) -> dict:
-    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `ValueError` for anything else."""
+    """The JSON of `from_scratch` as fields of LlamaConfig. Raises a `UserError` for anything else."""
+    shown = f"from_scratch={short_repr(from_scratch)}"
     try:
         fields = json.loads(from_scratch)
-    except ValueError as error:
-        raise ValueError(
-            f"from_scratch={from_scratch!r} is not valid JSON ({error}). In YAML write it as a mapping."
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{shown} is not valid JSON ({short_reason(error)}). In YAML write it as a mapping.") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"from_scratch={from_scratch!r} is not a mapping. Pass fields such as hidden_size: 192.")
-    known = LlamaConfig().to_dict()
-    for name in fields:
-        if name not in known:
-            raise ValueError(f"from_scratch has {name!r}, not a field of LlamaConfig.{did_you_mean(name, known)}")
+        raise UserError(f"{shown} is not a mapping. Pass fields such as hidden_size: 192.")
+    check_names(fields, "from_scratch", LlamaConfig().to_dict())
+    try:
+        LlamaConfig(**fields)
+    except Exception as error:  # of the checks of transformers, which have no type of their own
+        raise UserError(f"{shown} is not a valid LlamaConfig: {one_line(error)}") from error
     return fields
 
 
@@ -84,9 +86,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
     if model_args.from_scratch is not None:
         check_fields(model_args.from_scratch)
-    overwrite = folder_args.overwrite_output_dir
+    rows, overwrite = load_rows(data_args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
-    rows = load_rows(data_args)
     model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = TRAINED[model_args.train] in name
@@ -96,8 +97,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     return make_trainer(model, tokenizer, splits, training_args), folder
 
 
-def main(argv: list[str] | None = None) -> None:
+def run(*groups) -> None:
     """`lexperts train lexicon-expert`."""
-    trainer, folder = command("lexicon", "train_expert", prepare)(argv)
+    trainer, folder = prepare(*groups)
     train(trainer, folder.start)
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
+
+
+main = command("lexicon", "train_expert", run, RESUME)

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from keyphrase_tools.loading import describe_load_errors
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
@@ -35,12 +36,12 @@ from .training import load_rows, print_rank0, save_and_score, train
 
 def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
     """Samples definitions and makes pairs -> the trainer and the run folder."""
-    overwrite = folder_args.overwrite_output_dir
+    rows_by_split, overwrite = load_rows(args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_reward.py", training_args, args, overwrite=overwrite)
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
-    for split, rows in load_rows(args).items():
+    for split, rows in rows_by_split.items():
         rows = rows[: args.max_rows]
         options = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
         options |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
@@ -65,8 +66,11 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     return RewardTrainer(**options, compute_metrics=pair_accuracy), folder
 
 
-def main(argv: list[str] | None = None) -> None:
+def run(*groups) -> None:
     """`lexperts train lexicon-reward`."""
-    trainer, folder = command("lexicon", "train_reward", prepare)(argv)
+    trainer, folder = prepare(*groups)
     train(trainer, folder.start)
     save_and_score(trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs")
+
+
+main = command("lexicon", "train_reward", run, RESUME)

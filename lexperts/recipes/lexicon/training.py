@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 from datasets import Dataset
@@ -82,13 +81,9 @@ def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) ->
 
 
 def train(trainer: Trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. If weights become NaN, the process ends with an error in one line."""
+    """Trains, from a checkpoint if there is one. Raises a `FloatingPointError` if weights become NaN."""
     trainer.add_callback(StopAtNaN())
-    try:
-        train_or_resume(trainer, checkpoint)
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    train_or_resume(trainer, checkpoint)
 
 
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 from keyphrase_tools.loading import describe_load_errors
 from merge_tools.families import MIXTURES
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
@@ -103,7 +104,7 @@ def prepare(
     args: RouterArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args: TrainingArguments
 ):
     """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
-    overwrite = folder_args.overwrite_output_dir
+    rows_by_split, overwrite = load_rows(data_args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
     set_seed(training_args.seed)
     with describe_load_errors("--model_name_or_path", args.model_name_or_path):
@@ -123,16 +124,19 @@ def prepare(
     total = sum(p.numel() for p in model.parameters())
     print_rank0(f"{trainable:,} of {total:,} parameters are trained: {args.train}" + ", LoRA on attention" * args.lora)
     splits = {}
-    for name, rows in load_rows(data_args).items():
+    for name, rows in rows_by_split.items():
         splits[name] = check_domains(make_dataset(name, rows, tokenizer, data_args.max_length), model.config)
     trainer = make_trainer(model, tokenizer, splits, training_args)
     trainer.add_callback(RoutingReport(trainer))
     return trainer, folder
 
 
-def main(argv: list[str] | None = None) -> None:
+def run(*groups) -> None:
     """`lexperts train lexicon-router`."""
-    trainer, folder = command("lexicon", "tune_router", prepare)(argv)
+    trainer, folder = prepare(*groups)
     train(trainer, folder.start)
     trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
+
+
+main = command("lexicon", "tune_router", run, RESUME)

@@ -32,6 +32,7 @@ from tqdm import tqdm
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
@@ -378,4 +379,4 @@ def run(args: AnalysisArguments):
     print(f"\nTables and plots are in {analysis.output}")
 
 
-main = command("moesumm", "analyse", run)
+main = command("moesumm", "analyse", run, RESUME)

@@ -23,6 +23,7 @@ import pandas as pd
 
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
@@ -213,4 +214,4 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
 
 
-main = command("moesumm", "evaluate", run)
+main = command("moesumm", "evaluate", run, RESUME)

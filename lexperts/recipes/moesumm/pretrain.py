@@ -18,6 +18,7 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTok
 
 from modeling_moesumm import DataCollatorForMoeSumm
 from modeling_moesumm.sentences_moesumm import sentence_spans
+from run_tools.errors import RESUME
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run, replace_file, training_summary
@@ -118,11 +119,11 @@ def initialize_copying(model: BartForConditionalGeneration) -> BartForConditiona
 
 def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """The run folder and the trainer."""
-    overwrite = folder_args.overwrite_output_dir
-    folder = open_run("moesumm/pretrain.py", training_args, args, data_args, overwrite=overwrite)
     train = concatenate(load_sources(data_args), "train")
     if train is None:
         raise ValueError(f"--datasets {' '.join(data_args.datasets)} has no train split.")
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("moesumm/pretrain.py", training_args, args, data_args, overwrite=overwrite)
     documents = train["document"]
     segments = [{"segment": s} for document in documents for s in split_document(document, args.segment_words)]
     tokenizer = train_tokenizer([*documents, *train["summary"]], args.vocab_size, args.positions)
@@ -134,9 +135,9 @@ def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: R
     return folder, Trainer(**trainer_options(model, training_args, {"train": segments}, collator, tokenizer))
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """The command `lexperts train moesumm-backbone`."""
-    folder, trainer = command("moesumm", "pretrain", prepare)(argv)
+    folder, trainer = prepare(*groups)
     train_or_resume(trainer, folder.start)
     output = trainer.args.output_dir
     trainer.save_model(output)
@@ -144,3 +145,6 @@ def main(argv: list[str] | None = None) -> None:
     replace_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
     folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"\nThe backbone is in {output}: lexperts train moesumm --model_name_or_path {output}")
+
+
+main = command("moesumm", "pretrain", train, RESUME)

@@ -32,7 +32,7 @@ def one_sentence_per_line(text: str) -> str:
 
 def bertscore(predictions: list[str], references: list[str], model: str, layer: int | None = None) -> np.ndarray:
     """F1 in per cent `(n,)` of a layer, by default the last; see `BertScore`."""
-    score = BertScore(model, layer or open_config(model).num_hidden_layers)
+    score = BertScore(model, open_config(model).num_hidden_layers if layer is None else layer)
     return score(list(zip(predictions, references, strict=True)))
 
 

@@ -35,9 +35,10 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
+from run_tools.errors import RESUME
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 
-from ..common.arguments import RunFolderArguments, parse_command, run_or_exit
+from ..common.arguments import RunFolderArguments, command
 from ..common.fingerprints import fingerprint
 from ..common.run_folder import SettingsMismatchError, open_run, replace_file, training_summary
 from ..common.settings import collect_settings
@@ -146,8 +147,7 @@ def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation
 
 def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
     """Trains all weights, and saves the model with its pipeline."""
-    arguments = (args, data_args, generation_args, training_args, folder_args)
-    folder, trainer = run_or_exit(prepare_in_domain, *arguments, traceback=folder_args.traceback)
+    folder, trainer = prepare_in_domain(args, data_args, generation_args, training_args, folder_args)
     output = Path(training_args.output_dir)
     train_or_resume(trainer, folder.start)
     if trainer.is_world_process_zero():
@@ -200,7 +200,7 @@ class FewShot:
 
     def run(self):
         """Trains and tests on all samples."""
-        run_or_exit(self.prepare, traceback=self.folder_args.traceback)
+        self.prepare()
         few = self.few_shot_args
         for name, number, draw in itertools.product(self.train, few.few_shot_rows, range(few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{number}.jsonl"
@@ -208,9 +208,8 @@ class FewShot:
             settings = self.settings(name, number, draw)
             file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
-            folder_args = self.folder_args
-            run_or_exit(check_model, file, saved, traceback=folder_args.traceback)
-            complete = run_or_exit(file.is_complete, folder_args.overwrite_output_dir, traceback=folder_args.traceback)
+            check_model(file, saved)
+            complete = file.is_complete(self.folder_args.overwrite_output_dir)
             if complete and (saved.exists() or not few.save_models):
                 continue
             print(f"{name}, {number} rows, draw {draw}", flush=True)
@@ -254,11 +253,8 @@ class FewShot:
         return model
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(args, few_shot_args, data_args, generation_args, folder_args, training_args) -> None:
     """The command `lexperts train moesumm`."""
-    args, few_shot_args, data_args, generation_args, folder_args, training_args = parse_command(
-        "moesumm", "train", argv
-    )
     if training_args.label_smoothing_factor:  # the Trainer would not pass labels to the model
         args.label_smoothing, training_args.label_smoothing_factor = training_args.label_smoothing_factor, 0.0
     if args.setting == "few_shot":
@@ -266,3 +262,6 @@ def main(argv: list[str] | None = None) -> None:
         FewShot(args, few_shot_args, data_args, generation_args, training_args, folder_args).run()
     else:
         train_in_domain(args, data_args, generation_args, training_args, folder_args)
+
+
+main = command("moesumm", "train", train, RESUME)

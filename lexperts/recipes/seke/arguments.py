@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, check_choice, option
+from run_tools.errors import UserError
+from run_tools.option_values import LARGEST_SEED
+
+from ..common.arguments import RunFolderArguments, option
 from ..common.help import TRAINING
 
 # name -> use_moe, use_rnn
@@ -13,77 +16,110 @@ ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, Tru
 class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
-    backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]")
-    start_from: str | None = option(
-        None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default"
+    backbone: str = option(
+        "minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]", kind="model"
     )
-    attention_dropout: float | None = option(None, "attention dropout of the backbone; 0 is faster on a CPU")
-    ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn")
+    start_from: str | None = option(
+        None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default", kind="model"
+    )
+    attention_dropout: float | None = option(
+        None, "attention dropout of the backbone; 0 is faster on a CPU", least=0, below=1
+    )
+    ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn", choices=ABLATIONS)
     use_moe: bool = option(True, "use the mixture of experts")
     use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
-    num_experts: int = option(4, "number of experts")
-    num_experts_per_tok: int = option(2, "number of experts per token")
-    expert_init: str | None = option(None, "initialisation of experts: identity (default if wide enough) or uniform")
-    expert_intermediate_size: int | None = option(None, "first hidden size of an expert (default: 4 x the backbone's)")
-    router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss")
+    num_experts: int = option(4, "number of experts", least=1)
+    num_experts_per_tok: int = option(2, "number of experts per token", least=1)
+    expert_init: str | None = option(
+        None, "initialisation of experts: identity (default if wide enough) or uniform", choices=("identity", "uniform")
+    )
+    expert_intermediate_size: int | None = option(
+        None, "first hidden size of an expert (default: 4 x the backbone's)", least=1
+    )
+    router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss", least=0)
     lora: bool = option(True, "train LoRA adapters on queries and values; otherwise all weights")
-    frozen_layers: int | None = option(None, "without LoRA: freeze the backbone's embeddings and first N layers")
-    head_learning_rate: float | None = option(None, "learning rate of the head, if it differs from the backbone's")
+    frozen_layers: int | None = option(
+        None, "without LoRA: freeze the backbone's embeddings and first N layers", least=0
+    )
+    head_learning_rate: float | None = option(
+        None, "learning rate of the head, if it differs from the backbone's", least=0
+    )
 
     def __post_init__(self):
         if self.ablation is not None:
-            check_choice("--ablation", self.ablation, ABLATIONS)
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
+        if self.num_experts_per_tok > self.num_experts:
+            raise UserError(
+                f"--num_experts_per_tok {self.num_experts_per_tok} exceeds --num_experts {self.num_experts}. Use a smaller one."
+            )
         if self.start_from == "default":
             from keyphrase_tools.default_model import find_default_model
 
             self.start_from = find_default_model()
-        if self.frozen_layers is not None and (self.lora or self.frozen_layers < 0):
-            raise ValueError(
-                f"--frozen_layers {self.frozen_layers} needs --lora false and a number of 0 or more. LoRA freezes the backbone."
-            )
+        if self.frozen_layers is not None and self.lora:
+            raise UserError(f"--frozen_layers {self.frozen_layers} needs --lora false. LoRA freezes the backbone.")
 
 
 @dataclass
 class DataArguments:
     """The documents, how they are labelled, and how the model is selected and evaluated."""
 
-    dataset_name: str | None = option(None, "data set on the Hub, such as midas/inspec")
+    dataset_name: str | None = option(None, "data set on the Hub, such as midas/inspec", kind="place")
     train_files: list[str] | None = option(
         None,
         "training files, JSON Lines with title, text and keyphrases; STYLE=FILE names a file's style of annotation",
+        kind="named file",
     )
     validation_files: list[str] | None = option(
         None,
         "validation files, same format; by default a share of the training documents; with --fit_ranker, STYLE=FILE also fits "
         "a ranker for this style",
+        kind="named file",
     )
     test_files: list[str] | None = option(
         None,
         "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one, with "
         "NAME:STYLE=FILE the style is asked for",
+        kind="named file",
     )
-    validation_share: float = option(0.2, "share of the training documents for validation, without validation files")
-    validation_limit: int | None = option(None, "use at most the first N documents of each validation file")
-    mixing_temperature: float | None = option(None, "T: a file of n documents is drawn in proportion to n^(1/T)")
-    rows_per_epoch: int | None = option(None, "number of training rows drawn per epoch, with --mixing_temperature")
-    style_dropout: float = option(0.3, "share of training rows whose style is hidden, so that none can be asked for")
+    validation_share: float = option(
+        0.2, "share of the training documents for validation, without validation files", above=0, below=1
+    )
+    validation_limit: int | None = option(None, "use at most the first N documents of each validation file", least=1)
+    mixing_temperature: float | None = option(
+        None, "T: a file of n documents is drawn in proportion to n^(1/T)", above=0
+    )
+    rows_per_epoch: int | None = option(
+        None, "number of training rows drawn per epoch, with --mixing_temperature", least=1
+    )
+    style_dropout: float = option(
+        0.3, "share of training rows whose style is hidden, so that none can be asked for", least=0, most=1
+    )
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles, which are joined to the texts")
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
     language: str | None = option(
         None,
         "stemmer by which keyphrases are found and compared, such as german, or none; by default the model's, or english",
+        kind="language",
     )
-    max_length: int = option(256, "sub-tokens per window")
-    rules: str = option("lexperts", "rules for labels and gold keyphrases: lexperts, or seke, the reference's")
-    early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops, 0 for no limit")
-    early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
+    max_length: int = option(256, "sub-tokens per window", least=1)
+    rules: str = option(
+        "lexperts",
+        "rules for labels and gold keyphrases: lexperts, or seke, the reference's",
+        choices=("lexperts", "seke"),
+    )
+    early_stopping_patience: int = option(
+        5, "epochs without a gain in F1@10 before training stops, 0 for no limit", least=0
+    )
+    early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts", least=0)
     test_every_epoch: bool = option(False, "also score the test documents after every epoch")
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
     fit_ranker: bool = option(False, "fit a ranker of phrases on the validation documents, not a threshold")
-    ranker_joined: list[int] = option([], "with --fit_ranker: also fit on N joined validation documents, as long ones")
-    show: int = option(3, "number of test documents whose keyphrases are printed after training")
+    ranker_joined: list[int] = option(
+        [], "with --fit_ranker: also fit on N joined validation documents, as long ones", least=1
+    )
+    show: int = option(3, "number of test documents whose keyphrases are printed after training", least=0)
 
     def __post_init__(self):
         if (self.mixing_temperature is None) != (self.rows_per_epoch is None):
@@ -91,20 +127,20 @@ class DataArguments:
                 f"--mixing_temperature {self.mixing_temperature} and --rows_per_epoch {self.rows_per_epoch} need each other. "
                 "Pass both, or neither."
             )
-        if self.mixing_temperature is not None and not 0 < self.mixing_temperature < float("inf"):
-            raise ValueError(
-                f"--mixing_temperature {self.mixing_temperature} must be a number above 0. Use 1 for proportions."
-            )
 
 
 @dataclass
 class RunArguments:
     """Several seeds, a first training stage, and debugging."""
 
-    seeds: list[int] | None = option(None, "seeds, one run each; the best model by validation is kept")
-    first_files: list[str] | None = option(None, "training files of a first stage, JSON Lines, such as KP20k")
-    first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k")
-    first_epochs: float = option(1.0, "epochs of the first stage")
+    seeds: list[int] | None = option(
+        None, "seeds, one run each; the best model by validation is kept", least=0, most=LARGEST_SEED
+    )
+    first_files: list[str] | None = option(
+        None, "training files of a first stage, JSON Lines, such as KP20k", kind="named file"
+    )
+    first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k", kind="place")
+    first_epochs: float = option(1.0, "epochs of the first stage", least=0)
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}

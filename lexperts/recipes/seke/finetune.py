@@ -94,15 +94,15 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
     return get_peft_model(model, model.lora_config())
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments):
-    """Everything before training, so that errors that the user can fix occur early.
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, documents=None):
+    """Everything before training, so that errors that the user can fix occur early; reads the documents unless they are given.
 
     Returns:
         The trainer; for each split the texts, the gold keyphrases, and the index and the style of each document's file; the
         record for results.json.
     """
     output = Path(training_args.output_dir)
-    documents = load_documents(data_args)
+    documents = documents or load_documents(data_args)
     columns = data_args.text_column, data_args.title_column
     texts = {split: [full_text(row, *columns) for row in rows] for split, rows in documents.items()}
     gold = {split: [row[data_args.keyphrases_column] for row in rows] for split, rows in documents.items()}

@@ -23,11 +23,13 @@ from statistics import mean, stdev
 from transformers import TrainingArguments
 
 from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.errors import RESUME
 
 from ..common.arguments import command
 from ..common.fingerprints import RECORD, fingerprint
 from ..common.run_folder import RunFolder, open_run
 from .arguments import ModelArguments
+from .data import load_documents
 from .finetune import conclude, prepare, run
 
 
@@ -107,6 +109,7 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
 
 def start_run(model_args, data_args, run_args, folder_args, training_args):
     """Trains the first stage and the seeds, if any -> the last stage's arguments, folder, and what `prepare` returns."""
+    documents = load_documents(data_args)  # before an earlier run is overwritten
     training_args = with_ablation_folder(model_args, training_args)
     stages = {"several_seeds": bool(run_args.seeds)}
     changes = {"seed": 0} if run_args.seeds else {}
@@ -119,13 +122,16 @@ def start_run(model_args, data_args, run_args, folder_args, training_args):
     if run_args.seeds:
         run_seeds(model_args, data_args, run_args, training_args)
         return model_args, data_args, training_args, folder, None
-    return model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args)
+    return model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args, documents)
 
 
-def main(argv: list[str] | None = None) -> None:
+def train(*groups) -> None:
     """Runs the command."""
-    model_args, data_args, training_args, folder, prepared = command("seke", "train", start_run)(argv)
+    model_args, data_args, training_args, folder, prepared = start_run(*groups)
     if prepared:
         run(model_args, data_args, training_args, folder, prepared)
     output = training_args.output_dir
     print(f"\nSaved the model to {output}. Load it with pipeline('keyphrase-extraction', model={output!r}).")
+
+
+main = command("seke", "train", train, RESUME)

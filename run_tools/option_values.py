@@ -1,0 +1,85 @@
+"""What makes an option's value invalid: numbers out of range, NaN, empty texts, control characters, unknown choices."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import UserError, did_you_mean, is_encodable, short_repr
+
+LARGEST = 2**31 - 1  # of an integer, which libraries below hold in 32 bits
+LARGEST_SEED = 2**32 - 1  # of NumPy
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The valid values of an option: `least <= value <= most`, and `above < value < below` if they are given."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """The valid values, such as "at least 1" or "a, b"."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.least is not None and self.most is not None:
+            return f"from {self.least:g} to {self.most:g}"
+        bounds = [("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below)]
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+    def contain(self, value: Any) -> bool:
+        """Whether a value is valid."""
+        if self.choices:
+            return value in self.choices
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+
+ANY = Limits()
+
+
+def find_problem(value: Any, limits: Limits = ANY) -> str | None:
+    """What is wrong with a value, and how to fix it; `None` if it is valid.
+
+    >>> find_problem(0, Limits(least=1))
+    'must be at least 1.'
+    """
+    if isinstance(value, str):
+        if limits.choices and value not in limits.choices:
+            return f"is not known.{did_you_mean(value, limits.choices)}"
+        return find_text_problem(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not math.isfinite(value):
+        return f"is not a finite number. Use a number{' ' + limits.describe() if limits != ANY else ''}."
+    if not limits.contain(value):
+        return f"must be {limits.describe()}."
+    if isinstance(value, int) and abs(value) > LARGEST and limits.most is None:
+        return f"is too large. Use at most {LARGEST:,}."
+    return None
+
+
+def find_text_problem(text: str) -> str | None:
+    """What is wrong with a text or a path; `None` if it is valid. Tabs and line breaks are."""
+    if not text:
+        return "is empty. Give a value, or leave the option out."
+    if not is_encodable(text):
+        return "is not valid UTF-8. Rename the file, or type the text again."
+    if any(ord(c) < 32 and c not in "\t\n\r" or ord(c) == 127 for c in text):
+        return "has a control character. Type it again without."
+    return None
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises a `UserError` for a value that is not one of the choices."""
+    choices = tuple(choices)
+    if value not in choices:
+        shown = f"{name} {short_repr(value)}" if name.startswith("--") else f"{name}={short_repr(value)}"
+        raise UserError(f"{shown} {find_problem(str(value), Limits(choices=choices))}")
