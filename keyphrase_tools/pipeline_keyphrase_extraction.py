@@ -35,6 +35,7 @@ from .token_classifiers import (
     read_labels,
     unwrap_model,
     warn_if_all_outside,
+    without_hooks,
 )
 from .windows import Window, WordProbabilities, check_window, encode_windows
 
@@ -144,6 +145,9 @@ class KeyphraseExtractionPipeline(TextPipeline):
         self._model_decode: Any = getattr(model, "decode", None)
         self._pack_tokens: Any = getattr(model, "pack_tokens", None)
         self._rankers = read_rankers(self.model.config)
+
+    def __getstate__(self) -> dict:
+        return without_hooks(self.__dict__)
 
     @property
     def reads_titles(self) -> bool:

@@ -1,5 +1,7 @@
 """What the pipeline needs to know about a token classifier: its labels, and the longest input."""
 
+import copy
+
 import torch
 from transformers.utils import logging
 
@@ -11,11 +13,37 @@ logger = logging.get_logger(__name__)
 ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
 DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
 
+HOOK = "output_capturing_hook"  # in the names of transformers' hooks
+
 
 def unwrap_model(model):
     """The model inside a peft wrapper, whose forward has no argument names of its own; else the model itself."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if callable(get_base_model) else model
+
+
+def without_hooks(state: dict) -> dict:
+    """A copy of a pipeline's attributes that can be pickled, with the same tensors.
+
+    transformers leaves local functions as hooks in a model whose hidden states were asked for, and installs them again when they are
+    needed.
+    """
+    model = state["model"]
+    if not any(is_capturing(hook) for module in model.modules() for hook in module._forward_hooks.values()):
+        return state
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(state, tensors)
+    for module in copied["model"].modules():
+        hooks = module._forward_hooks
+        for key in [key for key, hook in hooks.items() if is_capturing(hook)]:
+            del hooks[key]
+        module.__dict__.pop("_output_capturing_hooks_installed", None)
+    return copied
+
+
+def is_capturing(hook) -> bool:
+    """Whether a hook is one that transformers uses to return hidden states."""
+    return HOOK in getattr(hook, "__qualname__", "")
 
 
 def read_labels(id2label: dict[int, str]) -> list[int]:

@@ -3,6 +3,7 @@
 Importing the modeling packages imports torch, which takes seconds; `lexperts --help` must not wait for it.
 """
 
+import random
 import sys
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -29,8 +30,12 @@ def register_with_transformers() -> None:
 
 def import_packages() -> None:
     """Each package registers its own classes when it is imported."""
-    for name in PACKAGES:
-        import_module(name)
+    numbers = random.getstate()  # rich, which scikit-learn's and our dependencies import, draws a number
+    try:
+        for name in PACKAGES:
+            import_module(name)
+    finally:
+        random.setstate(numbers)
     check_opened_models()
 
 

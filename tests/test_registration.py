@@ -32,6 +32,23 @@ def test_the_import_alone_imports_neither_torch_nor_transformers():
     assert done.stdout.split()[1:] == ["set()"], done.stderr
 
 
+def test_importing_changes_no_state_of_the_process():
+    """Nor does it start threads or handle signals."""
+    done = run(
+        "import csv, locale, logging, os, random, signal, socket, sys, threading, warnings\n"
+        "import sklearn, torch, transformers.pipelines\n"
+        "def state():\n"
+        "    return [csv.field_size_limit(), random.getstate(), len(warnings.filters), locale.setlocale(locale.LC_ALL), dict(os.environ),\n"
+        "            signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), logging.root.level, logging.root.handlers[:],\n"
+        "            sys.getrecursionlimit(), sys.excepthook, threading.active_count(), os.getcwd(), socket.getdefaulttimeout()]\n"
+        "before = state()\n"
+        "import lexperts, keyphrase_tools.corpus, keyphrase_tools.specialisation, merge_tools, lexperts.cli.keyphrases\n"
+        "import lexperts.recipes.lexicon.data\n"
+        "print([i for i, (a, b) in enumerate(zip(before, state())) if a != b])"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]
+
+
 def test_transformers_keeps_its_own_loader():
     done = run(
         "import lexperts, transformers, importlib, sys\n"

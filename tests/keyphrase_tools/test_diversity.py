@@ -1,5 +1,6 @@
 """diversity=: maximal marginal relevance on the model's states, with windows, titles, CRFs and streams."""
 
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -220,3 +221,10 @@ def test_a_stream_of_blocks(extract):
         shares.update(read.shares)
     assert_same([found[i] for i in range(3)], extract(texts, diversity=0.7))
     assert dict(shares) == pytest.approx({0: 1, 1: 1, 2: 1})
+
+
+def test_a_pipeline_can_be_pickled_after_diversity_was_used(extract):
+    expected = extract(LONG, diversity=0.5)
+    again = pickle.loads(pickle.dumps(extract))
+    assert_same([again(LONG, diversity=0.5)], [expected])
+    assert_same([extract(LONG, diversity=0.5)], [expected])  # pickling has removed nothing from this one

@@ -52,3 +52,31 @@ def test_every_mention_is_marked_and_the_text_is_unchanged():
 def test_a_name_is_needed_for_each_text():
     with pytest.raises(ValueError):
         render_page(["a", "b"], [[], []], ["one"])
+
+
+def test_documents_with_titles_are_marked_in_both_fields(extract):
+    documents = [
+        {"title": "Graph cuts <b>", "text": "  A graph & graph cuts"},
+        {"title": None, "text": "graph cuts"},
+        "graph cuts",
+    ]
+    found = extract(documents, top_k=None)
+    marks = Marks(render_page(documents, found))
+    shown = ["Graph cuts <b>", "  A graph & graph cuts", "graph cuts", "graph cuts"]
+    assert marks.paragraphs == shown
+    by_hand = phrase("graph cuts", 0.5) | {
+        "mentions": [{"start": 2, "end": 7, "field": "title"}, {"start": 3, "end": 6, "field": "text"}]
+    }
+    assert [
+        text for text, _ in Marks(render_page([{"title": "0123456789", "text": "abcdefghi"}], [[by_hand]])).marks
+    ] == ["23456", "def"]
+
+
+def test_candidates_that_do_not_occur_are_listed(extract):
+    found = extract("A graph.", candidates=["graph", "energy"])
+    page = render_page(["A graph."], [found])
+    assert [text for text, _ in Marks(page).marks] == ["graph"] and "energy" in page
+
+
+def test_the_page_is_as_wide_as_a_phone():
+    assert '<meta name="viewport" content="width=device-width' in render_page([], [])
