@@ -15,7 +15,7 @@ from textwrap import shorten
 import numpy as np
 
 from .clean_text import clean_characters
-from .decoding import apply_temperature, mention_scores
+from .decoding import apply_temperature, begin_units, mention_scores
 from .layout import in_one_unit, unit_numbers
 from .stemming import stem
 from .words import Words as SplitText
@@ -282,6 +282,7 @@ def rank_candidates(
         `{"keyphrase", "score": None, "start": None, "end": None, "mentions": []}`.
     """
     present, absent, words = [], [], document.words
+    probabilities = begin_units(probabilities, unit_numbers(words))
     for name in vocabulary.synonyms:
         kept = [
             (start, end)

@@ -80,6 +80,22 @@ def _is_mark(word: str) -> bool:
     return False
 
 
+def begin_units(probabilities: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Probabilities `(W, 3)` in which no label continues over a unit of layout: I of its first word counts as B.
+
+    Args:
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        units (`(W,)`): see `layout.unit_numbers`.
+    """
+    first = np.flatnonzero(units[1:] != units[:-1]) + 1
+    if not first.size:
+        return probabilities
+    p = probabilities.copy()
+    p[first, B] += p[first, I]
+    p[first, I] = 0
+    return p
+
+
 def mention_scores(probabilities: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """The score of each span: the mean probability of its labels, B for the first word and I for the others.
 
@@ -128,6 +144,7 @@ def rank_phrases(
     """
     tags = word_tags(probabilities, threshold) if tags is None else tags
     units = unit_numbers(words)
+    probabilities = begin_units(probabilities, units)
     spans = [
         (start, end)
         for start, end in tag_spans(tags, units)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decoding import B, I, O, is_phrase, word_tags
+from .decoding import B, I, O, begin_units, is_phrase, word_tags
 from .layout import unit_numbers
 from .stemming import stem
 
@@ -82,10 +82,10 @@ class WordArrays:
         facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
         numbers: dict[str, int] = {}
         self.stems = np.array([numbers.setdefault(fact.stem, len(numbers)) for fact in facts], dtype=np.int64)
-        units = [unit_numbers(words) for words, _ in documents]
-        sizes = [int(of_document.max(initial=-1)) + 1 for of_document in units]
+        units_of = [unit_numbers(words) for words, _ in documents]
+        sizes = [int(of_document.max(initial=-1)) + 1 for of_document in units_of]
         shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), self.lengths)
-        units = np.concatenate(units)
+        units = np.concatenate(units_of)
         self.units = np.where(units < 0, -1, units + shifts)
         kinds = np.array([fact.kinds for fact in facts], dtype=np.int64)
         self.allowed = ((kinds & IN_PHRASE) > 0) & (units >= 0)
@@ -93,7 +93,8 @@ class WordArrays:
         ends_unit = np.append(begins_unit[1:], True)[: len(facts)]
         self.functional = function_words(kinds, begins_unit, ends_unit)
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
-        self.p = np.concatenate([p for _, p in documents])  # (W, 3)
+        by_document = zip(documents, units_of, strict=True)
+        self.p = np.concatenate([begin_units(p, of_document) for (_, p), of_document in by_document])  # (W, 3)
         tags = word_tags(self.p, LABELLED)
         self.continues = tags == I
         before = np.append(O, tags[:-1])[: len(facts)]

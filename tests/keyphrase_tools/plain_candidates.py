@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
+from keyphrase_tools.decoding import B, I, O, begin_units, is_phrase, mention_scores, tag_spans, word_tags
 from keyphrase_tools.layout import in_one_unit, unit_numbers
 from keyphrase_tools.phrase_features import FLOOR, FUNCTION_WORDS, INTERACTIONS, LABELLED, MAX_WORDS, log_odds
 from keyphrase_tools.stemming import stem
@@ -16,6 +16,7 @@ def find_candidates(
 ) -> list[tuple[list[tuple[int, int]], dict[str, float]]]:
     """(spans, features) of each candidate, in the order of their first mentions."""
     units = unit_numbers(words)
+    p = begin_units(p, units)
     allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool) & (units >= 0)
     if not allowed.any():
         return []

@@ -139,7 +139,7 @@ def test_no_phrase_is_of_two_units(parts, random):
 def test_a_label_that_continues_over_a_boundary_is_two_phrases():
     text = "neural network\n\nGraph cuts"
     found = rank_phrases(text, split_words(text), np.array([[0, 1, 0], [0, 0, 1], [0, 0.1, 0.9], [0, 0, 1.0]]))
-    assert [phrase["keyphrase"] for phrase in found] == ["neural network", "Graph cuts"]
+    assert [(phrase["keyphrase"], phrase["score"]) for phrase in found] == [("neural network", 1), ("Graph cuts", 1)]
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_titles_and_texts_that_need_cleaning(extractor):
         clean = mapping("Graph cuts & net graphs", "the network is learning, in 802.11 of graph cuts")
         raw = mapping(
             "  Graph&nbsp;cuts &amp; net\ngraphs ",
-            "\nthe net-\nwork is learn\u00ading, in 802.11 of&nbsp;graph\n\ncuts",
+            "\nthe net-\nwork is learn\u00ading, in 802.11 of&nbsp;graph\ncuts",
         )
         answer = extract(raw)
         assert forms(answer) == forms(extract(clean)) and answer
