@@ -233,7 +233,9 @@ def measure(case: Case, base: Path, folder: Path) -> float | str:
         with mock.patch.object(adapters, "check_options"):
             return largest_difference(adapter, merged)
     except MergeError:
-        return "changes one of two tied weights" if case.base == "tied" else "has other weights than A and B of the base"
+        return (
+            "changes one of two tied weights" if case.base == "tied" else "has other weights than A and B of the base"
+        )
 
 
 def main():
