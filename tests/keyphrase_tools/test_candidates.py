@@ -352,20 +352,22 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     for part in (sharp_seke(), tiny_tokenizer):
         part.save_pretrained(tmp_path / "model")
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    (tmp_path / "names.txt").write_text("network\tdeep networks\nquantum\n")
+    (tmp_path / "names.txt").write_text("network\tdeep networks\nquantum\nproblems\tenergy Problems\n")
     arguments = [
         "extract",
         tmp_path / "texts.jsonl",
         tmp_path / "out.jsonl",
         "--model",
         tmp_path / "model",
-        "--mentions",
+        *("--mentions", "--no-nested", "--match-case", "yes"),
     ]
     done = CliRunner().invoke(app, [*map(str, arguments), "--candidates", str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
-    expected = extract(TEXT, candidates={"network": ["deep networks"], "quantum": []})
+    candidates = {"network": ["deep networks"], "quantum": [], "problems": ["energy Problems"]}
+    expected = extract(TEXT, candidates=candidates, nested=False, match_case=True)
+    assert expected != extract(TEXT, candidates=candidates)
     assert row["keyphrases"] == as_written(expected, mentions=True)
 
 

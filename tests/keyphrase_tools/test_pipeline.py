@@ -197,6 +197,14 @@ def test_an_entitys_name_is_no_keyphrase(lookup, word):
     assert names(everything(f"graph&{word};cut")) == ["graph", "cut"]
 
 
+def test_without_nested_keyphrases_the_better_of_two_is_returned(lookup):
+    text = "bx jx, bx, px"
+    everything = names(lookup()(text))
+    assert everything == ["bx", "bx jx", "px"]
+    assert names(lookup()(text, nested=False)) == ["bx", "px"] == names(lookup(nested=False)(text, top_k=2))
+    assert names(lookup(nested=False)(text, nested=True)) == everything
+
+
 # ---- the same answer
 
 
