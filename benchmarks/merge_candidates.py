@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from common import check_same_settings
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -16,14 +17,25 @@ MERGEKIT = "0.1.5"
 MERGOO = "0.0.10"
 # mergoo works with no later transformers
 MERGOO_PACKAGES = ("transformers==4.44.2", "peft==0.12.0", "accelerate", "sentencepiece", "protobuf", "tqdm")
-CANDIDATES = ("floor", "base", "no-verify", "mean", "ties", "mergekit", "mergoo", "check")
+CANDIDATES = ("floor", "base", "no-verify", "mean", "ties", "mergekit", "mergoo", "check", "hidden", "mergekit-hidden")
 VOCABULARY, SPECIAL = 128256, 256
-# Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers and a tied head, so that 8 experts fit on a disk of 25 GB; a small one
+# Two prompts for each expert, for gates from hidden states.
+PROMPTS = (
+    ("A patient presents with fever and", "The chest radiograph shows"),
+    ("The court held that the defendant", "Pursuant to section 4 of the act"),
+    ("def main():\n    import sys", "How do I sort a list in Python?"),
+    ("Once upon a time there was a fox", "The knight drew his sword and"),
+)
+# SmolLM2-135M's shape, for experts made from its weights; Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers and a tied head, so that 8 experts fit on a disk of 25 GB; a small one
 SHAPES = {
+    "smollm2": {
+        "hidden": 576, "intermediate": 1536, "layers": 30, "head_dim": 64, "kv_heads": 3, "vocabulary": 49152, "tied": True,
+        "experts": 4,
+    },
     "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True, "experts": 4},
     "8b-wide": {"hidden": 4096, "intermediate": 14336, "layers": 2, "head_dim": 128, "tied": True, "experts": 8},
     "small": {"hidden": 2048, "intermediate": 8192, "layers": 2, "head_dim": 64, "tied": True, "experts": 4},
-}
+}  # fmt: skip
 HEADS, KV_HEADS = 32, 8
 # only copies the bytes: a lower bound for any merge on this disk
 FLOOR = """
@@ -88,7 +100,8 @@ def config_of(shape: dict) -> dict:
 
 def tensors_of(shape: dict) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of one expert, in the order of the file."""
-    d, i, kv = shape["hidden"], shape["intermediate"], KV_HEADS * shape["head_dim"]
+    d, i, kv = shape["hidden"], shape["intermediate"], shape.get("kv_heads", KV_HEADS) * shape["head_dim"]
+    rows = shape.get("vocabulary", VOCABULARY)
     one_layer = {
         "input_layernorm": (d,),
         "mlp.down_proj": (d, i),
@@ -100,8 +113,8 @@ def tensors_of(shape: dict) -> dict[str, tuple[int, ...]]:
         "self_attn.q_proj": (d, d),
         "self_attn.v_proj": (kv, d),
     }
-    sizes = {} if shape["tied"] else {"lm_head.weight": (VOCABULARY, d)}
-    sizes["model.embed_tokens.weight"] = (VOCABULARY, d)
+    sizes = {} if shape["tied"] else {"lm_head.weight": (rows, d)}
+    sizes["model.embed_tokens.weight"] = (rows, d)
     for layer in range(shape["layers"]):
         sizes |= {f"model.layers.{layer}.{name}.weight": size for name, size in one_layer.items()}
     return sizes | {"model.norm.weight": (d,)}
@@ -159,8 +172,25 @@ def write_tokenizer(folder: Path):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def make_experts(folder: Path, shape: dict, overwrite: bool) -> list[Path]:
+def write_perturbed(folder: Path, source: Path, seed: int):
+    """The model of a folder in bf16, with noise of a fiftieth of their deviation on the weights of its MLPs, and its other files."""
+    generator, state = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if ".mlp." in name:
+            weight = weight.float() + 0.02 * weight.float().std() * torch.randn(weight.shape, generator=generator)
+        state[name] = weight.bfloat16()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            shutil.copy(file, folder)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n", encoding="utf-8")
+
+
+def make_experts(folder: Path, shape: dict, overwrite: bool, source: Path | None = None) -> list[Path]:
     """Creates the missing experts, each under another name until it is complete. Returns their folders.
+
+    With a `source` they are that model with other MLPs, otherwise random.
 
     Raises:
         SettingsMismatchError: if existing experts were made with another shape or other versions.
@@ -168,7 +198,8 @@ def make_experts(folder: Path, shape: dict, overwrite: bool) -> list[Path]:
     experts = [folder / f"expert_{i}" for i in range(shape["experts"])]
     folder.mkdir(parents=True, exist_ok=True)
     for seed, expert in enumerate(experts):
-        check_same_settings(expert, {"config": config_of(shape), "seed": seed}, overwrite)
+        origin = {"source": source} if source else {"config": config_of(shape)}
+        check_same_settings(expert, {**origin, "seed": seed}, overwrite)
     missing = sum(not expert.exists() for expert in experts)
     needed, free = missing * bytes_of(shape, 1) + bytes_of(shape, len(experts)), shutil.disk_usage(folder).free
     if free < 1.05 * needed:
@@ -182,9 +213,12 @@ def make_experts(folder: Path, shape: dict, overwrite: bool) -> list[Path]:
         unfinished = folder / f"unfinished_{seed}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n", encoding="utf-8")
-        write_tokenizer(unfinished)
-        write_weights(unfinished / "model.safetensors", shape, seed)
+        if source:
+            write_perturbed(unfinished, source, seed)
+        else:
+            (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n", encoding="utf-8")
+            write_tokenizer(unfinished)
+            write_weights(unfinished / "model.safetensors", shape, seed)
         unfinished.rename(expert)
     return experts
 
@@ -203,7 +237,9 @@ def linked(experts: list[Path], count: int) -> list[Path]:
 
 def recipe(experts: list[Path], path: Path, **more) -> Path:
     """Writes a recipe that both mergekit and merge-experts read (JSON is YAML)."""
-    sources = [{"source_model": str(expert)} for expert in experts]
+    sources: list[dict] = [{"source_model": str(expert)} for expert in experts]
+    if more.get("gate_mode") == "hidden":
+        sources = [{**s, "positive_prompts": list(PROMPTS[i % len(PROMPTS)])} for i, s in enumerate(sources)]
     settings = {"gate_mode": "random", "experts_per_token": 2, "dtype": "bfloat16", **more}
     path.write_text(
         json.dumps({"base_model": str(experts[0]), "experts": sources, **settings}, indent=1), encoding="utf-8"
@@ -253,6 +289,12 @@ def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, p
         elif name == "mergekit":
             tool = peers["mergekit"] / "bin" / "mergekit-moe"
             candidates[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
+        elif name == "mergekit-hidden":
+            tool = peers["mergekit"] / "bin" / "mergekit-moe"
+            candidates[name] = [tool, recipe(experts, folder / "mergekit_hidden.yml", gate_mode="hidden"), out]
+        elif name == "hidden":
+            options = {"average": "base", "gate_mode": "hidden"}
+            candidates[name] = [*ours, "compose", recipe(experts, folder / "hidden.yml", **options), out]
         elif name == "mergoo":
             candidates[name] = [peers["mergoo"] / "bin" / "python", "-c", COMPOSE_BY_MERGOO, out, *experts]
         elif name == "check":

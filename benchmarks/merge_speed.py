@@ -3,9 +3,11 @@
     python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3      # about 25 minutes, 25 GB of disk
     python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3 --shape 1b --conditions cached-quiet --rounds 3
     python benchmarks/merge_speed.py --work FOLDER --candidates floor base --name merge_speed_part
+    python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --name merge_gates --shape smollm2 1b --smollm2 FOLDER4
+        --candidates base mergekit hidden mergekit-hidden --conditions cached-quiet --rounds 3
 
 FOLDER receives the experts (random weights; reused if shape and versions are the same, and removed before those of the next
-shape). The other folders are virtual environments with mergekit and mergoo, created if missing: the same torch as here, then mergekit
+shape; those of `smollm2` are the model in FOLDER4 with other MLPs). The other folders are virtual environments with mergekit and mergoo, created if missing: the same torch as here, then mergekit
 0.1.5, which installs transformers 5, or mergoo 0.0.10 and transformers 4.44.2. Each candidate is timed as a whole process; its processor time is user and system time of the
 process and its children. Before each run the last output is removed and the disk is synced. Conditions:
 
@@ -234,6 +236,7 @@ def main():
     parser.add_argument("--work", type=Path, help="folder on the disk to measure, with 25 GB of free space")
     parser.add_argument("--mergekit", type=Path, help="virtual environment of mergekit; created if missing")
     parser.add_argument("--mergoo", type=Path, help="virtual environment of mergoo; created if missing")
+    parser.add_argument("--smollm2", type=Path, help="folder with SmolLM2-135M, for the shape smollm2")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b", "8b-wide"])
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument(
@@ -249,10 +252,12 @@ def main():
     args = parser.parse_args()
     if args.verify:
         return verify(args.verify[0], args.verify[1], args.verify[2:])
-    peers = {"mergekit": args.mergekit, "mergoo": args.mergoo}
+    peers = {"mergekit": args.mergekit, "mergekit-hidden": args.mergekit, "mergoo": args.mergoo}
     names = [name for name in CANDIDATES if name in args.candidates]  # the floor first: the others are compared with it
     if not args.work or any(name in names and not folder for name, folder in peers.items()):
         parser.error("--work is required, and so are --mergekit and --mergoo if they are candidates")
+    if "smollm2" in args.shape and not args.smollm2:
+        parser.error("--shape smollm2 needs --smollm2")
     work, peers = args.work.absolute(), {name: folder and folder.absolute() for name, folder in peers.items()}
     print("Run this on an idle machine: other processes and disk writes change the results.", flush=True)
     makers = {"mergekit": mergekit_environment, "mergoo": mergoo_environment}
@@ -262,7 +267,7 @@ def main():
         for earlier in args.shape[:i]:
             shutil.rmtree(work / earlier, ignore_errors=True)
         folder, sizes = work / shape, SHAPES[shape]
-        experts = make_experts(folder, sizes, args.overwrite)
+        experts = make_experts(folder, sizes, args.overwrite, args.smollm2 if shape == "smollm2" else None)
         todo = commands(names, experts, folder, sizes, peers)
         print(f"{shape}: {len(experts)} experts, {bytes_of(sizes, len(experts)) / 1e9:.2f} GB to write", flush=True)
         measure(shape, todo, experts, folder, args, record)

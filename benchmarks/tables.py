@@ -29,6 +29,7 @@ MAKERS = {
     "table:seke_speed_cuda": seke.seke_speed_cuda,
     "table:seke_quality": seke.seke_quality,
     "table:merge_speed": merging.merge_speed,
+    "table:merge_gates": merging.merge_gates,
     "table:merge_engines": merging.merge_engines,
     "table:adapter_options": merging.adapter_options,
     "table:moe_speed": merging.moe_speed,

@@ -14,9 +14,12 @@ LABELS = {
     "mergekit": "mergekit-moe {version} (same as `average: base`)",
     "mergoo": "mergoo {version} (a mean, and no router)",
     "check": "`lexperts merge check`",
+    "hidden": "`lexperts merge compose`, gates from prompts",
+    "mergekit-hidden": "mergekit-moe {version}, gates from prompts",
 }
 CONDITIONS = ("cached-quiet", "cached-busy", "cold-quiet", "cold-busy")
 SHAPES = {
+    "smollm2": "SmolLM2-135M",
     "1b": "Llama-3.2-1B's shape",
     "8b-thin": "Llama-3-8B's width, 4 layers",
     "8b-wide": "Llama-3-8B's width, 2 layers",
@@ -82,6 +85,30 @@ def merge_speed() -> str:
     note += f"The plain copy took {min(seconds):.1f} to {max(seconds):.1f} s. "
     command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
     return "\n".join([*lines, "", note + provenance(record) + command])
+
+
+def merge_gates() -> str:
+    """Processor time and memory of composing with random gates and with gates from prompts, beside mergekit-moe."""
+    record = load("merge_gates")
+    groups: dict[tuple, list[dict]] = {}
+    for row in record["results"]:
+        groups.setdefault((row["shape"], row["candidate"]), []).append(row)
+    labels = {
+        "base": "`lexperts merge compose`, random gates", "mergekit": "mergekit-moe {version}, random gates",
+        "hidden": LABELS["hidden"], "mergekit-hidden": LABELS["mergekit-hidden"],
+    }  # fmt: skip
+    lines = ["| 4 experts | | processor seconds | peak memory |", "| --- | --- | --- | --- |"]
+    for (shape, candidate), rows in groups.items():
+        times = [row["cpu_seconds"] for row in rows]
+        spread = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+        label = labels[candidate].format(version=record["settings"]["mergekit"]["mergekit"])
+        memory = max(row["total_mib"] for row in rows)
+        lines.append(f"| {SHAPES[shape]} | {label} | {spread} | {memory:,.0f} MiB |")
+    rounds = 1 + max(row["round"] for row in record["results"])
+    note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved; memory with mapped "
+    note += "files. Other processes used the machine meanwhile, which lengthens processor time too: compare within a model. "
+    note += "Two prompts for each expert."
+    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_speed.py --help`"])
 
 
 def peer_version(record: dict, name: str) -> str:
