@@ -144,14 +144,30 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for path in (single, index):
         if path.is_symlink():
             raise MergeError(f"{path} is a broken symbolic link. Copy or download the file again.")
-    others = sorted(p.name for p in folder.glob("*.bin")) or sorted(p.name for p in folder.glob("*.safetensors"))
-    remedy = (
-        f"It has {join_names(others)}. Pickled weights are not opened, because they can run code. Load the model where "
-        "you trust it, and save it again with save_pretrained()."
-        if others
-        else "It has no weights. Save the model again with save_pretrained()."
-    )
-    raise MergeError(f"{folder} has neither model.safetensors nor {index.name}. {remedy}")
+    raise MergeError(f"{folder} has neither model.safetensors nor {index.name}. {describe_weights(folder)}")
+
+
+def describe_weights(folder: Path) -> str:
+    """Which weights a folder has instead of those that can be opened, and what to do."""
+
+    def names(pattern: str) -> list[str]:
+        return sorted(path.name for path in folder.glob(pattern) if path.is_file())
+
+    if shards := names("*-of-*.safetensors"):
+        return f"It has the shards {join_names(shards)} without their index. Copy or download model.safetensors.index.json too."
+    if others := names("*.safetensors"):
+        return f"It has {join_names(others)}. Save the model again with save_pretrained(), which gives the usual names."
+    if others := names("*.gguf"):
+        return (
+            f"It has {join_names(others)}. Open it with from_pretrained(FOLDER, gguf_file=...), and save it with "
+            "save_pretrained()."
+        )
+    if others := names("*.bin"):
+        return (
+            f"It has {join_names(others)}. Pickled weights are not opened, because they can run code. Load the model where "
+            "you trust it, and save it again with save_pretrained()."
+        )
+    return "It has no weights. Save the model again with save_pretrained()."
 
 
 def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:

@@ -8,6 +8,7 @@ from .config_values import find_value_errors
 from .families import FAMILIES, Family, family_of
 from .findings import Report
 from .layout import Shape, rope_parameters
+from .places import QUANTISED
 from .tensor_files import TORCH_NAMES, equal_tensors
 
 # Fields that determine shapes or results: experts that differ in one cannot be merged.
@@ -33,6 +34,13 @@ SETTINGS = {
 # Settings that a Llama ignores, with the value that has no effect.
 WITHOUT_EFFECT = {"sliding_window": None, "pretraining_tp": 1}
 MAX_TENSOR_ERRORS = 3
+# Part of a tensor's name -> what wrapped the model, and how to get the model in it.
+WRAPPERS = {
+    "_orig_mod.": ("torch.compile", "model._orig_mod"),
+    "module.": ("DataParallel or DistributedDataParallel", "model.module"),
+    "_fsdp_wrapped_module.": ("FSDP", "accelerator.unwrap_model(model)"),
+    "base_model.model.": ("peft", "model.merge_and_unload()"),
+}
 
 
 def check_shapes(report: Report, source: Source) -> bool:
@@ -68,10 +76,7 @@ def check_shapes(report: Report, source: Source) -> bool:
     shape = Shape.from_config(source.config)
     errors = find_tensor_errors(report, source, shape)
     if source.config.get("quantization_config"):
-        errors = [
-            "config.json has a quantization_config; save the model in bfloat16, float16 or float32 first",
-            *errors,
-        ]
+        errors = [describe_quantised(source), *errors]
     for error in errors[:MAX_TENSOR_ERRORS]:
         report.add("error", "tensors", source.name, f"{error}.")
     more = len(errors) - MAX_TENSOR_ERRORS
@@ -82,6 +87,14 @@ def check_shapes(report: Report, source: Source) -> bool:
         dtypes = sorted({TORCH_NAMES[source.entry(name).dtype] for name in names})
         report.add("ok", "tensors", source.name, f"{len(names)} tensors, {', '.join(dtypes)}")
     return True
+
+
+def describe_quantised(source: Source) -> str:
+    """What to use instead of a quantised model."""
+    named = source.adapter.config.get("base_model_name_or_path") if source.adapter else source.origin
+    if isinstance(named, str) and QUANTISED.search(named):
+        return f"{named} is a quantised copy. Use the model in 16 or 32 bits, such as {QUANTISED.sub('', named)}"
+    return "config.json has a quantization_config; save the model in bfloat16, float16 or float32 first"
 
 
 def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
@@ -99,6 +112,12 @@ def lexicon_problem(family: Family, config: dict[str, Any]) -> str | None:
 def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str]:
     """Differences between the stored tensors and those that the configuration requires."""
     entries = source.checkpoint.entries
+    for wrapper, (kind, inner) in WRAPPERS.items():
+        if wrapped := [name for name in entries if name.startswith(wrapper) or f".{wrapper}" in name]:
+            return [
+                f"tensor {wrapped[0]!r} and {len(wrapped) - 1} more are of a model that {kind} has wrapped. Save the model in it: "
+                f"{inner}.save_pretrained(FOLDER)"
+            ]
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
     if layers != shape.num_hidden_layers:
         return [

@@ -24,7 +24,7 @@ from .places import places_beside
 from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
 from .preflight import OpenedSources, check_adapters, check_disk, check_output_path
 from .provenance import source_record
-from .recipe import ExpertRecipe, Recipe, read_recipe
+from .recipe import WITH_PROMPTS, ExpertRecipe, Recipe, read_recipe
 from .shard_writer import Progress, write_checkpoint
 from .tensor_files import read_blocks
 from .tokenizer_checks import check_tokenizer, check_written_settings
@@ -65,6 +65,7 @@ def add(
     old = Mixture.open(mixture, sources)
     expert = expert if isinstance(expert, dict) else {"source_model": str(expert)}
     options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
+    check_options(old, expert)
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, allow=list(allow))
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
@@ -76,7 +77,30 @@ def add(
     warnings = check_new_expert(old, source, recipe)
     rows = new_gate_rows(recipe, old)
     written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
+    if "tuned" in old.record and old.gated:
+        warnings.append(
+            f"The gates were tuned without {new.name}, whose row is not trained. Tune them again: lexperts merge tune {out} TUNED "
+            f"--domain {new.name}=FILE and one --domain for each other expert."
+        )
     return {**written, "warnings": warnings}
+
+
+def check_options(old: Mixture, expert: dict[str, Any]):
+    """Raises a `MergeError` if a new expert lacks what the mixture's gates are computed from, or has a name that is taken."""
+    mode, origin = old.recipe.gate_mode, expert.get("source_model")
+    if mode in WITH_PROMPTS and not expert.get("positive_prompts"):
+        raise MergeError(
+            f"The gates of {old.folder} are computed from texts (gate_mode {mode}). Give texts of the new expert's domain: "
+            '--prompt "TEXT", or positive_prompts in Python.'
+        )
+    if mode == "centroid" and not expert.get("samples"):
+        raise MergeError(
+            f"The gates of {old.folder} are computed from samples (gate_mode centroid). Give a .jsonl or .txt file of the new "
+            "expert's own data: --samples FILE, or samples in Python."
+        )
+    name = expert.get("name") or (Path(origin).name if isinstance(origin, str | Path) else "")
+    if name in old.names:
+        raise MergeError(f"{old.folder} has an expert {name!r} already. Give the new one another name: --name NAME.")
 
 
 def set_own_paths(old: Mixture, new: ExpertRecipe, source: Source):
@@ -113,7 +137,7 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
         check_written_settings(report, old.source, old.source, [source])
         check_values(report, [source], deep=False)
         if source.adapter:
-            check_adapters(report, recipe, OpenedSources(old.open_base(), [source]))
+            check_adapters(report, recipe, OpenedSources(old.open_base(), [source]), remedy="Merge it with peft first.")
     report.raise_for_errors()
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
 

@@ -138,7 +138,10 @@ def find_base(folder: Path, config: dict[str, Any], fallback: str | None) -> tup
         if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
             return locate(named, config.get("revision")), False
     if fallback is None:
-        raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. Set base_model to its base.")
+        raise MergeError(
+            f"{folder} is an adapter over {named!r}, which does not exist. Set base_model in the recipe to its base, or put the "
+            "base there."
+        )
     return locate(fallback), True
 
 

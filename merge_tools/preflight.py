@@ -237,7 +237,12 @@ def check_task_vectors(report: Report, recipe: Recipe, sources: OpenedSources):
             report.add("warning", "experts", source.name, message)
 
 
-def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
+def check_adapters(
+    report: Report,
+    recipe: Recipe,
+    sources: OpenedSources,
+    remedy: str = "Set base_model to its own base, or merge it with peft first.",
+):
     """Checks that all adapters belong to the same base: the recipe's, if it names one."""
     adapters = [expert for expert in sources.experts if expert.adapter]
     if not adapters:
@@ -250,7 +255,7 @@ def check_adapters(report: Report, recipe: Recipe, sources: OpenedSources):
         if sampled_digest(expert.checkpoint.entries.values()) != expected:
             message = (
                 f"is an adapter over {folder}, whose weights differ from those of {first.name} "
-                f"({first.checkpoint.folder}). Set base_model to its own base, or merge it with peft first."
+                f"({first.checkpoint.folder}). {remedy}"
             )
             report.add("error", "adapter", expert.name, message)
         elif expert.adapter.base_is_fallback:

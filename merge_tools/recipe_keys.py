@@ -11,6 +11,13 @@ MERGEKIT_ONLY = {
     "shared_experts": "Remove it: every expert is routed.",
     "architecture": f"Use format: {', '.join(MIXTURES)}, or leave it out.",
 }
+# Values of these keys with which mergekit-moe does what is done here.
+NEUTRAL: dict[str, tuple] = {
+    "noise_scale": (0,),
+    "residual_scale": (1,),
+    "shared_experts": ([],),
+    "architecture": ("",),
+}
 MERGEKIT_AVERAGES = {"dare_linear": "dare", "linear": "mean"}  # name in mergekit -> the same here
 MERGEKIT_GATES = {
     "uniform_random": "Use random, N(0, 0.02), or zeros.",
@@ -38,7 +45,7 @@ def find_key_errors(recipe: dict, known: set[str], known_of_experts: set[str]) -
             if len(errors) == MAX_ERRORS:
                 return errors
             if name in MERGEKIT_ONLY:
-                if value is not None:
+                if value is not None and value not in NEUTRAL[name]:
                     advice = MERGEKIT_ONLY[name]
                     errors.append(f"{name} in {where} is a key of mergekit-moe that is not supported. {advice}")
             elif name not in keys:

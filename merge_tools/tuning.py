@@ -25,6 +25,7 @@ from .shard_writer import Progress
 from .source_links import TEMPLATES
 from .tokenizers import carried_files
 
+FEW_HELD_OUT = 5  # texts, with fewer of which a perplexity shows little
 HOLDOUT_LIMIT = 200  # held-out texts of a domain: enough to see an effect, and read in seconds
 CARRIED_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".md", ".py")
 
@@ -60,7 +61,7 @@ def tune(
 
     Returns:
         `out`, `steps`, `seconds` of training, `trained` parameters, and `perplexity`: for each domain and `all` (all tokens
-        together) the number of held-out `texts`, and perplexity `before` and `after`.
+        together) the number of held-out `texts`, and perplexity `before` and `after`; `warnings`.
 
     Raises:
         MergeError: if the mixture has no gates to train, a file cannot be read, or `out` is not free.
@@ -98,7 +99,18 @@ def tune(
     tuned = options | {"max_length": max_length, "perplexity": table}
     tensors = tuned_tensors(source, values)
     files = carried_metadata(folder, tuned, tensors, Path(out))
-    return write_edited(tensors, [source], Path(out), progress, lambda scans: files) | result | {"perplexity": table}
+    written = write_edited(tensors, [source], Path(out), progress, lambda scans: files)
+    return written | result | {"perplexity": table, "warnings": warn_of_few_texts(table)}
+
+
+def warn_of_few_texts(table: Mapping[str, dict[str, Any]]) -> list[str]:
+    """A warning for each domain whose perplexity is measured on very few texts."""
+    few = {name: row["texts"] for name, row in table.items() if row["texts"] < FEW_HELD_OUT and name != "all"}
+    return [
+        f"The perplexity of {name} is measured on {count} text{'s' * (count > 1)}, which shows little. Give more texts, or a "
+        "larger holdout."
+        for name, count in few.items()
+    ]
 
 
 def validate(steps: int, learning_rate: float, batch_size: int, max_length: int, holdout: float):

@@ -1,5 +1,6 @@
 """`merge-experts`: the command line of `merge_tools`. Each command calls the function of the same name."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,14 @@ Moved = Annotated[
 ]
 
 
+def let_threads_sleep():
+    """Lets PyTorch's idle threads sleep instead of spin: with the few texts of gates they mostly wait for each other.
+
+    Without effect if PyTorch is imported already, or if the user has set the variable.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 @app.command()
 def compose(
     config: Config,
@@ -73,6 +82,7 @@ def compose(
     Example: lexperts merge compose recipe.yml mixture
     """
     with screen(as_json, debug, out, resumable=True) as view:
+        let_threads_sleep()
         if dry_run:
             return show_plan(view, config, out, allow)
         with progress_bars(view) as progress:
@@ -231,6 +241,7 @@ def add(
     Example: lexperts merge add mixture larger --expert llama-biology
     """
     with screen(as_json, debug, out) as view:
+        let_threads_sleep()
         options = {"source_model": expert, "name": name, "positive_prompts": prompt, "samples": samples}
         flags = {"reaverage": reaverage, "allow": allow or (), "sources": read_pairs(source)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
@@ -251,6 +262,7 @@ def remove(
     Example: lexperts merge remove mixture smaller --expert medicine
     """
     with screen(as_json, debug, out) as view:
+        let_threads_sleep()
         flags = {"reaverage": reaverage, "sources": read_pairs(source)}
         edit(view, out, merge_tools.remove, folder, expert, out, **flags)
 
@@ -358,6 +370,7 @@ def tune(
                 view.log("step", "cyan", f"{step} of {steps}, loss {loss:.3f}")
 
         result = merge_tools.tune(folder, out, domains, **options, on_step=on_step)
+        view.warnings(result)
         view.result(result, lambda: console.render_tuning(result))
         view.print(f"wrote {out}")
 
