@@ -262,7 +262,7 @@ def test_errors_of_the_other_commands(mixture, folder, experts):
         (["inspect", "nothing"], "'nothing' does not exist"),
         (["inspect", "experts/birds"], "has no merge_record.json"),
         (["verify", "experts/birds"], "has no merge_record.json"),
-        (["add", mixture, "out", "--expert", "experts/birds"], "Two experts have the name 'birds'"),
+        (["add", mixture, "out", "--expert", "experts/birds"], "has an expert 'birds' already"),
         (["add", mixture, "out", "--expert", "experts/nothing"], "'experts/nothing' does not exist"),
         (["add", mixture, "experts", "--expert", experts(4)[3]], "exists and is not empty"),
         (["add", mixture, mixture, "--expert", experts(4)[3]], "is the source 'mixture'"),

@@ -253,7 +253,7 @@ def test_an_incompatible_expert_is_not_added(experts, tmp_path):
     for specs, text in (
         (strange, "intermediate_size is 48"),
         (other_rope, "its RoPE settings differ"),
-        (experts(1)[0], "Two experts have the name 'birds'"),
+        (experts(1)[0], "has an expert 'birds' already"),
         (tmp_path / "nowhere", "nowhere' does not exist"),
     ):
         with pytest.raises(MergeError, match=text):
