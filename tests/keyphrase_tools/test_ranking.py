@@ -245,6 +245,8 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     diverse = extract(batch, diversity=0.5)
     assert diverse == [extract(one, diversity=0.5) for one in batch]
     assert [len(phrases) for phrases in diverse] == [len(phrases) for phrases in extract(batch)]
+    names = {phrase["keyphrase"] for phrase in extract(text, diversity=1.0, top_k=number)}
+    assert names == {phrase["keyphrase"] for phrase in ranked[:number]}  # only what is returned without diversity
 
 
 def test_function_words_in_a_line_of_capitals_are_no_acronyms():
