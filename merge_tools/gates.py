@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from run_tools.errors import short_repr
+
 from .checkpoints import Source
 from .encoding import open_encoder
 from .errors import MergeError
@@ -96,8 +98,10 @@ def read_samples(path: Path, seed: int) -> list[str]:
             try:
                 row = json.loads(line)
                 line = row.get("text") or row.get("prompt") or format_prompt(row["term"], row["context"])
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                 raise MergeError(f"{path}, line {number} needs text, prompt, or term and context.") from error
+            if not isinstance(line, str):
+                raise MergeError(f"{path}, line {number}: {short_repr(line)} is not a text. Put it in quotes.")
         texts.append(line)
     if not texts:
         raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")

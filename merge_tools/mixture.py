@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from run_tools.errors import did_you_mean, expand_user
+from run_tools.errors import did_you_mean, expand_user, one_line
 
 from .averaging import to_float32
 from .checkpoints import Source, open_checkpoint, open_source, read_all
@@ -20,6 +20,14 @@ from .places import download, is_on_hub, is_relative, locate, recorded_paths
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
+
+
+def read_recorded_recipe(folder: Path, record: dict[str, Any]) -> Recipe:
+    """The recipe in a record; raises a `MergeError` that names the record."""
+    try:
+        return read_recipe(record["recipe"])
+    except MergeError as error:
+        raise MergeError(f"{folder / RECORD} is damaged: {one_line(error)} Copy or compose the mixture again.") from error
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Mixture:
         if errors:
             raise MergeError(f"{folder / 'config.json'} is damaged: {errors[0]}. Copy or compose the mixture again.")
         try:
-            mixture = cls(source, record, read_recipe(record["recipe"]), moved or {})
+            mixture = cls(source, record, read_recorded_recipe(folder, record), moved or {})
             mixture._check_record()
             known = {"base", *mixture.names}
             if unknown := [given for given in mixture.moved if given not in known]:

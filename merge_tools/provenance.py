@@ -2,14 +2,16 @@
 
 import json
 import re
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import escape
+from run_tools.errors import escape, short_repr
 
 from .checkpoints import Source
 from .errors import MergeError
+from .families import MIXTURES
 from .source_scan import ScanResult
 
 RECORD = "merge_record.json"
@@ -70,4 +72,41 @@ def read_record(folder: Path) -> dict[str, Any]:
     missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
     if missing:
         raise MergeError(f"{path} is missing the key {missing[0]!r}. Copy or compose the mixture again.")
+    for key, value, valid in record_values(record):
+        if not valid:
+            raise MergeError(f"{path} is damaged: {key} is {short_repr(value)}. Copy or compose the mixture again.")
     return record
+
+
+def record_values(record: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """The keys and values of a record, and whether each is of its type."""
+    for key in ("made_by", "family", "format"):
+        yield key, record[key], isinstance(record[key], str) and bool(record[key])
+    yield "format", record["format"], record["format"] in (*MIXTURES, "lexicon")
+    for key in ("recipe", "gates"):
+        yield key, record[key], isinstance(record[key], dict)
+    experts = record["experts"]
+    yield "experts", experts, isinstance(experts, list) and bool(experts)
+    for where, source in [("base", record["base"]), *((f"experts[{i}]", one) for i, one in enumerate(experts))]:
+        yield where, source, isinstance(source, dict)
+        for key in ("name", "source"):
+            yield f"{where}.{key}", source.get(key), isinstance(source.get(key), str) and bool(source[key])
+        for key in ("license", "adapter_over"):
+            yield f"{where}.{key}", source.get(key), isinstance(source.get(key, ""), str)
+        files = source.get("files")
+        yield f"{where}.files", files, isinstance(files, list) and bool(files)
+        for file in files:
+            yield f"{where}.files", file, isinstance(file, dict)
+            hashes = [file.get(key, "") for key in ("name", "xxh3", "sha256")]
+            yield f"{where}.files", file, all(isinstance(text, str) for text in hashes) and bool(file.get("name"))
+            yield f"{where}.files.bytes", file.get("bytes"), type(file.get("bytes")) is int and file["bytes"] >= 0
+    written, rows, shared = (record.get(key) for key in ("written", "gate_rows", "shared_from"))
+    yield "written", written, written is None or (isinstance(written, dict) and all(map(is_text, written.values())))
+    is_rows = isinstance(rows, list) and len(rows) == len(experts) and all(type(row) is int and row >= 0 for row in rows)
+    yield "gate_rows", rows, rows is None or is_rows
+    yield "shared_from", shared, shared is None or (isinstance(shared, list) and all(map(is_text, shared)))
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)

@@ -73,7 +73,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid YAML: {error.problem or error.context}{line}.") from error
     except UserError:
         raise
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:  # KeyError: of `!!bool x`
         raise UserError(f"{where} cannot be read as YAML: {short_reason(error)}.") from error
 
 

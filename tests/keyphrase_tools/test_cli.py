@@ -129,6 +129,13 @@ def test_user_errors_are_one_line(arguments, message, folder, gold, tmp_path):
     assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["models/mine/final", "./mine", "a folder"])
+def test_a_folder_that_does_not_exist_is_not_looked_for_on_the_hub(name, gold, tmp_path):
+    done = call("extract", gold, tmp_path / "out", "--model", name)
+    assert done.exit_code == 2 and "it does not exist" in done.stderr or "Repo id" in done.stderr
+    assert "connect" not in done.stderr
+
+
 @pytest.mark.parametrize("command", ["extract", "explain"])
 def test_a_missing_model_is_named(command, gold, tmp_path):
     done = call(command, gold, tmp_path / "out", "--model", "no/such-model")

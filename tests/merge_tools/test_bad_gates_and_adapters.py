@@ -67,6 +67,8 @@ def test_prompts_need_rows_in_the_embeddings(pair, tmp_path):
     [
         ("rows.jsonl", '{"text": "the birds"}\n{"nothing": 3}\n', "rows.jsonl, line 2 needs text, prompt, or term"),
         ("rows.jsonl", "[1]\n", "rows.jsonl, line 1 needs"),
+        ("rows.jsonl", '{"text": 5}\n', "rows.jsonl, line 1: 5 is not a text"),
+        ("rows.jsonl", '{"prompt": ["a"]}\n', "rows.jsonl, line 1: .'a'. is not a text"),
         ("rows.jsonl", "not json\n", "rows.jsonl, line 1 needs"),
         ("rows.txt", "\n\n", "rows.txt has no samples"),
         ("rows.txt", None, "samples='.*rows.txt' does not exist"),

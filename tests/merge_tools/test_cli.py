@@ -179,6 +179,11 @@ def test_an_invalid_shard_size(size, folder):
     assert not (folder / "out").exists()
 
 
+def test_columns_that_are_no_number(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert "Ready to merge" in run("check", "recipe.yml")[0]
+
+
 def test_debug_raises_the_error(folder):
     for command in (["compose", "nothing.yml", "out"], ["inspect", "nothing"]):
         done = CliRunner().invoke(app, [*command, "--debug"])

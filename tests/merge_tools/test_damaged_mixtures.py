@@ -53,3 +53,32 @@ def test_a_damaged_mixture_raises_a_merge_error(mixture, tmp_path, damage, comma
         calls[command](folder)
     assert not out.exists()
     calls[command](mixture)  # negative control
+
+
+def paths_of(value, path=()):
+    """The path of every value in a record, and of the first of every list."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from paths_of(inner, (*path, key))
+
+
+def test_any_value_of_another_type_in_the_record_is_named(mixture, tmp_path):
+    """Where a value of that type is refused at all, the error names the record."""
+    folder, refused = tmp_path / "mixture", 0
+    shutil.copytree(mixture, folder)
+    record = json.loads((folder / "merge_record.json").read_text())
+    for path in list(paths_of(record))[1:]:
+        for value in (None, 5, "x", [], {}, [[1]]):
+            changed = json.loads(json.dumps(record))
+            inner = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = value
+            (folder / "merge_record.json").write_text(json.dumps(changed))
+            try:
+                merge_tools.inspect(folder)
+            except MergeError as error:
+                assert "merge_record.json" in str(error) and "\n" not in str(error), (path, value)
+                refused += 1
+    assert refused > 100

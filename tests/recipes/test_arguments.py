@@ -133,6 +133,34 @@ def test_errors_name_the_key_and_the_line(content, argv, expected, tmp_path, cap
     assert expected in refused(capsys, "seke", "train", path, *argv)
 
 
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("exclude: []", []), ("exclude: [a]", ["a"]), ("keep_splits: true", None), ("exclude: a", ["a"]),
+        ("seed: [1]", "is a list"), ("seed: {a: 1}", "holds a dict"), ("seed: 2020-01-01", "holds a date"),
+        ("seed: .nan", "not a whole number"), ("seed: true", "put true in quotes"), ("exclude: [[a]]", "holds a list"),
+        ("exclude: [!!binary aGVsbG8=]", "holds a bytes"), ("1: 2", "the key 1 is not known"),
+    ],
+)  # fmt: skip
+def test_values_of_yaml_have_the_type_of_the_option(line, expected, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    path = tmp_path / "settings.yml"
+    path.write_text(f"output_dir: out\nsources: [a={tmp_path}/rows.jsonl]\n{line}\n")
+    if isinstance(expected, str):
+        assert expected in refused(capsys, "lexicon", "prepare", path)
+    else:
+        (args,) = parse_command("lexicon", "prepare", [str(path)])
+        assert args.keep_splits if expected is None else args.exclude == expected
+
+
+def test_a_folder_does_not_shadow_a_configuration(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "minilm_cpu").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert parse_command("seke", "train", ["minilm_cpu", "--output_dir", "x"])[1].max_length == 256
+    assert "'mine'" in refused(capsys, "seke", "train", "mine")
+
+
 def test_a_configuration_is_found_by_its_name_and_the_command_line_wins(tmp_path, capsys):
     for name in config_names("seke", "train"):
         groups = parse_command("seke", "train", [name, "--use_cpu", "true", "--max_length", "99", "--output_dir", "x"])

@@ -269,8 +269,9 @@ def test_bertscore_is_of_the_last_layer_by_default_and_0_for_a_blank_summary(tmp
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
     texts, references = ["a boat", " \n", "sail"], ["a boat", "a boat", "a boat"]
-    found = {layer: scores.bertscore(texts, references, str(tmp_path), layer) for layer in (None, 1, 2)}
+    found = {layer: scores.bertscore(texts, references, str(tmp_path), layer) for layer in (None, 0, 1, 2)}
     np.testing.assert_allclose(found[None], found[2])
+    assert found[0][2] != pytest.approx(found[2][2])
     assert found[None][:2] == pytest.approx([100, 0], abs=1e-3) and found[None][2] != pytest.approx(found[1][2])
     assert BertScore(str(tmp_path), 1).scorer._tokenizer.model_max_length == 60  # its own limit, below the model's
 

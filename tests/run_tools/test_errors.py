@@ -1,0 +1,55 @@
+"""How commands end: one line, an exit status, and what an interruption or a reader that left does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from run_tools.errors import UserError, user_errors
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class StepError(Exception):
+    status = 7
+
+
+class ExitError(RuntimeError):
+    exit_code = 0
+
+
+@pytest.mark.parametrize(
+    "error, status, printed",
+    [
+        (UserError("a\x1b[31m\nb"), 2, "error: a\\x1b[31m\nerror: b\n"),
+        (ValueError("two\n  lines"), 2, "error: two lines\n"),
+        (OSError(2, "No such file or directory", "x"), 2, "error: No such file or directory: x.\n"),
+        (OSError(28, "No space left on device"), 2, "Free some space. Repeat it.\n"),
+        (RuntimeError("out of memory"), 2, "error: out of memory\n"),
+        (RecursionError("deep"), 2, "error: RecursionError: deep\n"),
+        (KeyError("x"), 1, "error: KeyError: 'x'\n"),
+        (StepError("failed"), 7, "error: failed\n"),
+        (KeyboardInterrupt(), 130, "interrupted: Run it again.\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_status(error, status, printed, capsys):
+    with pytest.raises(SystemExit) as ended, user_errors(interrupted="Run it again.", full="Repeat it."):
+        raise error
+    assert ended.value.code == status and capsys.readouterr().err.endswith(printed)
+
+
+def test_debug_raises_and_exceptions_that_end_typer_pass():
+    for debug, error in ((True, ValueError("x")), (False, ExitError())):
+        with pytest.raises(type(error)), user_errors(debug):
+            raise error
+
+
+def test_a_reader_that_left_is_no_error():
+    code = "from run_tools.errors import user_errors\nwith user_errors():\n    while True: print('x' * 999)"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    writer.stdout.readline()
+    writer.stdout.close()
+    assert writer.wait(60) == 1 and writer.stderr.read() == ""
