@@ -51,7 +51,7 @@ class KeyphraseModel(AutoModelForTokenClassification):
                     raise ValueError(
                         f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out."
                     )
-                check_files(name, **hub)
+                check_files(name, weights=False, **hub)
                 return ExportedModel(name, **hub)
         load = AutoModelForTokenClassification.from_pretrained
         model = open_checked(AutoModelForTokenClassification, load, name, *args, **kwargs)

@@ -55,7 +55,7 @@ def find_file(name: str | os.PathLike, file: str, **options: Any) -> Path | None
     from transformers.utils import cached_file
 
     hub = {key: value for key, value in options.items() if key in HUB_OPTIONS and value is not None}
-    quiet = dict.fromkeys(("entries", "gated_repo", "connection_errors"), False)
+    quiet = dict.fromkeys(("missing_entries", "gated_repo", "connection_errors"), False)
     found = cached_file(
         str(name), file, **hub, **{f"_raise_exceptions_for_{key}": value for key, value in quiet.items()}
     )
@@ -150,20 +150,25 @@ def read_tensors(name: str | os.PathLike, **options: Any) -> dict[str, tuple[int
     return shapes
 
 
-def check_files(name: str | os.PathLike, **options: Any) -> dict[str, tuple[int, ...]] | None:
+def check_files(name: str | os.PathLike, *, weights: bool = True, **options: Any) -> dict[str, tuple[int, ...]] | None:
     """Checks a checkpoint's configuration against the shapes of its tensors, which are returned (see `read_tensors`).
 
+    Args:
+        weights: also look at the weights, which downloads those of a Hub repository.
+
     Raises:
-        CheckpointError: for files that cannot be read, for a kernel on the Hub that the configuration names, for weights in pickle files only, and for a size that the weights do not have.
+        CheckpointError: for files that cannot be read, for a kernel on the Hub that the configuration names, for weights in pickle
+            files only, and for a size that the weights do not have.
     """
     path = find_file(name, CONFIG, **options)
     if path is None:  # an adapter, or no checkpoint, which transformers says
         return None
     config = read_object(path)
     refuse_kernels(config, path)
-    shapes = read_tensors(name, **options)
+    shapes = read_tensors(name, **options) if weights else None
     if (
-        shapes is None
+        weights
+        and shapes is None
         and os.path.isdir(name)
         and options.get("use_safetensors") is not False
         and not config.get("exported")
@@ -217,7 +222,7 @@ def list_sizes(config: dict[str, Any], elements: int, tensors: int, path: str = 
 def find_damage(name: str | os.PathLike, **options: Any) -> str | None:
     """What is wrong with a checkpoint that could not be opened: file, key and value; `None` if its files look sound."""
     try:
-        check_files(name, **options)
+        check_files(name, weights=os.path.isdir(name), **options)
         if (path := find_file(name, CONFIG, **options)) is not None:
             config = read_object(path)
             if (kind := find_unknown_type(config)) is not None:

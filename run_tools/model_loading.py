@@ -59,7 +59,10 @@ def one_line_errors(
         hub = {
             key: value for key, value in options.items() if key in HUB_OPTIONS or key in ("variant", "use_safetensors")
         }
-        damage = find(name, **hub)
+        try:
+            damage = find(name, **hub)
+        except Exception:  # such as no connection, which the first error says
+            damage = None
         if damage is None and "contains custom code" in str(error):
             damage = (
                 f"{name} needs code of its own (auto_map in config.json), which is not run. If you have read it and trust it, pass "
@@ -81,7 +84,7 @@ def open_config(name: Any, **options: Any):
     from transformers import AutoConfig
 
     with one_line_errors(name, find_damage, **options):
-        check_files(name, **options)
+        check_files(name, weights=os.path.isdir(name), **options)
         return AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | options)
 
 

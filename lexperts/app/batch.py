@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import NamedTuple
 
 from keyphrase_tools.corpus import Corpus, import_parquet
 from keyphrase_tools.extractor import KeyphraseExtractor
+from keyphrase_tools.windows import replace_surrogates
 from run_tools.csv_output import flatten, write_csv
+from run_tools.errors import is_encodable, one_line
+from run_tools.row_files import csv_header, json_rows
 
 from . import AppSettings
 
@@ -18,6 +22,7 @@ FORMATS = {"CSV": ".csv", "JSON Lines": ".jsonl", "Parquet": ".parquet"}
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 CHUNK = 16  # documents between two steps of the progress bar
 PREVIEW = 10
+EXPANSION = 10  # how much larger a Parquet file's content may be than the limit of files
 
 
 class BatchResult(NamedTuple):
@@ -46,9 +51,11 @@ def read_columns(path: str | Path, settings: AppSettings) -> list[str]:
             f"{path.name} has {size / 1e6:.1f} MB; the limit is {settings.max_file_mb} MB. Upload a part of it."
         )
     try:
-        columns = _first_row(path)
+        columns = _first_row(path, settings)
     except (ValueError, OSError, csv.Error) as error:
-        raise ValueError(f"{path.name} cannot be read: {error}") from error
+        raise ValueError(f"{path.name} cannot be read: {without_folder(error, path)}") from error
+    if not is_encodable("".join(map(str, columns))):
+        raise ValueError(f"{path.name} is not text in UTF-8. Save it in UTF-8.")
     if not columns:
         raise ValueError(
             f"{path.name} has no columns. A CSV file needs a header, a JSON Lines file one object per line."
@@ -57,17 +64,57 @@ def read_columns(path: str | Path, settings: AppSettings) -> list[str]:
     return likely + [name for name in columns if name not in likely]
 
 
-def _first_row(path: Path) -> list[str]:
+def without_folder(error: Exception, path: Path) -> str:
+    """The message of an exception, with the name of the upload in place of its path."""
+    return one_line(error).replace(str(path), path.name).replace(f"{path.parent}{os.sep}", "")
+
+
+def _first_row(path: Path, settings: AppSettings) -> list[str]:
     """The names of the columns."""
     if path.suffix.lower() == ".parquet":
+        check_parquet(path, settings)
         return import_parquet()(path).schema_arrow.names
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open("rb") as file:
         if path.suffix.lower() == ".jsonl":
-            row = json.loads(next((line for line in file if line.strip()), "{}"))
+            row = next(json_rows(file), dict)()
             if not isinstance(row, dict):
                 raise ValueError(f"its first line is a {type(row).__name__}, not a JSON object")
             return list(row)
-        return next(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","), [])
+        return csv_header(file, "\t" if path.suffix.lower() == ".tsv" else ",")
+
+
+def check_parquet(path: Path, settings: AppSettings) -> None:
+    """Reads a Parquet file row by row, without keeping anything: few bytes may expand to many.
+
+    Raises:
+        ValueError: for too many rows, and for a content that is larger than `EXPANSION` times the limit of files.
+    """
+    file, limit = import_parquet()(path), EXPANSION * settings.max_file_mb * 1e6
+    content = file.metadata
+    if content.num_rows > settings.max_documents:
+        raise ValueError(too_many(settings))
+    too_large = ValueError(f"its content is larger than {limit / 1e6:,.0f} MB. Upload a part of it")
+    if sum(content.row_group(group).total_byte_size for group in range(content.num_row_groups)) > limit:
+        raise too_large
+    size = 0
+    for batch in file.iter_batches(1):
+        size += batch.nbytes
+        if size > limit:
+            raise too_large
+
+
+def too_many(settings: AppSettings) -> str:
+    """What is wrong with a file of too many rows."""
+    return (
+        f"it has more than {settings.max_documents:,} documents. For larger files use the command: "
+        "lexperts keyphrases extract documents.jsonl keyphrases.jsonl"
+    )
+
+
+def writable(values: dict | None) -> dict | None:
+    """A row whose lone surrogates, which no file can hold, are replaced by U+FFFD."""
+    text = json.dumps(values, ensure_ascii=False, default=str)
+    return values if is_encodable(text) else json.loads(replace_surrogates(text))
 
 
 def extract_file(
@@ -97,17 +144,21 @@ def extract_file(
         ValueError: if the file has too many documents, or a column that is named like a result.
         ImportError: for Parquet without pyarrow.
     """
-    corpus = Corpus(path, text_column, title_column, keep=None)
-    rows = list(islice(corpus.read(), settings.max_documents + 1))
-    if len(rows) > settings.max_documents:
-        raise ValueError(
-            f"{Path(path).name} has more than {settings.max_documents:,} documents. For larger files use the command: "
-            "lexperts keyphrases extract documents.jsonl keyphrases.jsonl"
-        )
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".parquet":
+            check_parquet(path, settings)
+        corpus = Corpus(path, text_column, title_column, keep=None)
+        rows = list(islice(corpus.read(), settings.max_documents + 1))
+        if len(rows) > settings.max_documents:
+            raise ValueError(too_many(settings))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path.name} cannot be read: {without_folder(error, path)}") from error
+    rows = [row._replace(values=writable(row.values)) for row in rows]
     results_of_format = {"keyphrases", "error"} | ({"scores"} if format == "CSV" else set())
     taken = results_of_format & {name for row in rows if row.values for name in row.values}
     if taken:
-        raise ValueError(f"{Path(path).name} has a column {min(taken)!r}, which is the name of a result. Rename it.")
+        raise ValueError(f"{path.name} has a column {min(taken)!r}, which is the name of a result. Rename it.")
     errors = {row.number: row.error for row in rows if row.values is None}
     for row in rows:
         text = (row.values or {}).get(text_column)

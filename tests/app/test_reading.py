@@ -4,7 +4,9 @@ import copy
 import csv
 import json
 import re
+import resource
 
+import pyarrow.parquet
 import pytest
 from transformers import pipeline
 from typer.testing import CliRunner
@@ -208,6 +210,44 @@ def test_bad_files_are_refused_with_what_to_do(extract, tmp_path):
     path = write(tmp_path / "taken.jsonl", [{"text": "graph cuts", "keyphrases": []}])
     with pytest.raises(ValueError, match="'keyphrases'.*Rename"):
         extract_file(extract, path, tmp_path, settings, text_column="text")
+
+
+def test_a_parquet_file_that_expands_is_refused_before_it_fills_the_memory(extract, tmp_path):
+    path, settings = tmp_path / "bomb.parquet", AppSettings(max_file_mb=1)
+    for rows, match in ((100, "10 MB"), (2001, "2,000 documents")):
+        text = pyarrow.DictionaryArray.from_arrays(
+            pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array(["a" * 200_000])
+        )
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": text}), path, compression="zstd", store_schema=False, write_statistics=False
+        )
+        assert path.stat().st_size < 1000
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for reads in (
+            lambda: read_columns(path, settings),
+            lambda: extract_file(extract, path, tmp_path, settings, text_column="text"),
+        ):
+            with pytest.raises(ValueError, match=match) as error:
+                reads()
+            assert str(tmp_path) not in str(error.value)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB; 400 MB without the check
+
+
+@pytest.mark.parametrize("format", ["CSV", "JSON Lines", "Parquet"])
+def test_a_lone_surrogate_is_replaced_and_the_other_rows_are_as_they_were(extract, format, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a graph cut", "note": "b"}\n{"text": "a \\ud800 graph cut", "note": "\\udfff"}\n')
+    done = extract_file(extract, path, tmp_path / "out", AppSettings(), text_column="text", format=format)
+    rows = read(done.path)
+    assert done.errors == 0 and [row["text"] for row in rows] == ["a graph cut", "a \ufffd graph cut"]
+    assert [row["note"] for row in rows] == ["b", "\ufffd"] and all(row["keyphrases"] for row in rows)
+
+
+def test_messages_name_the_upload_without_its_folder(extract, tmp_path):
+    path = write(tmp_path / "in.csv", ROWS)
+    with pytest.raises(ValueError, match="in.csv") as error:
+        extract_file(extract, path, tmp_path, AppSettings(), text_column="nothing")
+    assert str(tmp_path) not in str(error.value) and "nothing" in str(error.value)
 
 
 def test_the_command_has_help_and_checks_its_limits():

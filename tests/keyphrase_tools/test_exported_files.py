@@ -1,6 +1,9 @@
 """What an export writes, and how its files are opened: precision of single layers, cards, damaged files, threads, pickling."""
 
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,8 @@ from keyphrase_tools import exported_model
 from keyphrase_tools.export import export_model, sensitive_nodes
 from keyphrase_tools.exported_model import ExportedModel, graph_file, has_vnni
 
+from ..loopback_hub import LoopbackHub
+from .servers import ROOT
 from .test_export import FORMATS, ROWS, TEXTS, padded_batch, save
 
 onnx = pytest.importorskip("onnx")
@@ -156,3 +161,38 @@ def test_a_folder_has_the_usual_permissions(outputs, tmp_path):
     (tmp_path / "usual").mkdir()
     folders = [outputs(), outputs() / "onnx"]
     assert [oct(folder.stat().st_mode) for folder in folders] == [oct((tmp_path / "usual").stat().st_mode)] * 2
+
+
+OPEN_FROM_HUB = """
+import sys
+from pathlib import Path
+from huggingface_hub import HfApi
+import lexperts
+from transformers import pipeline
+
+folder, token, cache = sys.argv[1:]
+api = HfApi(token=token)
+api.create_repo("tester/graph", private=True)
+api.create_branch("tester/graph", branch="v1")
+api.upload_folder(repo_id="tester/graph", folder_path=folder, path_in_repo="part", revision="v1")
+options = {"revision": "v1", "token": token, "model_kwargs": {"cache_dir": cache, "subfolder": "part"}}
+extract = pipeline("keyphrase-extraction", model="tester/graph", **options)
+assert type(extract.model).__name__ == "ExportedModel" and Path(cache) in extract.model.folder.parents
+assert extract.model.folder.name == "part" and extract("a graph cut") == pipeline("keyphrase-extraction", model=folder)("a graph cut")
+options["model_kwargs"]["local_files_only"] = True
+assert pipeline("keyphrase-extraction", model="tester/graph", **options)("a graph cut") == extract("a graph cut")
+"""
+
+
+def test_hub_options_reach_the_graph(outputs, tmp_path):
+    """A private repository, in which only a branch has the graph, in a folder; another cache; then from that cache only."""
+    with LoopbackHub() as hub:
+        environment = (
+            os.environ
+            | hub.env
+            | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home"), "TRANSFORMERS_OFFLINE": "0"}
+        )
+        token = environment.pop("HF_TOKEN")
+        words = [sys.executable, "-c", OPEN_FROM_HUB, outputs(), token, tmp_path / "cache"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
