@@ -179,7 +179,7 @@ options = {"revision": "v1", "token": token, "model_kwargs": {"cache_dir": cache
 extract = pipeline("keyphrase-extraction", model="tester/graph", **options)
 assert type(extract.model).__name__ == "ExportedModel" and Path(cache) in extract.model.folder.parents
 assert extract.model.folder.name == "part" and extract("a graph cut") == pipeline("keyphrase-extraction", model=folder)("a graph cut")
-options["model_kwargs"]["local_files_only"] = True
+options["local_files_only"] = True
 assert pipeline("keyphrase-extraction", model="tester/graph", **options)("a graph cut") == extract("a graph cut")
 """
 
