@@ -128,6 +128,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
     """
 
     def __init__(self, *args, backend: str | None = None, **kwargs):
+        kwargs.pop("local_files_only", None)  # transformers has used it, and passes it on
         model = kwargs.get("model") or args[0]
         if backend is not None and not isinstance(model, ExportedModel):
             model = ExportedModel(model.config._name_or_path, **model.__dict__.get("exported_from", {}))
