@@ -1,6 +1,6 @@
 """Runs over corpora that can be killed and resumed: blocks of documents, one file per finished block, joined at the end.
 
-OUT.parts/lexperts.jsonl                        the claim: the settings on which the results depend, and the files of the folder
+OUT.parts/run.record                            the claim: the settings on which the results depend, and the files of the folder
 OUT.parts/000000000512-000000001024.jsonl       the results of documents 512 to 1,023
 .OUT.run.json                                   the record of the finished output: its settings, size and hash
 

@@ -22,8 +22,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-RECORD = "lexperts.jsonl"  # the first line has the command and its settings, each further one a file
-LOCK = "lexperts.lock"
+RECORD = "run.record"  # the first line has the command and its settings, each further one a file
+LOCK = "run.lock"
 TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")  # as `files.write_file` names a file until it is complete
 
 

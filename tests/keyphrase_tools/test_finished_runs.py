@@ -10,12 +10,14 @@ import uuid
 
 import pyarrow
 import pytest
+import typer
 from pyarrow import parquet
 from typer.testing import CliRunner
 
 from keyphrase_tools import block_runs
 from keyphrase_tools.block_runs import find_finished, run_blocks
 from keyphrase_tools.corpus import Corpus
+from lexperts.cli import build_app
 from lexperts.cli.keyphrases import app
 from run_tools.claims import RECORD, Claim
 from run_tools.errors import UserError
@@ -369,3 +371,23 @@ def test_a_wrong_option_of_the_source_is_one_line(option, value, message, comman
 
 def test_find_finished_reads_a_folder_of_a_run_alone(unfinished, tmp_path):
     assert find_finished(unfinished[1]) == {0: 2, 2: 4} and find_finished(tmp_path / "none") == {}
+
+
+def test_rows_that_keep_all_columns_are_appended_by_their_ids(tmp_path):
+    source, output = write_jsonl(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    run(source, output, keep=None)
+    write_jsonl(source, [ROWS[5], *ROWS[:2]])
+    assert run(source, output, keep=None, append=True) == (3, 0, [], 1)
+    assert [(row["id"], row["year"], row["length"]) for row in lines(output)] == [
+        (0, 2000, 6),
+        (1, 2001, 12),
+        (5, 2005, 36),
+    ]
+
+
+@pytest.mark.parametrize("words", ["keyphrases extract", "keyphrases generate", "summarize", "define terms"])
+def test_every_command_that_reads_corpora_has_their_options(words):
+    command = typer.main.get_command(build_app())
+    for word in words.split():
+        command = command.commands[word]
+    assert {"append", "delimiter", "encoding", "block_size", "engine"} <= {option.name for option in command.params}

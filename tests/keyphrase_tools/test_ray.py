@@ -60,7 +60,7 @@ def cluster():
 
 def test_two_workers_write_what_one_process_writes(cluster, folder, source, output_without_ray, tmp_path):
     found = extract_file(folder, source, tmp_path / "out.jsonl", block_size=10, engine=RayEngine(workers=2))
-    assert found == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == output_without_ray.read_bytes()
+    assert found[:3] == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == output_without_ray.read_bytes()
 
 
 class Fatal(KeyphraseExtractor):
