@@ -222,9 +222,19 @@ def check_output(output: Path, weights: str, format: str) -> dict:
     if not (output / "config.json").exists():
         raise ValueError(f"{output} is not empty and holds no exported model. Name another folder.")
     exported = ExportedModel(str(output)).config.exported
+    if (foreign := find_foreign_graph(output / format, exported.get(format))) is not None:
+        raise ValueError(f"{foreign} is not of an export, and would be removed. Move it away, or name another folder.")
     if any(entry["weights"] != weights for entry in exported.values()):
         raise ValueError(f"{output} holds graphs of another model. Name another folder, or delete it.")
     return {name: entry for name, entry in exported.items() if name != format}
+
+
+def find_foreign_graph(folder: Path, entry: Mapping | None) -> Path | None:
+    """The first path in the folder of a format that no export has written, by its name and the entry in the configuration."""
+    names = {Path(graph_file(folder.name, precision)).stem for precision in ("fp32", "int8")}
+    suffixes = (".onnx", ".onnx.data", ".xml", ".bin")
+    known = {f"{name}{suffix}" for name in names for suffix in suffixes} if entry else set()
+    return next((path for path in sorted(folder.glob("*")) if path.name not in known or not path.is_file()), None)
 
 
 def example_inputs(tokenizer, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -169,6 +169,17 @@ def test_two_formats_share_a_folder_and_one_is_named(seke, tmp_path):
         export_model(seke(use_rnn=False), output)
 
 
+def test_a_file_of_the_user_beside_a_graph_is_named_and_stays(seke, tmp_path):
+    folder, output = seke(), tmp_path / "out"
+    export_model(folder, output)
+    export_model(folder, output)  # again: the graph is replaced
+    (output / "onnx" / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="notes.txt is not of an export, and would be removed"):
+        export_model(folder, output)
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("f1", [(float("nan"), 0.5), (0.5, float("nan")), (float("nan"), float("nan"))])
 def test_nan_fails_the_gate(f1):
     with pytest.raises(ValueError, match="loses nan points"):
