@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from run_tools.csv_output import DELIMITERS
 from run_tools.errors import one_line
@@ -157,10 +157,8 @@ class Corpus:
             on_skip: is called with the number of documents of each.
             is_new: leaves out the documents for which it is false. Blocks are counted without them, and all documents are parsed.
         """
-        if is_new is None:
-            items = (partial(self._row, number, record) for number, record in enumerate(self._records()))
-        else:
-            items = (partial(_identity, row) for row in self.read() if is_new(row))
+        items: Iterator[Any] = self._records() if is_new is None else filter(is_new, self.read())
+        parse: Callable[[int, Any], Row] = self._row if is_new is None else _second
         number, finished, characters = 0, finished or {}, 0
         rows: list[Row] = []
         while True:
@@ -171,7 +169,7 @@ class Corpus:
                 continue
             item = next(items, None)
             if item is not None:
-                rows.append(item())
+                rows.append(parse(number, item))
                 number += 1
                 text = (rows[-1].values or {}).get(self.text_column)
                 characters += len(text) if isinstance(text, str) else sum(map(len, text or ())) if is_words(text) else 0
@@ -193,7 +191,9 @@ class Corpus:
             return Row(number, document, None, f"{type(error).__name__}: {one_line(error)}")
         if not isinstance(values, Mapping):
             return Row(number, self._id({}, number), None, f"expected a JSON object, got a {type(values).__name__}")
-        name = number if not self.has_ids and self.id_column not in values else self._id(values, number)
+        name = values.get(self.id_column)
+        if not self.has_ids or name != name:
+            name = self._id(values, number)
         if self.keep is not None and self.text_column not in values:
             columns = ", ".join(map(repr, values))
             return Row(number, name, None, f"there is no {self.text_column!r}; columns: {columns}")
@@ -381,7 +381,7 @@ class Corpus:
         raise SourceError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
 
 
-def _identity(row: Row) -> Row:
+def _second(number: int, row: Row) -> Row:
     return row
 
 

@@ -21,6 +21,7 @@ BOMS = (
     *((bom, "utf-16") for bom in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)),
 )
 UTF_8 = ("utf-8", "utf-8-sig", "ascii")
+DECODE = json.JSONDecoder().decode
 BLANK = re.compile(r"[ \t\n\r]*")
 
 
@@ -159,7 +160,7 @@ def parse_json(line: bytes | str) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not valid UTF-8 (byte {error.start + 1}); pass --encoding") from error
     try:
-        value = json.loads(text if text is not line else _check_decoded(text))
+        value = DECODE(text if text is not line else _check_decoded(text))
     except RecursionError:
         raise _too_deep() from None
     return check_depth(value) if text.count("[") + text.count("{") > DEEPEST else value
