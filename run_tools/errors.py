@@ -17,6 +17,7 @@ FULL = {
 PLAIN_ERRORS = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
 USER_ERRORS = (*PLAIN_ERRORS, RuntimeError, MemoryError)
 MOST_LISTED = 40  # names in a message
+REPEAT = "Repeat the command."
 RESUME = "Repeat the command to resume."
 DEBUG: ContextVar[bool] = ContextVar("debug", default=False)  # whether errors show their traceback
 
@@ -86,7 +87,7 @@ def user_errors(
     debug: bool = False,
     *,
     report: Callable[[str, str], None] = print_error,
-    interrupted: str | Callable[[], str] = "",
+    interrupted: str | Callable[[], str] = REPEAT,
     full: str = "",
 ) -> Iterator[None]:
     """Ends the process with one line for any error, which every command does by this function. (A `UserError` of several
@@ -104,7 +105,7 @@ def user_errors(
     try:
         yield
     except KeyboardInterrupt as error:
-        report((interrupted if isinstance(interrupted, str) else interrupted()) or "nothing to resume.", "interrupted")
+        report(interrupted if isinstance(interrupted, str) else interrupted(), "interrupted")
         sys.exit(getattr(error, "status", 130))
     except BrokenPipeError:  # of `lexperts ... | head`
         silence_output()

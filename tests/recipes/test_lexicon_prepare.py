@@ -13,7 +13,7 @@ import pytest
 from lexperts.recipes.lexicon import prepare
 from modeling_lexicon.data_lexicon import load_definition_rows
 from tests.loopback_hub import LoopbackHub, Repo
-from tests.recipes.helpers import fails, write_rows
+from tests.recipes.helpers import fails, run_main, write_rows
 
 SPLITS = ("train", "validation", "test")
 HEAD = ["WORD", "DEFINITION", "EXAMPLE", "DATASET_NAME", "SPLIT_TYPE"]
@@ -346,9 +346,10 @@ def test_a_killed_preparation_is_repeated(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(prepare, "divergent_groups", killed)
-        run(*given)
+        done = run_main(prepare.main, *given)
+    assert done.returncode == 130 and done.stderr.splitlines()[-1] == "interrupted: Repeat the command."
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"data.json", "train.jsonl"}
     run(*given)
     assert "unfinished" not in json.loads((tmp_path / "out" / "data.json").read_text())

@@ -229,4 +229,4 @@ def test_a_card_without_test_documents_and_of_a_hub_model():
 
 def test_an_unknown_ablation_is_named(train_here):
     code, error = train_here("--ablation", "rnn_moe")
-    assert code == 2 and "--ablation 'rnn_moe'" in error and "vanilla, moe, rnn, moe_rnn" in error
+    assert code == 2 and "--ablation 'rnn_moe'" in error and "Did you mean 'rnn'?" in error

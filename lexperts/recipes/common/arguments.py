@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
-from run_tools.errors import UserError, did_you_mean, short_repr, user_errors
+from run_tools.errors import REPEAT, UserError, did_you_mean, short_repr, user_errors
 from run_tools.option_values import ANY, Limits, find_problem
 from run_tools.yaml_files import check_names, read_yaml
 
@@ -199,7 +199,7 @@ def raise_user_error(message: str) -> None:
     name = name.partition("/")[0]  # the spelling with hyphens is another name
     if message.startswith("argument ") and colon:
         message = f"{name} {text}" if text.startswith(("'", '"')) else f"{name}: {text}"
-    raise UserError(f"{message.rstrip('.')}. --help lists all options.")
+    raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
 
 
 def find_config(given: str, recipe: str, module: str) -> Path:
@@ -260,7 +260,7 @@ def check_settings(recipe: str, module: str, settings: dict) -> None:
             kind(**{one.name: getattr(values, one.name) for one in dataclasses.fields(kind)})
 
 
-def command(recipe: str, module: str, call: Callable, resume: str = "") -> Callable:
+def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> Callable:
     """The `main(argv)` of a recipe's command, which calls a function with the groups of arguments (see `parse_command`).
 
     Any error ends it in one line, see `run_tools.errors.user_errors`; after Ctrl-C `resume` says how to resume.
