@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import typing
 from importlib import import_module
 from types import SimpleNamespace
@@ -36,7 +37,6 @@ NOT_INTS = ("banana", "", "1.5", "nan", "1e5", "[1]", "9" * 30, "-" + "9" * 30, 
 NOT_FLOATS = ("banana", "", "nan", "inf", "-inf", "1e999", "[1]", "0,5")
 TASKS = {**{f"train {n}": c for n, c in TRAIN.items()}, **{f"evaluate {n}": c for n, c in EVALUATE.items()}}
 TASKS |= {f"define {n}": c for n, c in DEFINE.items()}
-TALLY: dict[str, int] = {}
 
 
 def malformed_numbers(kind, limits: Limits) -> list[str]:
@@ -238,7 +238,6 @@ def check(name: str, cases, base, at, metavars: dict = {}) -> None:  # noqa: B00
             arguments = [*name.split(), *base(option, value)]
             if problem := complaint(arguments, (option, *metavars.get(option, ())), value, at, before):
                 failed.append(problem)
-    TALLY[name] = count
     print(f"{name}: {count} values of {len(cases)} options", end=" ")
     assert not failed, f"{len(failed)} of {count}:\n" + "\n".join(failed)
 
@@ -348,3 +347,11 @@ def test_commands(name, at, merged):
     cases = [(p.name, malformed_of(name, p, at)) for p in parameters]
     cases += [(f"{p.name}x", [""]) for p in parameters if p.param_type_name == "option"]
     check(name, cases, base, at, {p.name: [p.metavar or p.name, *(o.lstrip("-") for o in p.opts)] for p in parameters})
+
+
+def test_a_value_that_passes_is_a_complaint(at, merged):
+    before = snapshot(at.folder, at.work)
+    assert "exit status 0" in complaint(["merge", "inspect", str(at.mixture)], ("folder",), "x", at, before)
+    extract = ["merge", "extract", str(at.mixture), "out", "--expert", "birds"]
+    assert "exit status 0" in complaint(extract, ("out",), "x", at, before) and (at.work / "out").is_dir()
+    shutil.rmtree(at.work / "out")
