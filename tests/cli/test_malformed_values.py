@@ -72,6 +72,8 @@ def malformed_places(kind: str, at) -> list[str]:
         "output file": [folder, f"{file}/x.jsonl"],
         "checkpoint": [absent, file],
         "language": ["banana", "German"],
+        "tracker": ["banana", "[wandb]"],
+        "repository": ["a b", "a/b/c", "a--b"],
         "json": ["banana", "[1]", "{", "1"],
     }[kind]
 

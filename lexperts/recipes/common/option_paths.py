@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from run_tools.errors import UserError, short_repr
+from run_tools.errors import UserError, did_you_mean, short_repr
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
 
 from .arguments import parse_name_place
@@ -61,6 +61,26 @@ def check_checkpoint(option: str, text: str) -> None:
         check_folder(option, text)
 
 
+def check_tracker(option: str, text: str) -> None:
+    """Raises a `UserError` for a text that is none of the trackers of experiments that transformers knows."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    known = (*INTEGRATION_TO_CALLBACK, "all", "none")
+    if text not in known:
+        raise UserError(f"{option} {short_repr(text)} is not known.{did_you_mean(text, known)}")
+
+
+def check_repository(option: str, text: str) -> None:
+    """Raises a `UserError` for a text that cannot be the name of a repository on the Hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError as error:
+        raise UserError(f"{option} {short_repr(text)} is not a repository's name. Use owner/name.") from error
+
+
 KINDS: dict[str, Callable[[str, str], None]] = {
     "file": check_file,
     "named file": named(check_file, optional=True),  # FILE or NAME=FILE
@@ -73,6 +93,8 @@ KINDS: dict[str, Callable[[str, str], None]] = {
     "output folder": check_new_folder,
     "output file": check_new_file,
     "checkpoint": check_checkpoint,
+    "tracker": check_tracker,
+    "repository": check_repository,
     "language": check_stemmer,
     "json": lambda option, text: None,  # checked with the model that it configures
 }

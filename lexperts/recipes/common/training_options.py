@@ -33,4 +33,7 @@ JSON_OPTIONS = (
     "lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "accelerator_config",
     "fsdp_config", "deepspeed", "parallelism_config", "liger_kernel_config",
 )  # fmt: skip
-TRAINING_KINDS = {"output_dir": "output folder", "resume_from_checkpoint": "checkpoint"}
+TRAINING_KINDS = {
+    "output_dir": "output folder", "resume_from_checkpoint": "checkpoint", "report_to": "tracker",
+    "hub_model_id": "repository",
+}  # fmt: skip
