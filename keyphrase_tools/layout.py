@@ -20,7 +20,7 @@ CUT_SHORT = 0.75  # of the usual length of a line, if the next word is added
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _J = re.escape(JOINERS)
 _DASHES = re.compile(rf"[{_J}\t]+")
-_BLANKS = re.compile(r"(?<=\S) {3,}(?=\S)")
+_BLANKS = re.compile(r"[ \u00a0\u2000-\u200a]{3,}+(?=\S)")
 _NAME = r"[A-Z][\w.'\u2019-]*"
 _MARKER = re.compile(
     r"\s*(?:"
@@ -35,19 +35,20 @@ _MARKER_BEGINS = frozenset(
 )
 _HASH = re.compile(r"\s*#{1,6}\s")
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
-_SIGN = re.compile(r"@|://|www\.|\.(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/")
+_SIGN = re.compile(r"@|://|www\.|\.(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"(?:https?|ftp|file)://[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
+    r"(?<![a-z0-9+])[a-z][a-z0-9+]{1,15}+://[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
     r"|\bwww\.[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
-    r"|(?<![\w.+-])[\w.+-]{1,64}+@[\w-]++(?:\.[\w-]++)++"
-    r"|(?<![\w.@-])(?:[\w-]{1,63}+\.){1,5}+(?<=\.)(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/[^\s<>\"\u3000-\u9fff]*+"
+    r"|(?<![\w.+-])[\w.+-]{1,64}+@[\w-]++(?:\.[\w-]++)++(?::[\w~][\w./~-]*+)?+"  # also git@github.com:owner/name.git
+    r"|(?<![\w.@-])(?:[\w-]{1,63}+\.){1,5}+(?<=\.)(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/[^\s<>\"\u3000-\u9fff]*+",
+    re.IGNORECASE,
 )
 _TAG = re.compile(
-    r"<(?:!--.*?-->|((?i:script|style))\b[^<>]*+>.*?</\1\s*>"
-    rf"|/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE}|\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>]))*+\s*+/?>"
-    r"|[!?][A-Za-z][^<>]*+>)",
-    re.DOTALL,
+    rf"</?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE}|\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>]))*+\s*+/?>"
+    r"|<[!?][A-Za-z][^<>]*+>"
 )
+_ELEMENT = re.compile(r"<(?:(!--)|(script|style)\b[^<>]*+>)", re.IGNORECASE)  # hidden with what it contains
+_TAG_OR_ELEMENT = re.compile(f"(?P<element>(?i:{_ELEMENT.pattern}))|{_TAG.pattern}")
 
 
 def unit_numbers(words: Sequence) -> np.ndarray:
@@ -98,8 +99,10 @@ def divisions(text: str) -> Iterator[int]:
                 yield end
         elif end - start > 1 or (before.isspace() and after.isspace()):
             yield end
-    if "   " in text:
-        yield from (match.end() for match in _BLANKS.finditer(text))
+    if "   " in text or not text.isascii():
+        for match in _BLANKS.finditer(text):
+            if not (text[match.start() - 1 : match.start()] or " ").isspace():  # not an indented line
+                yield match.end()
     if _LINE_BREAK.search(text):
         yield from line_divisions(text)
     elif marker := _match_marker(text):
@@ -150,7 +153,7 @@ def _is_capitals(line: str) -> bool:
 
 def hidden_spans(text: str) -> list[tuple[int, int]]:
     """The spans of URLs, e-mail addresses and HTML tags, in order; none overlap."""
-    spans = [match.span() for match in _TAG.finditer(text)] if "<" in text and ">" in text else []
+    spans = [*tag_spans(text)] if "<" in text and ">" in text else []
     tags, position = [start for start, _ in spans], 0
     for sign in _SIGN.finditer(text):
         if sign.start() < position:
@@ -163,3 +166,20 @@ def hidden_spans(text: str) -> list[tuple[int, int]]:
         if before < 0 or spans[before][1] <= match.start():
             spans.append(match.span())
     return sorted(spans)
+
+
+def tag_spans(text: str) -> Iterator[tuple[int, int]]:
+    """The spans of HTML tags, of comments, and of scripts and styles with their contents, in order."""
+    position, unclosed = 0, set()  # a missing end is looked for once: otherwise many beginnings take quadratic time
+    while match := _TAG_OR_ELEMENT.search(text, position):
+        start, position = match.span()
+        if match["element"]:
+            name = (_ELEMENT.match(text, start) or match)[2]
+            end = "--" if name is None else rf"</{name}\s*+"
+            close = None if end.lower() in unclosed else re.compile(f"{end}>", re.IGNORECASE).search(text, position)
+            if close is None:
+                unclosed.add(end.lower())
+                match = _TAG.match(text, start)
+            position = close.end() if close else match.end() if match else position
+        if match:
+            yield start, position

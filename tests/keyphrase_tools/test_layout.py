@@ -12,7 +12,7 @@ from keyphrase_tools.candidates import Vocabulary
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.labels import find, tokenize_documents
-from keyphrase_tools.layout import in_one_unit, unit_numbers
+from keyphrase_tools.layout import hidden_spans, in_one_unit, unit_numbers
 from keyphrase_tools.phrase_features import find_candidates
 from keyphrase_tools.stemming import stem
 from keyphrase_tools.windows import WordProbabilities, encode_windows
@@ -52,6 +52,10 @@ def units_of(text):
         (WRAPPED, [" ".join(WRAPPED.split()[:14]), " ".join(WRAPPED.split()[14:])]),  # a line that ends early
         ("see https://x.org/quantum-chem?a=b, now", ["see", "[https : x.org quantum chem ? a = b ,]", "now"]),
         ("to a-b.c@kinetic-energy.org or www.graph-cut.de", ["to", "[a b . c @ kinetic energy.org]", "or", "[www . graph cut . de]"]),
+        ("HTTPS://X.ORG/A b s3://graph-cut/c d", ["[HTTPS : X . ORG A]", "b", "[s3 : graph cut c]", "d"]),
+        ("clone git@x.org:graph-cut/nets.git now", ["clone", "[git @ x.org : graph cut nets . git]", "now"]),
+        ("<SCRIPT>a</script> b <style guide> c", ["[< SCRIPT > a < script >]", "b < style guide > c"]),
+        ("name\u00a0\u00a0\u00a0age\n   of\u2003\u2003\u2003graphs", ["name", "age of", "graphs"]),
         ("at github.com/graph-cuts/nets by Node.js/React", ["at", "[github.com graph cuts nets]", "by Node.js React"]),
         ('<a href="kinetic-energy" class=x>dark matter</a>', ['[< a href = " kinetic energy " class = x >]', "dark matter", "[< a >]"]),
         ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
@@ -140,6 +144,15 @@ def test_a_label_that_continues_over_a_boundary_is_two_phrases():
     text = "neural network\n\nGraph cuts"
     found = rank_phrases(text, split_words(text), np.array([[0, 1, 0], [0, 0, 1], [0, 0.1, 0.9], [0, 0, 1.0]]))
     assert [(phrase["keyphrase"], phrase["score"]) for phrase in found] == [("neural network", 1), ("Graph cuts", 1)]
+
+
+@pytest.mark.parametrize("part", ["<script>", "<STYLE a=b>", "<!-- a "])
+def test_elements_without_an_end_take_linear_time(part):
+    text = part * 40_000
+    start = time.process_time()
+    spans = hidden_spans(text + "graph <b>cut</b> <script>x</SCRIPT > <!-- y -->")
+    assert time.process_time() - start < 2  # a quarter of a second; quadratic: minutes
+    assert spans[-1][1] >= len(text) + len("graph <b>cut</b>")
 
 
 @pytest.mark.parametrize(
