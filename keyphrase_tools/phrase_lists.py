@@ -3,7 +3,8 @@
 Gold keyphrases and predictions are read in the same way, in training, scoring, calibration and export.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_labelled(
 ) -> list[dict]:
     """Reads the rows of JSON Lines files, each with a text and a list of keyphrases; see `labelled_row`."""
     convert = partial(labelled_row, text_column=text_column, keyphrases_column=keyphrases_column, hint=hint)
-    return read_jsonl(paths, convert=convert)
+    return _read_separated(paths, convert, keyphrases_column)
 
 
 def read_predictions(path: str | Path) -> list[dict]:
@@ -132,7 +133,29 @@ def read_predictions(path: str | Path) -> list[dict]:
             check_columns(row, ("keyphrases",), where, example='{"keyphrases": ["..."]}')
         return row | {"keyphrases": phrases}
 
-    return read_jsonl(path, convert=convert)
+    return _read_separated(path, convert, "keyphrases")
+
+
+def _read_separated(paths, convert: Callable[[dict, str], dict], column: str) -> list[dict]:
+    """The rows of JSON Lines files, converted.
+
+    Raises:
+        UserError: if strings of phrases have commas, but none has the separator `;`, so that each would be one phrase.
+    """
+    unseparated, separated = "", False
+
+    def check(row: dict, where: str) -> dict:
+        nonlocal unseparated, separated
+        if isinstance(value := row.get(column), str):
+            separated = separated or ";" in value
+            if not unseparated and re.search(r",(?![0-9])", value):
+                unseparated = f"{where}: {column}={short_repr(value)}"
+        return convert(row, where)
+
+    rows = read_jsonl(paths, convert=check)
+    if unseparated and not separated:
+        raise UserError(f"{unseparated} is one phrase, since no row has a ';' between phrases. Use {FORMS}.")
+    return rows
 
 
 def _read_element(element, text: str | None, where: str) -> str:

@@ -164,3 +164,17 @@ def test_a_json_file_may_hold_an_array_and_a_first_byte_order_mark(tmp_path):
     (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="line 1: "):
         read_jsonl(tmp_path / "deep.jsonl")
+
+
+def test_commas_between_phrases_are_named_where_no_row_has_the_separator(tmp_path):
+    commas, one = {"text": TEXT, "keyphrases": ", ".join(PHRASES)}, {"text": TEXT, "keyphrases": PHRASES[0]}
+    path = write(tmp_path / "commas.jsonl", one, commas)
+    for read in (read_labelled, read_predictions):
+        with pytest.raises(
+            ValueError, match=f"^{re.escape(str(path))}, line 2: keyphrases='Graph cuts, energy problem' is one"
+        ):
+            read(path)
+    path = write(tmp_path / "mixed.jsonl", commas, {"text": TEXT, "keyphrases": ";".join(PHRASES)})
+    assert [row["keyphrases"] for row in read_labelled(path)] == [[", ".join(PHRASES)], PHRASES]
+    path = write(tmp_path / "list.jsonl", {"text": TEXT, "keyphrases": [", ".join(PHRASES)]})
+    assert [row["keyphrases"] for row in read_predictions(path)] == [[", ".join(PHRASES)]]
