@@ -200,7 +200,8 @@ def make_adapter(case: Case, base: Path, folder: Path) -> tuple[Path, dict[str, 
     model.save_pretrained(folder / "adapter", **initial)
     if case.forged and case.value is not None:
         file = folder / "adapter" / "adapter_config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), case.option: case.value}))
+        config = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps({**config, case.option: case.value}), encoding="utf-8")
     merged = model.merge_and_unload()
     state = {name: weight.float().numpy() for name, weight in merged.state_dict().items()}
     if merged.config.tie_word_embeddings:

@@ -27,7 +27,9 @@ def read_recorded_recipe(folder: Path, record: dict[str, Any]) -> Recipe:
     try:
         return read_recipe(record["recipe"])
     except MergeError as error:
-        raise MergeError(f"{folder / RECORD} is damaged: {one_line(error)} Copy or compose the mixture again.") from error
+        raise MergeError(
+            f"{folder / RECORD} is damaged: {one_line(error)} Copy or compose the mixture again."
+        ) from error
 
 
 @dataclass

@@ -102,7 +102,9 @@ def record_values(record: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
             yield f"{where}.files.bytes", file.get("bytes"), type(file.get("bytes")) is int and file["bytes"] >= 0
     written, rows, shared = (record.get(key) for key in ("written", "gate_rows", "shared_from"))
     yield "written", written, written is None or (isinstance(written, dict) and all(map(is_text, written.values())))
-    is_rows = isinstance(rows, list) and len(rows) == len(experts) and all(type(row) is int and row >= 0 for row in rows)
+    is_rows = (
+        isinstance(rows, list) and len(rows) == len(experts) and all(type(row) is int and row >= 0 for row in rows)
+    )
     yield "gate_rows", rows, rows is None or is_rows
     yield "shared_from", shared, shared is None or (isinstance(shared, list) and all(map(is_text, shared)))
 

@@ -314,7 +314,7 @@ YAML = {
     "long integer": (f"seed: {'9' * 9000}\nexperts: [a, b]\n", "."),
     "huge k": (f"experts_per_token: 0x{'f' * 9000}\nexperts: [a, b]\n", "experts_per_token"),
     "escapes": ('experts: ["\\e[31ma", "b"]\n', "x1b|usable"),
-    "surrogate": ('experts: ["\\ud800", "b"]\n', "expert|UTF"),
+    "surrogate": ('experts: ["\\ud800", "b"]\n', "expert|UTF|Unicode"),
     "two documents": ("experts: [a, b]\n---\nexperts: [c]\n", "document"),
     "control character": ("experts: [a\x07, b]\n", "cannot be read"),
     "not UTF-8": (b"experts: [\xff\xfe, b]\n", "UTF-8"),
