@@ -27,7 +27,7 @@ def open_encoder(source: Source) -> tuple[Encode, str]:
     """
     for folder in (source.folder, source.checkpoint.folder):
         with contextlib.suppress(OSError, ValueError):
-            stamp = tuple((path.name, path.stat().st_mtime_ns) for path in sorted(folder.glob("*token*")))
+            stamp = tuple((path.name, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()))
             return opened(folder, source.config.get("model_type"), stamp)
     raise MergeError(
         f"gate_mode needs a tokenizer, but {source.name} ({source.origin}) has none that can be opened. Set base_model to "
