@@ -97,17 +97,17 @@ def merge_gates() -> str:
         "base": "`lexperts merge compose`, random gates", "mergekit": "mergekit-moe {version}, random gates",
         "hidden": LABELS["hidden"], "mergekit-hidden": LABELS["mergekit-hidden"],
     }  # fmt: skip
-    lines = ["| 4 experts | | processor seconds | peak memory |", "| --- | --- | --- | --- |"]
+    lines = ["| 4 experts | | processor seconds | peak memory (without mapped files) |", "| --- | --- | --- | --- |"]
     for (shape, candidate), rows in groups.items():
         times = [row["cpu_seconds"] for row in rows]
         spread = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
         label = labels[candidate].format(version=record["settings"]["mergekit"]["mergekit"])
-        memory = max(row["total_mib"] for row in rows)
-        lines.append(f"| {SHAPES[shape]} | {label} | {spread} | {memory:,.0f} MiB |")
+        total, anonymous = (max(row[field] for row in rows) for field in ("total_mib", "anonymous_mib"))
+        lines.append(f"| {SHAPES[shape]} | {label} | {spread} | {total:,.0f} MiB ({anonymous:,.0f}) |")
     rounds = 1 + max(row["round"] for row in record["results"])
-    note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved; memory with mapped "
-    note += "files. Other processes used the machine meanwhile, which lengthens processor time too: compare within a model. "
-    note += "Two prompts for each expert."
+    note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved. "
+    note += "Other processes used the machine meanwhile, which lengthens processor time too: compare within a model. "
+    note += "Two prompts for each expert. "
     return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_speed.py --help`"])
 
 
