@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TextIO
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -40,6 +41,17 @@ def flatten(row: Mapping) -> dict[str, str]:
     return cells
 
 
+class _Lines:
+    """Ends the rows of a `csv.writer` by a line feed. It quotes a carriage return in a cell only if its own line ends have one."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def write(self, row: str) -> None:
+        """Writes one row."""
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
 def write_csv(rows: Callable[[], Iterable[Mapping[str, str]]], output: Path, delimiter: str = ",") -> None:
     """Writes rows of cells.
 
@@ -49,6 +61,6 @@ def write_csv(rows: Callable[[], Iterable[Mapping[str, str]]], output: Path, del
     columns = {name: None for row in rows() for name in row}
     names = [name for name in columns if name != "error"] + ["error"] * ("error" in columns)
     with output.open("w", encoding="utf-8", errors="replace", newline="") as file:
-        writer = csv.DictWriter(file, names, restval="", delimiter=delimiter, lineterminator="\n")
+        writer = csv.DictWriter(_Lines(file), names, restval="", delimiter=delimiter, lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows())

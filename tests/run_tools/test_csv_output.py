@@ -25,12 +25,12 @@ def test_nested_values_are_cells(tmp_path):
     assert flatten(row) == cells | {"scores": "0.7500; 0.5000", "nested": '{"a": [1]}'}
     rows = [
         {"id": 1, "keyphrases": [], "error": None},
-        {"id": 2, "error": "it is\nempty"},
+        {"id": "2\r", "error": "it\ris\r\nnot\nempty\r\n"},
         {"id": 3, "keyphrases": PHRASES},
     ]
     write_csv(lambda: map(flatten, rows), tmp_path / "a.tsv", "\t")
     with (tmp_path / "a.tsv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file, delimiter="\t"))
     assert list(found[0]) == ["id", "keyphrases", "scores", "error"]
-    assert found[1] == {"id": "2", "keyphrases": "", "scores": "", "error": "it is\nempty"}
+    assert found[1] == {"id": "2\r", "keyphrases": "", "scores": "", "error": "it\ris\r\nnot\nempty\r\n"}
     assert found[2]["keyphrases"] == "graph cut; energy"
