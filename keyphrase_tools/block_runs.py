@@ -10,6 +10,7 @@ depend on the documents only, not on the number of workers. Repeating a run skip
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from run_tools.option_paths import check_new_folder
 from run_tools.outputs import (
     KnownRows,
     OutputRecord,
+    check_record,
     hash_file,
     parse_record,
     read_record,
@@ -124,7 +126,12 @@ def run_blocks(
             remove_parts(parts, claim)
             return summarize(record, 0)
         earlier = find_earlier(output, claim)
-        known = None if earlier is None else find_known(output, corpus, earlier, about, append)
+        try:
+            known = None if earlier is None else find_known(output, corpus, earlier, about, append)
+        except (OSError, ValueError):
+            lock.close()
+            remove_empty(parts)
+            raise
         if earlier is not None:
             about[APPENDED] = earlier._asdict()
         claim = open_claim(parts, claim, about)
@@ -213,6 +220,11 @@ def find_earlier(output: Path, claim: Claim | None) -> OutputRecord | None:
         FileExistsError: if there is no record, or the output has changed since.
     """
     if not output.exists():
+        if output.is_symlink():
+            raise FileExistsError(
+                f"{output} is a link to {os.readlink(output)!r}, which does not exist. Remove the link."
+            )
+        check_record(output)
         return None
     record, size = read_record(output), output.stat().st_size
     appended = (

@@ -18,7 +18,7 @@ from run_tools.parquet_rows import RowGroup, import_parquet
 from run_tools.row_files import csv_header, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
 
 from .clean_text import clean
-from .corpus_files import COMPRESSED, common_folder, count_lines, find_files, find_format, suffix
+from .corpus_files import COMPRESSED, count_lines, find_files, find_format, suffix
 from .failures import CONTENT_ERRORS, is_of_content
 from .fingerprints import hash_text
 from .input_documents import CHARACTERS, is_words
@@ -77,6 +77,7 @@ class Corpus:
         required: other columns that must exist.
         delimiter: between the fields of CSV files; by default a comma, in .tsv files a tab.
         encoding: of text files; by default that of their byte order mark, else UTF-8.
+        output: a file of results, which is left out of the files that a folder or pattern names.
 
     Raises:
         FileNotFoundError: if there are no such files.
@@ -95,6 +96,7 @@ class Corpus:
         *,
         delimiter: str | None = None,
         encoding: str | None = None,
+        output: str | Path | None = None,
     ):
         self.delimiter, self.encoding = parse_delimiter(delimiter), parse_encoding(encoding)
         self.source, self.text_column, self.title_column, self.id_column = (
@@ -107,10 +109,7 @@ class Corpus:
         self._required = [text_column, *required, *([id_column] if id_column != "id" else [])]
         self._warned: set[str] = set()  # columns
         self.has_ids = False
-        self._fs, self._paths = find_files(self.source)
-        self._root = str(PurePosixPath(self._paths[0]).parent)
-        if len(self._paths) > 1:
-            self._root = common_folder(self._paths)
+        self._fs, self._paths, self._root = find_files(self.source, output)
         self._format = find_format(self.source, self._paths)
         self._check_options()
         check = {

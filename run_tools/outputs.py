@@ -5,6 +5,7 @@ It is a hidden file, which readers of a whole folder leave out. Without it, or a
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, time, timedelta
@@ -65,18 +66,26 @@ def read_record(output: Path) -> OutputRecord | None:
         return None
 
 
+def check_record(output: Path) -> None:
+    """Raises a `FileExistsError` if another file has the name of the output's record."""
+    path = record_path(output)
+    if os.path.lexists(path) and (path.is_symlink() or read_record(output) is None):
+        raise FileExistsError(
+            f"{path} is in the way: it is not the record of a run. Move it away, and repeat the command."
+        )
+
+
 def write_record(output: Path, record: OutputRecord) -> None:
     """Writes the record of an output, which may not have its name yet.
 
     Raises:
         FileExistsError: if another file has the record's name.
     """
-    path = record_path(output)
-    if path.exists() and read_record(output) is None:
-        raise FileExistsError(
-            f"{path} is in the way: it is not the record of a run. Move it away, and repeat the command."
-        )
-    write_file(path, json.dumps(record._asdict(), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"))
+    check_record(output)
+    write_file(
+        record_path(output),
+        json.dumps(record._asdict(), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"),
+    )
 
 
 def read_rows(output: Path) -> Iterator[dict]:

@@ -64,7 +64,8 @@ def terms(
         check_output(output)
         check_local(engine, device, model=model, reward_model=reward_model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
-        corpus = Corpus(source, "context", None, keep=None, required=("term",), delimiter=delimiter, encoding=encoding)
+        reading = {"delimiter": delimiter, "encoding": encoding, "output": output}
+        corpus = Corpus(source, "context", None, keep=None, required=("term",), **reading)
         options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
         process = DefinitionProcess(model, reward_model, batch_size, device, seed, options)
         summary = run_blocks(process, corpus, output, engine=runner, block_size=block_size, append=append)

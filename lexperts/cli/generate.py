@@ -76,8 +76,9 @@ def generate(
         check_local(engine, device, model=model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
         corpus = Corpus(
-            source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding
-        )
+            source, text_column, title_column, id_column, keep or (),
+            delimiter=delimiter, encoding=encoding, output=output,
+        )  # fmt: skip
         given = {"num_keyphrases": num_keyphrases, "max_phrases": max_phrases, "exclusion_window": exclusion_window}
         options = {"num_beams": num_beams} | {name: value for name, value in given.items() if value is not None}
         process = GenerationProcess(

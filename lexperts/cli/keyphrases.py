@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from run_tools.errors import UserError, short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from .common import RESUME, AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
@@ -143,8 +144,9 @@ def extract(
         check_local(engine, device, model=model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
         corpus = Corpus(
-            source, text_column, title_column, id_column, keep or (), delimiter=delimiter, encoding=encoding
-        )
+            source, text_column, title_column, id_column, keep or (),
+            delimiter=delimiter, encoding=encoding, output=output,
+        )  # fmt: skip
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
         options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
@@ -180,10 +182,14 @@ def show(
       lexperts keyphrases show article.txt --output article.html
     """
     with user_errors(debug):
-        from keyphrase_tools.html_page import render_page
+        from keyphrase_tools.html_page import is_page, render_page
         from keyphrase_tools.loading import parse_device
 
         check_new_file("--output", output)
+        if output.exists() and not is_page(output):
+            raise UserError(
+                f"--output {short_repr(str(output))} exists, and is not a page of this command. Choose another name."
+            )
         check_local("local", device, model=model)
         texts = [file.read_text(encoding="utf-8") for file in files]
         extractor = open_extractor(model, device=device and parse_device(device))

@@ -440,3 +440,9 @@ def test_rows_of_new_documents_alone_are_blocks(tmp_path):
     ]  # fmt: skip
     rest = list(corpus.blocks(2, {0: 2}, is_new=lambda row: row.id % 2 == 1))
     assert rest == blocks[1:]
+
+
+def test_a_pipe_is_not_said_to_be_missing(tmp_path):
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(ValueError, match="in.jsonl is not a regular file"):
+        Corpus(tmp_path / "in.jsonl")

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from keyphrase_tools import block_runs
-from keyphrase_tools.block_runs import find_finished, run_blocks
+from keyphrase_tools.block_runs import check_output, find_finished, run_blocks
 from keyphrase_tools.corpus import Corpus
 from lexperts.cli import build_app
 from lexperts.cli.keyphrases import app
@@ -29,7 +29,8 @@ ROWS = [{"id": i, "text": "graph " * (i + 1), "year": 2000 + i} for i in range(1
 
 
 def run(source, output, append=False, keep=("year",), process=None, **options):
-    return run_blocks(process or Lengths(), Corpus(source, keep=keep), output, block_size=2, append=append, **options)
+    corpus = Corpus(source, keep=keep, output=output)
+    return run_blocks(process or Lengths(), corpus, output, block_size=2, append=append, **options)
 
 
 def stop_after(monkeypatch, blocks, *arguments, **options):
@@ -165,8 +166,34 @@ def test_an_output_of_anything_else_is_refused(change, source, tmp_path):
     before = content(tmp_path)
     with pytest.raises(FileExistsError, match=f"out.jsonl already exists, and .*{message}"):
         run(source, output, **options)
-    assert content(tmp_path) == before or change in ("option", "source", "block size")
-    assert output.read_bytes() == before[str(output)]
+    assert content(tmp_path) == before and not (tmp_path / "out.jsonl.parts").exists()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", ".out.jsonl.run.json"])
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_link_and_a_users_record_stay(kind, name, source, tmp_path):
+    path = tmp_path / name
+    path.write_text("mine") if kind == "file" else path.symlink_to("nothing.jsonl")
+    with pytest.raises(FileExistsError, match=f"{name} (is|already)"):
+        check_output(tmp_path / "out.jsonl")
+    with pytest.raises(FileExistsError, match=f"{name} (is|already)"):
+        run(source, tmp_path / "out.jsonl")
+    assert path.read_text() == "mine" if kind == "file" else path.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == sorted([name, source.name])
+
+
+@pytest.mark.parametrize("pattern", ["", "*.jsonl", "*.json*"])
+def test_an_output_beside_its_source_is_not_read(pattern, tmp_path, monkeypatch):
+    """Nor are its record and the blocks of a run that was killed."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", ROWS)
+    source, output = folder / pattern, folder / "out.jsonl"
+    stop_after(monkeypatch, 2, source, output)
+    assert run(source, output).documents == 10
+    assert run(source, output) == (10, 0, [], 0)
+    write_jsonl(folder / "b.jsonl", [{"id": 99, "text": "new", "year": 1}])
+    assert run(source, output, append=True) == (11, 0, [], 1)
 
 
 def grow(source, rows):
@@ -259,6 +286,16 @@ def test_files_are_appended_by_their_paths(tmp_path):
     (folder / "a.txt").write_text("aaaa")
     assert run(folder, output, keep=(), append=True) == (3, 0, [], 1)
     assert [(row["id"], row["length"]) for row in lines(output)] == [("b.txt", 3), ("c.txt", 3), ("a.txt", 4)]
+
+
+@pytest.mark.parametrize("source", ["in", "in/**/*.txt"])
+def test_a_new_file_changes_no_other_path(source, tmp_path):
+    for text, name in (("old", "in/sub/a.txt"), ("newer", "in/a.txt")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        run(tmp_path / source, tmp_path / "out.jsonl", keep=(), append=True)
+    rows = [(row["id"], row["length"]) for row in lines(tmp_path / "out.jsonl")]
+    assert rows == [("sub/a.txt", 3), ("a.txt", 5)]
 
 
 def test_a_source_that_changes_while_it_is_read_is_not_joined(source, tmp_path):

@@ -102,6 +102,7 @@ def summarize_file(
         raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")
     check_output(output)
     required = () if dataset_column is None else (dataset_column,)
-    corpus = Corpus(source, text_column, None, keep=None, required=required, delimiter=delimiter, encoding=encoding)
+    reading = {"delimiter": delimiter, "encoding": encoding, "output": output}
+    corpus = Corpus(source, text_column, None, keep=None, required=required, **reading)
     process = SummaryProcess(model, corpus.text_column, dataset, dataset_column, batch_size, device, options)
     return run_blocks(process, corpus, output, engine=engine, block_size=block_size, append=append)
