@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="lexperts">
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1e; }}
@@ -25,6 +27,15 @@ p {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 </body>
 </html>
 """
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of `render_page`, which may be replaced by another one."""
+    start = PAGE[: PAGE.index("<title>")].encode()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def render_page(

@@ -162,6 +162,12 @@ def test_show_prints_keyphrases_and_writes_a_page(tmp_path):
     assert "hash" in done.output and "<mark" in (tmp_path / "page.html").read_text()
     done = call("show", tmp_path / "missing.txt", "--output", tmp_path / "page.html")
     assert done.exit_code == 2 and "missing.txt" in done.output
+    (tmp_path / "users.html").write_text("<!DOCTYPE html>\n<html lang='en'>")
+    for name in ("a.txt", "users.html"):
+        before = (tmp_path / name).read_bytes()
+        done = call("show", tmp_path / "a.txt", "--output", tmp_path / name)
+        assert done.exit_code == 2 and f"{name}' exists" in done.output and (tmp_path / name).read_bytes() == before
+    assert call("show", tmp_path / "a.txt", "--output", tmp_path / "page.html", "--top-k", 1).exit_code == 0
 
 
 def test_a_style_is_passed_on_and_another_style_is_another_run(gold, tmp_path, monkeypatch):
