@@ -15,7 +15,7 @@ import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
 
 from .default_model import DefaultModel, NoDefaultWarning
-from .exported_model import KeyphraseModel
+from .keyphrase_model import KeyphraseModel
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
 TASK = "keyphrase-extraction"

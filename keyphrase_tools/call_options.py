@@ -1,10 +1,18 @@
 """The options of a call of `pipeline("keyphrase-extraction")`, checked in one place for pipelines, classes, servers and commands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
-from run_tools.errors import UserError, did_you_mean, short_repr
+try:
+    from run_tools.errors import UserError, did_you_mean, short_repr
+except ImportError:  # this file travels with checkpoints, to machines without Lexperts
+    UserError, short_repr = ValueError, "{!r:.80}".format
+
+    def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+        """The known names."""
+        return f" Choose from: {', '.join(sorted(known))}."
+
 
 from .candidates import MATCH_CASE, parse_candidates
 from .stemming import check_language

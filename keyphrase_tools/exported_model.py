@@ -16,11 +16,8 @@ import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from torch import nn
-from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedConfig
+from transformers import AutoConfig
 from transformers.modeling_outputs import TokenClassifierOutput
-
-from run_tools.model_files import HUB_OPTIONS, check_files, find_damage
-from run_tools.model_loading import one_line_errors, open_checked
 
 from .fingerprints import hash_tokenizer
 
@@ -33,39 +30,12 @@ def graph_file(backend: str, precision: str) -> str:
     return f"{backend}/{name}{'' if precision == 'fp32' else '_' + precision}.{suffix}"
 
 
-class KeyphraseModel(AutoModelForTokenClassification):
-    """What `pipeline("keyphrase-extraction")` opens a name with: an exported graph, or any PyTorch token classifier."""
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """An `ExportedModel` for a folder without PyTorch weights, otherwise as in transformers, with the checks of
-        `run_tools.model_loading.open_model`. A kernel on the Hub that config.json names is refused for every model.
-        """
-        name = pretrained_model_name_or_path
-        hub = {key: value for key, value in kwargs.items() if key in HUB_OPTIONS}
-        with one_line_errors(name, find_damage, "_from_pipeline" in kwargs, **hub):
-            config = PreTrainedConfig.get_config_dict(name, **hub)[0]
-            has_weights = any(Path(name, hub.get("subfolder") or "").glob("*.safetensors"))
-            if config.get("exported") and not has_weights:
-                if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
-                    raise ValueError(
-                        f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out."
-                    )
-                check_files(name, weights=False, **hub)
-                return ExportedModel(name, **hub)
-        load = AutoModelForTokenClassification.from_pretrained
-        model = open_checked(AutoModelForTokenClassification, load, name, *args, **kwargs)
-        if config.get("exported"):
-            model.exported_from = hub  # for a pipeline with `backend=...`, which removes it
-        return model
-
-
 class ExportedModel(nn.Module):
     """A graph in a folder or on the Hub. The graph is opened by `open`.
 
     Args:
         name: folder or Hub id.
-        hub: arguments of `from_pretrained` among `HUB_OPTIONS`.
+        hub: arguments of `from_pretrained` that locate a checkpoint, such as `revision` and `token`.
     """
 
     hf_device_map = None

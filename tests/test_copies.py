@@ -1,8 +1,13 @@
 """Files that every modeling package carries are the same, byte for byte: `make fix-copies`."""
 
+import inspect
 from pathlib import Path
 
 import pytest
+from transformers.dynamic_module_utils import get_imports, get_relative_import_files
+from transformers.pipelines import PIPELINE_REGISTRY
+
+import lexperts  # noqa: F401  (registers the pipelines)
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("exhird", "hypernet", "lexicon", "moesumm")
@@ -34,3 +39,14 @@ def test_a_copy_equals_its_master(name, package):
         assert copy.read_bytes() == master.read_bytes(), (
             f"edit {master.name} in modeling_seke, then run: make fix-copies"
         )
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["extractive-qa", "definition-modeling", "keyphrase-extraction", "keyphrase-generation", "moe-summarization"],
+)
+def test_files_that_travel_with_a_checkpoint_need_no_package_of_ours(task):
+    pipeline = inspect.getfile(PIPELINE_REGISTRY.supported_tasks[task]["impl"])
+    for file in (pipeline, *get_relative_import_files(pipeline)):
+        ours = {"run_tools", "keyphrase_tools", "merge_tools", "lexperts"} & set(get_imports(file))
+        assert not ours, f"{file} imports {ours}"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools import exported_model
+from keyphrase_tools import exported_model, keyphrase_model
 from keyphrase_tools.export import export_model, sensitive_nodes
 from keyphrase_tools.exported_model import ExportedModel, graph_file, has_vnni
 
@@ -154,7 +154,7 @@ def test_threads_and_copies_answer_the_same(outputs, format):
 
 def test_half_precision_is_not_taken_silently(outputs, caplog):
     with pytest.raises(ValueError, match="bfloat16"):
-        exported_model.KeyphraseModel.from_pretrained(str(outputs()), dtype=torch.bfloat16)
+        keyphrase_model.KeyphraseModel.from_pretrained(str(outputs()), dtype=torch.bfloat16)
 
 
 def test_a_folder_has_the_usual_permissions(outputs, tmp_path):
