@@ -51,8 +51,8 @@ def serve(
 
         from .keyphrases import open_extractor
 
-        check_local("local", device, model=model)
         listener = bind(host, port)
+        check_local("local", device, model=model)
         options = {"dtype": parse_dtype(dtype), "device": device and parse_device(device)}
         extract = open_extractor(model, **options, trust_remote_code=trust_remote_code)
         limits = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
