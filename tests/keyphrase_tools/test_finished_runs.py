@@ -196,10 +196,6 @@ def test_an_output_beside_its_source_is_not_read(pattern, tmp_path, monkeypatch)
     assert run(source, output, append=True) == (11, 0, [], 1)
 
 
-def grow(source, rows):
-    return write_jsonl(source, rows)
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
 def test_append_adds_the_documents_with_new_ids(suffix, tmp_path):
     bad = "{no json\n"
@@ -234,11 +230,6 @@ def test_an_append_that_is_killed_at_any_moment_resumes(moment, tmp_path, monkey
     if moment in ("block", "grown again"):
         stop_after(monkeypatch, 1, source, output, append=True)
     else:
-        place = {
-            "record": (block_runs, "hash_file"),
-            "rename": (block_runs.Path, "replace"),
-            "removal": (Claim, "remove"),
-        }
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             if moment == "rename":
                 write = block_runs.write_record
@@ -246,7 +237,7 @@ def test_an_append_that_is_killed_at_any_moment_resumes(moment, tmp_path, monkey
             elif moment == "record":
                 patch.setattr(block_runs, "write_record", killed)
             else:
-                patch.setattr(*place[moment], killed)
+                patch.setattr(Claim, "remove", killed)
             run(source, output, append=True)
     if moment == "grown again":
         write_jsonl(source, ROWS)
