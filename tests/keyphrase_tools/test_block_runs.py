@@ -178,7 +178,7 @@ def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, mon
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(OSError, match="has no space left .*000000000002-.*Free some, and repeat"),
+        pytest.raises(OSError, match="has no space left .*000000000002-.*Free some space, and repeat"),
     ):
         patch.setattr(os, "fsync", full)
         extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
