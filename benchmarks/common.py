@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -172,7 +173,7 @@ class BenchmarkRun(RunFolder):
     """A file or folder of a benchmark, with the record of its settings beside it: NAME.settings.json."""
 
     def __init__(self, result: Path, settings: dict):
-        self.name = result.name
+        self.name, self.own_outputs = result.name, re.compile(re.escape(result.name))
         super().__init__(
             result.parent, settings, outputs=(glob.escape(result.name),), record=f"{result.name}.settings.json"
         )

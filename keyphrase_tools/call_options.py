@@ -54,6 +54,16 @@ def check_share(name: str, value, meaning: str, inside: bool = False) -> float |
     return float(value)
 
 
+def check_temperature(value) -> float | None:
+    """Returns the temperature of a model's scores, or `None`; raises a `UserError` for another value than a number above 0."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
+        name = "config.keyphrase_temperature"
+        raise UserError(f"{name}={short_repr(value)} must be a number above 0. Use 1 or None for no change.")
+    return float(value)
+
+
 def check_choice(name: str, value, choices: tuple) -> Any:
     """Returns one of the choices, or `None`; raises a `UserError` for another value."""
     if value is None or any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):

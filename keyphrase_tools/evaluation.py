@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
+from run_tools.errors import UserError
+
 from .call_options import UNSET
 from .clean_text import clean
 from .decoding import rank_phrases, tag_spans, word_tags
 from .jsonl import full_text
 from .labels import label_windows, present, tag
-from .metrics import check_gold, keyphrase_f1
+from .metrics import check_cuts, check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
@@ -189,6 +191,8 @@ def read_lists(texts: Sequence[str], keyphrases: Sequence) -> list[list[str]]:
     Raises:
         ValueError: for keyphrases in another form, or another number of them than of texts.
     """
+    if len(texts) != len(keyphrases):
+        raise UserError(f"There are {len(keyphrases)} lists of keyphrases for {len(texts)} texts, not one per text.")
     return [
         read_phrases(phrases, text, f"keyphrases of document {i}")
         for i, (text, phrases) in enumerate(zip(texts, keyphrases, strict=True))
@@ -215,7 +219,7 @@ def gold_phrases(
 
 def needed_phrases(k: int | str | Sequence[int | str], gold: Sequence[Sequence[str]]) -> int | None:
     """How many phrases of each document the cutoffs k of `metrics.keyphrase_f1` count; `None` for all."""
-    cuts = [k] if isinstance(k, (int, str)) else list(k)
+    cuts = check_cuts(k)
     if "M" in cuts:
         return None
     return max(max(map(len, gold)) if cut == "k" else cut for cut in cuts)

@@ -158,7 +158,7 @@ def keyphrase_f1(
         split_phrases=split_phrases, drop_unknown=drop_unknown, max_predictions=max_predictions,
         max_one_word_predictions=max_one_word_predictions,
     )  # fmt: skip
-    cuts = _cuts(k)
+    cuts = check_cuts(k)
     rows = _score_documents(predictions, references, sources, cuts, rules)
     if not rows["total"] or (
         rules.documents_without_gold == "drop" and not any(r["num_targets"] for r in rows["total"])
@@ -188,7 +188,7 @@ def keyphrase_f1_by_document(
         precision@k, recall@k, f1@k and correct@k. With sources: three such lists, "total", "present" and "absent".
     """
     rules = _rules(convention, **switches)
-    rows = _score_documents(predictions, references, sources, _cuts(k), rules)
+    rows = _score_documents(predictions, references, sources, check_cuts(k), rules)
     return rows["total"] if sources is None else rows
 
 
@@ -210,9 +210,10 @@ def check_gold(gold: Sequence[Sequence[str]], where: str = "") -> None:
         raise ValueError((f"{where}: " if where else "") + NO_GOLD.format(documents=len(gold)))
 
 
-def _cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
+def check_cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
+    """The cutoffs of `keyphrase_f1`; raises a `ValueError` for another value, or none."""
     cuts = tuple(k) if isinstance(k, Iterable) and not isinstance(k, str) else (k,)
-    for cut in cuts:
+    for cut in cuts or [k]:
         if cut not in ("k", "M") and (isinstance(cut, bool) or not isinstance(cut, int) or cut < 1):
             raise ValueError(
                 f"k={cut!r} must be a positive integer, "

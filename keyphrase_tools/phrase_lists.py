@@ -123,7 +123,8 @@ def read_predictions(path: str | Path) -> list[dict]:
     """Reads the rows of a JSON Lines file of predicted keyphrases, best first; a row with `error` has none.
 
     Raises:
-        ValueError: if a row has neither keyphrases nor an error, or keyphrases of another form; the message names the line.
+        ValueError: if a row has neither keyphrases nor an error, or keyphrases of another form, the message names the line; and if
+            every row has an error.
     """
 
     def convert(row: dict, where: str) -> dict:
@@ -133,7 +134,12 @@ def read_predictions(path: str | Path) -> list[dict]:
             check_columns(row, ("keyphrases",), where, example='{"keyphrases": ["..."]}')
         return row | {"keyphrases": phrases}
 
-    return _read_separated(path, convert, "keyphrases")
+    rows = _read_separated(path, convert, "keyphrases")
+    if all(row.get("error") is not None and not row["keyphrases"] for row in rows):
+        raise UserError(
+            f"{path}: all of the {len(rows):,} rows have an error, so there is nothing to score. Extract them again."
+        )
+    return rows
 
 
 def _read_separated(paths, convert: Callable[[dict, str], dict], column: str) -> list[dict]:

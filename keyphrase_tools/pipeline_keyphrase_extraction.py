@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .batches import BatchRead, Values, pad_windows, split_windows
-from .call_options import check_batch_size, check_call_options
+from .call_options import check_batch_size, check_call_options, check_share, check_temperature
 from .dataframes import read_documents, tabulate
 from .decoding import O, word_tags
 from .diversity import WordStates, last_states
@@ -179,7 +179,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def temperature(self, ranker: PhraseRanker | None) -> float | None:
         """The temperature of scores: it belongs to those of rankers, or if the model has no ranker, to those of labels."""
         applies = (ranker is not None) == bool(self._rankers)
-        return getattr(self.model.config, "keyphrase_temperature", None) if applies else None
+        return check_temperature(getattr(self.model.config, "keyphrase_temperature", None)) if applies else None
 
     def has_temperature(self, batch_size: int | None = None, **options) -> bool:
         """Whether the model's temperature, if it has one, is applied to the scores of a call with these options."""
@@ -416,7 +416,9 @@ class KeyphraseExtractionPipeline(TextPipeline):
 
     def _threshold(self, threshold: float | None) -> float | None:
         """The threshold of the call, or else of the model."""
-        return getattr(self.model.config, "keyphrase_threshold", None) if threshold is None else threshold
+        own = getattr(self.model.config, "keyphrase_threshold", None)
+        meaning = "the probability of a word"
+        return check_share("config.keyphrase_threshold", own, meaning, inside=True) if threshold is None else threshold
 
     def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
         """The keyphrases of each document, best first."""

@@ -1,6 +1,5 @@
 """llms.txt, the page for coding agents: its commands, names, options and links exist, and its first block runs."""
 
-import inspect
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +9,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import lexperts  # noqa: F401  registers the pipelines
 import merge_tools
-from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
+from keyphrase_tools.call_options import OPTIONS
 
 from .test_docs import exists, missing_names, problem_of, unknown_names
 
@@ -46,8 +45,7 @@ def test_names_in_prose_exist():
 
 def test_the_options_of_a_call_are_all_there_are():
     listed = re.findall(r"`(\w+)`", re.search(r"Options of a call: (.*?)\. There", PAGE, re.S).group(1))
-    known = [*inspect.signature(KeyphraseExtractionPipeline._sanitize_parameters).parameters][1:-1]
-    assert sorted(listed) == sorted([*known, "batch_size"])
+    assert sorted(listed) == sorted([*OPTIONS, "batch_size"])
 
 
 def test_the_recipe_is_read_and_links_lead_to_files(tmp_path):

@@ -120,6 +120,15 @@ def test_what_cannot_be_measured_is_named(extract):
         expected_calibration_error([0.5, 1.5], [True, False])
 
 
+@pytest.mark.parametrize("field", ["keyphrase_temperature", "keyphrase_threshold"])
+@pytest.mark.parametrize("value", [float("nan"), -1, 0, "1"])
+def test_a_field_that_was_set_after_loading_is_checked(extract, monkeypatch, field, value):
+    """A configuration without validation, as of a stock model, accepts any value."""
+    monkeypatch.setitem(vars(extract.model.config), field, value)
+    with pytest.raises(ValueError, match=field):
+        extract(TEXTS)
+
+
 RANKER = {"bias": -1.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0), "labels": 0.9, "more_words": 0.6}
 
 

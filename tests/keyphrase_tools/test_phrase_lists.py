@@ -124,6 +124,8 @@ def test_a_row_with_an_error_has_no_predictions(tmp_path):
     assert [row["keyphrases"] for row in found] == [PHRASES, [], []]
     gold = write(tmp_path / "gold.jsonl", *[{"text": TEXT, "keyphrases": PHRASES}] * 3)
     assert score_files(tmp_path / "found.jsonl", gold, k=2)["recall@2"] == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="all of the 2 rows have an error"):
+        read_predictions(write(tmp_path / "failed.jsonl", *rows[1:]))
 
 
 @pytest.mark.parametrize(

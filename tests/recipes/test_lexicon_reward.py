@@ -135,7 +135,7 @@ def test_interrupted_sampling_ends_in_the_same_pairs(folder, tmp_path):
     lines = whole.split(b"\n")
     for done in (0, 3, 9):
         file = ResumableJsonl(tmp_path / f"{done}.jsonl", given)
-        file.record.write_text(json.dumps({"settings": given}))
+        file.record.write_text(json.dumps({"settings": given, "part": True}))
         file.part.write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:7])
         rewards.write_pairs(model, tokenizer, ROWS, file, **given)
         assert file.path.read_bytes() == whole

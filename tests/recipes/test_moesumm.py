@@ -229,6 +229,8 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
     cut = tmp_path / "ours" / "mail.jsonl"  # killed in the middle of a line
     lines = cut.read_text()
     cut.rename(cut.with_suffix(".part")).write_text(lines[: len(lines) * 2 // 3])
+    record = cut.with_suffix(".settings.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"part": True}))
     run(evaluate, *given)
     assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
 

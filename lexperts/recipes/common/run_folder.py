@@ -27,7 +27,7 @@ RUN_OUTPUTS = (
 # those of them that a run of ours writes, and not only a user with a similar name
 OWN_OUTPUTS = re.compile(
     r"checkpoint-\d+|base|base\.part|first|seed-\d+|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
-    r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|train|validation"
+    r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|(states-)?(train|validation|test)"
 )
 
 
@@ -65,16 +65,23 @@ class RunFolder:
         inputs: files and folders that the run reads and that overwriting must not remove.
     """
 
+    own_outputs = OWN_OUTPUTS
+
     def __init__(
         self, path, settings: dict, outputs: Sequence[str] = RUN_OUTPUTS, record: str = RECORD, inputs: Sequence = ()
     ):
         self.path, self.settings, self.outputs, self.inputs = Path(path), settings, tuple(outputs), inputs
         self.record = self.path / record
+        self.clear: tuple[str, ...] = ()
         self.start: str | None = None
 
     def leftovers(self) -> list[Path]:
         """The outputs of an earlier run."""
         return sorted({path for pattern in self.outputs for path in self.path.glob(pattern)})
+
+    def removable(self) -> list[Path]:
+        """The outputs of an earlier run, and what it has made for its own use."""
+        return [*self.leftovers(), *(path for pattern in self.clear for path in sorted(self.path.glob(pattern)))]
 
     def read(self) -> dict:
         """The record, or an empty dictionary."""
@@ -88,8 +95,9 @@ class RunFolder:
         """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` for a run with
         other settings or without a record; `overwrite` removes its outputs instead, and what matches `clear`.
         """
+        self.clear = tuple(clear)
         if overwrite:
-            self.remove(clear)
+            self.remove()
         leftovers, record = self.leftovers(), self.read()
         if leftovers and not record:
             raise SettingsMismatchError(
@@ -117,14 +125,14 @@ class RunFolder:
         """Replaces the record."""
         replace_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
 
-    def remove(self, clear: Sequence[str]) -> None:
+    def remove(self) -> None:
         """Removes the outputs of a run and nothing else.
 
         Raises:
             SettingsMismatchError: if one of them is an input of this run, or is not of a run: there is no record, or it is not in
                 the record of a finished run. Nothing is removed then.
         """
-        outputs = [*self.leftovers(), *(path for pattern in clear for path in self.path.glob(pattern))]
+        outputs = self.removable()
         for path in outputs:
             for source in map(Path, self.inputs):
                 if source.exists() and (
@@ -155,7 +163,7 @@ class RunFolder:
             return outputs[0], f"{self.record.name}, the record of a run, is missing or damaged"
         files = record.get("files")  # of a finished run
         for path in outputs:
-            if not OWN_OUTPUTS.fullmatch(path.name):
+            if not self.own_outputs.fullmatch(path.name):
                 return path, "its name is not one of a run's outputs"
             if files is not None and (other := next((f for f in self.files_of([path]) if f not in files), None)):
                 return self.path / other, f"{self.record.name} does not name it"
@@ -174,7 +182,7 @@ class RunFolder:
 
     def mark_finished(self, **facts) -> None:
         """Records that the run has finished and what it has written, with facts such as steps and epochs."""
-        self.write({**self.read(), "finished": True, "files": self.files_of(self.leftovers()), **facts})
+        self.write({**self.read(), "finished": True, "files": self.files_of(self.removable()), **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
         """The checkpoint to resume from: the newest here, or the requested one. Raises a `ValueError` if that is not a
