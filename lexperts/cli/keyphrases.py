@@ -138,9 +138,11 @@ def extract(
         from keyphrase_tools.corpus import Corpus
         from keyphrase_tools.extractor import KeyphraseExtractor
         from keyphrase_tools.loading import parse_dtype
+        from keyphrase_tools.stemming import check_language
 
         check_output(output)
         parse_dtype(dtype)
+        options = {} if language is None else {"language": check_language(None if language == "none" else language)}
         check_local(engine, device, model=model)
         runner = open_engine(engine, address, workers, gpus_per_worker)
         corpus = Corpus(
@@ -149,9 +151,8 @@ def extract(
         )  # fmt: skip
         top_k = 10 if top_k is None and candidates is None else top_k
         given = {"min_score": min_score, "threshold": threshold, "style": style}
-        options = {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
+        options |= {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
         options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
-        options |= {} if language is None else {"language": None if language == "none" else language}
         options |= {"diversity": diversity} if diversity else {}
         options |= {} if nested else {"nested": False}
         options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}

@@ -87,7 +87,7 @@ def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
         ]
         write_rows(data / f"{split}.jsonl", rows)
     done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1)
-    assert done.returncode == 2 and "has no 'text', 'keyphrases'" in done.stderr
+    assert done.returncode == 2 and "there is no 'text', 'keyphrases'" in done.stderr
     assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
     columns = ("--text_column", "document", "--keyphrases_column", "extractive_keyphrases")
     done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1, *columns)
@@ -139,12 +139,15 @@ def test_the_training_page_ends_in_models_that_open(backbone, tiny_tokenizer, tm
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in block)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.jsonl").write_text("".join((CORPUS / "test.jsonl").read_text().splitlines(keepends=True)[:8]))
+    lines = (CORPUS / "test.jsonl").read_text().splitlines(keepends=True)
+    for name, share in (("train", slice(0, 8)), ("test", slice(8, 12))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[share]))
     arguments = 'TrainingArguments("runs/mine"'
     for old, new in (
         ("microsoft/deberta-v3-base", str(backbone)),
         ("model_max_length=256", "model_max_length=64"),
-        (arguments, arguments + ', max_steps=3, save_steps=2, learning_rate=0.1, report_to="none", use_cpu=True'),
+        ("learning_rate=1e-3", "learning_rate=0.1"),
+        (arguments, arguments + ', max_steps=3, save_steps=2, report_to="none", use_cpu=True'),
     ):
         assert old in code
         code = code.replace(old, new)
