@@ -42,14 +42,14 @@ class CompleteCheckpointMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers, from safetensors only, with clear errors for damaged files. Where Lexperts is installed, weights that
-        are missing are an error; without it transformers warns. With `output_loading_info=True` the caller checks.
+        """As in transformers, from safetensors only, with clear errors for damaged files. Weights that are missing are new, as those of
+        a head that will be trained, and transformers warns; pipelines and commands refuse them.
         """
         load = super().from_pretrained
         kwargs["use_safetensors"] = kwargs.get("use_safetensors") is not False  # False: the caller trusts a pickle file
         try:
             if open_checked is not None:
-                return open_checked(cls, load, pretrained_model_name_or_path, *args, **kwargs)
+                return open_checked(cls, load, pretrained_model_name_or_path, *args, complete=False, **kwargs)
             return load(pretrained_model_name_or_path, *args, **kwargs)
         except SafetensorError as error:
             raise OSError(

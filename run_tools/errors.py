@@ -142,6 +142,12 @@ def short_repr(value) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def repr_path(path: str | Path) -> str:
+    """`repr` of a path of at most 300 characters; a longer one loses its middle, for its end says most."""
+    text = repr(str(path))
+    return text if len(text) <= 300 else f"{text[:148]}...{text[-149:]}"
+
+
 def format_size(count: float) -> str:
     """Bytes with a unit: 7.30 GB."""
     for unit in ("B", "kB", "MB", "GB"):

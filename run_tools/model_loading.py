@@ -138,8 +138,18 @@ def checked_class(auto_class: Any) -> Any:
     return type(auto_class.__name__, (auto_class,), {"from_pretrained": classmethod(from_pretrained)})
 
 
-def open_checked(cls: Any, load: Callable[..., Any], name: Any, *args: Any, new: Sequence[str] = (), **options: Any):
+def open_checked(
+    cls: Any,
+    load: Callable[..., Any],
+    name: Any,
+    *args: Any,
+    new: Sequence[str] = (),
+    complete: bool = True,
+    **options: Any,
+):
     """`load(name, *args, **options)`, which is `cls.from_pretrained`, with the checks of `open_model`.
+
+    With `complete=False` weights may be missing, of which transformers warns, as for a new head that will be trained.
 
     There are no checks if the caller asks for `output_loading_info` and so makes them, and if the weights are not in files.
     """
@@ -159,7 +169,8 @@ def open_checked(cls: Any, load: Callable[..., Any], name: Any, *args: Any, new:
             if shapes is not None and skeleton is not None:
                 check_shapes(name, skeleton, shapes, error)
             raise
-        check_all_loaded(name, info, new)
+        if complete:
+            check_all_loaded(name, info, new)
     return model
 
 

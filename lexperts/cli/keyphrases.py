@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from run_tools.errors import UserError, short_repr
+from run_tools.errors import UserError, repr_path
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from .common import RESUME, AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
@@ -189,7 +189,7 @@ def show(
         check_new_file("--output", output)
         if output.exists() and not is_page(output):
             raise UserError(
-                f"--output {short_repr(str(output))} exists, and is not a page of this command. Choose another name."
+                f"--output {repr_path(output)} exists, and is not a page of this command. Choose another name."
             )
         check_local("local", device, model=model)
         texts = [file.read_text(encoding="utf-8") for file in files]

@@ -222,7 +222,7 @@ def test_what_is_no_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="MarianDecoderLayer, MarianEncoderLayer"):
         kind(MoeSummConfig(text_config=marian))
     tiny_backbone().save_pretrained(tmp_path / "bart")
-    with pytest.raises(RuntimeError, match=r"mismatch|size"):
+    with pytest.raises((RuntimeError, ValueError, OSError), match=r"mismatch|size"):
         kind.from_pretrained(tmp_path / "bart", config=MoeSummConfig(text_config=backbone_config(d_model=32)))
 
 

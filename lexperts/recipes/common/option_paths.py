@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from run_tools.errors import UserError, did_you_mean, short_repr
+from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
 
 from .arguments import parse_name_place
@@ -20,7 +20,7 @@ def check_path(option: str, text: str) -> None:
     from keyphrase_tools.loading import is_path
 
     if is_path(text) and not Path(text).exists():
-        raise UserError(f"{option} {short_repr(text)} does not exist. Pass a file, a folder or a Hub id.")
+        raise UserError(f"{option} {repr_path(text)} does not exist. Pass a file, a folder or a Hub id.")
 
 
 def check_model(option: str, text: str) -> None:
