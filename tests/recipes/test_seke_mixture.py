@@ -146,8 +146,8 @@ def test_another_style_is_another_run(mixed, backbone):
     ("options", "named"),
     [
         (["--mixing_temperature", 2], "--rows_per_epoch"),
-        (["--mixing_temperature", 0, "--rows_per_epoch", 8], "--mixing_temperature 0"),
-        (["--mixing_temperature", "nan", "--rows_per_epoch", 8], "--mixing_temperature nan"),
+        (["--mixing_temperature", 0, "--rows_per_epoch", 8], "--mixing_temperature '0'"),
+        (["--mixing_temperature", "nan", "--rows_per_epoch", 8], "--mixing_temperature 'nan'"),
         (["--frozen_layers", 1], "--lora false"),
         (["--frozen_layers", 9, "--lora", "false"], "9"),
         (["--test_files", f"a:news={CORPUS / 'test.jsonl'}"], "'news'"),
