@@ -39,6 +39,7 @@ SLOW_FILES = (
     "test_block_runs.py",
     "test_many_documents.py",
     "test_quickstart_and_readme.py",
+    "test_training_contract.py",
 )
 
 
