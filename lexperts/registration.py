@@ -12,12 +12,6 @@ from importlib.util import find_spec
 PACKAGES = (
     "modeling_exhird", "modeling_hypernet", "modeling_lexicon", "modeling_moesumm", "modeling_seke", "keyphrase_tools",
 )  # fmt: skip
-TASKS = (
-    "definition-modeling",
-    "extractive-qa",
-    "keyphrase-generation",
-    "moe-summarization",
-)  # keyphrase_tools has its own class
 
 
 def register_with_transformers() -> None:
@@ -36,18 +30,6 @@ def import_packages() -> None:
             import_module(name)
     finally:
         random.setstate(numbers)
-    check_opened_models()
-
-
-def check_opened_models() -> None:
-    """Makes our pipelines refuse checkpoints that lack weights, stock models too: transformers only warns."""
-    from transformers.pipelines import PIPELINE_REGISTRY
-
-    from run_tools.model_loading import checked_class
-
-    for task in TASKS:
-        entry = PIPELINE_REGISTRY.supported_tasks[task]
-        PIPELINE_REGISTRY.supported_tasks[task] = entry | {"pt": tuple(map(checked_class, entry["pt"]))}
 
 
 class AfterTransformers(MetaPathFinder):

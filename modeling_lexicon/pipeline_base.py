@@ -10,6 +10,11 @@ from collections.abc import Iterable, Mapping
 from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+try:
+    from run_tools.model_loading import checked_class
+except ImportError:  # code of a checkpoint, on a machine without Lexperts
+    checked_class = None  # type: ignore[assignment]
+
 
 class TextPipeline(Pipeline):
     """A pipeline that tokenizes, batches and streams by itself."""
@@ -63,9 +68,9 @@ class NoDefaultModel(Mapping):
 
 
 def register_pipeline(task: str, pipeline_class: type, auto_class: type):
-    """Registers a pipeline of texts that has no default model."""
+    """Registers a pipeline of texts that has no default model, and that refuses checkpoints which lack weights."""
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=auto_class, type="text")
-    # not register_pipeline(default=...): saved models would record it
-    PIPELINE_REGISTRY.supported_tasks[task] = PIPELINE_REGISTRY.supported_tasks[task] | {
-        "default": NoDefaultModel(task)
-    }
+    opened = auto_class if checked_class is None else checked_class(auto_class)
+    # a new entry, and not arguments of register_pipeline: saved models would record them
+    entry = PIPELINE_REGISTRY.supported_tasks[task]
+    PIPELINE_REGISTRY.supported_tasks[task] = entry | {"pt": (opened,), "default": NoDefaultModel(task)}

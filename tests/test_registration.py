@@ -6,6 +6,10 @@ import sys
 import pytest
 
 TASKS = ("definition-modeling", "extractive-qa", "keyphrase-extraction", "keyphrase-generation", "moe-summarization")
+OF_PACKAGE = {
+    "modeling_exhird": "keyphrase-generation", "modeling_hypernet": "extractive-qa", "modeling_lexicon": "definition-modeling",
+    "modeling_moesumm": "moe-summarization", "keyphrase_tools": "keyphrase-extraction",
+}  # fmt: skip
 MODEL_TYPES = ("seke", "exhird", "hypernet", "moesumm", "lexicon")
 CHECK = f"""
 from transformers import AutoConfig
@@ -25,6 +29,28 @@ def test_one_import_registers_everything(imports):
     done = run(imports + CHECK)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "already registered" not in done.stderr
+
+
+def test_any_package_may_be_imported_first():
+    """Also before transformers; its pipeline then opens models with our checks. Forked where torch is imported already."""
+    done = run(
+        "import importlib, os, sys, torch\n"
+        "assert 'transformers' not in sys.modules\n"
+        f"for package, task in {OF_PACKAGE}.items():\n"
+        "    for names in ([package], ['lexperts', package]):\n"
+        "        if not os.fork():\n"
+        "            try:\n"
+        "                [importlib.import_module(name) for name in names]\n"
+        "                from transformers.pipelines import PIPELINE_REGISTRY\n"
+        "                opened = PIPELINE_REGISTRY.supported_tasks[task]['pt'][0].__module__\n"
+        "                os._exit(opened.startswith('transformers.'))\n"
+        "            finally:\n"
+        "                os._exit(2)\n"
+        "        print(os.waitpid(-1, 0)[1], *names)\n"
+    )
+    assert done.stdout.split() == [w for p in OF_PACKAGE for w in ("0", p, "0", "lexperts", p)], (
+        done.stdout + done.stderr
+    )
 
 
 def test_the_import_alone_imports_neither_torch_nor_transformers():
