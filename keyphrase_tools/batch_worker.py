@@ -34,7 +34,7 @@ class WorkerStoppedError(RuntimeError):
 
 
 class AbandonedError(RuntimeError):
-    """Nobody waits for the documents that are being read any more."""
+    """No request waits for the documents that are being read any more."""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class BatchWorker:
 
     Args:
         read: `read(documents, is_abandoned, **options)` returns a list with one result per document. It may raise an
-            `AbandonedError` once `is_abandoned()` is true: nobody waits for any of the documents.
+            `AbandonedError` once `is_abandoned()` is true: no request waits for any of the documents.
         batch_size: maximum number of documents in a batch.
         max_wait: seconds.
         max_queue: maximum number of documents that wait. Those being read are not counted.

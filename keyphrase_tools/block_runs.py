@@ -190,7 +190,7 @@ def check_output(output: str | Path) -> None:
     """Checks the path of an output before the model is loaded.
 
     Raises:
-        FileExistsError: if the output exists, and no run of ours has written it as it is.
+        FileExistsError: if the output exists, and no run of ours has written it, or it has changed since.
         ValueError: if its suffix is not that of JSON Lines, Parquet or CSV.
             Also if OUT.parts holds anything that is not of a run.
         ImportError: for Parquet without pyarrow.

@@ -26,7 +26,7 @@ def check_whole_number(name: str, value, least: int = 1, none: str = "the defaul
     """Returns an integer of at least `least`, or `None`.
 
     Raises:
-        UserError: for another value; `none` says what `None` stands for.
+        UserError: for another value; `none` says what `None` means.
     """
     if value is None:
         return None
@@ -78,7 +78,7 @@ def check_style(value) -> str | None:
     raise UserError(f"style={short_repr(value)} is not a name. Use one of config.styles, or None.")
 
 
-# name -> its check, and what None stands for
+# name -> its check, and what None means
 OPTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "top_k": (lambda value: check_whole_number("top_k", value, none="all keyphrases"), None),
     "min_score": (lambda value: check_share("min_score", value, "the lowest score of a keyphrase"), None),
@@ -98,7 +98,7 @@ OPTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 def check_call_options(**options) -> dict[str, Any]:
-    """The options of a call with valid values; `None` stands for the default of the option, whatever the pipeline's own is.
+    """The options of a call with valid values; `None` means the default of the option, whatever the pipeline's own is.
 
     Args:
         options: as in a call of `KeyphraseExtractionPipeline`. Those that are `UNSET` are left out.

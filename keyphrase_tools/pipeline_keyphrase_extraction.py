@@ -57,7 +57,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
     Texts are cleaned first (see `clean_text`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
     entities are decoded. Offsets are those of the original text.
 
-    All options may be given to `pipeline(...)`, as defaults of this pipeline, and to each call. `None` in a call stands for the
+    All options may be given to `pipeline(...)`, as defaults of this pipeline, and to each call. `None` in a call means the
     default that is named here, also where the pipeline has another.
 
     Args:

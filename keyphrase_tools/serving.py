@@ -184,7 +184,7 @@ def create_app(
 
 
 def reader(extract, batch_size: int, max_candidates: int):
-    """The function with which the worker reads documents; it stops between two batches of the model if nobody waits for them."""
+    """The function with which the worker reads documents; it stops between two batches of the model if no request waits for them."""
 
     def read(documents: list, is_abandoned, **options) -> list:
         # candidates without mentions take memory too, in each document

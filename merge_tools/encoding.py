@@ -9,7 +9,7 @@ from typing import Any
 from .checkpoints import Source, read_json
 from .errors import MergeError
 
-# What transformers' class for a tokenizer.json as it is, is called.
+# The name of transformers' class that reads an unchanged tokenizer.json.
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 # Fields of tokenizer_config.json without an effect on the ids of one text, besides the special tokens.
@@ -51,7 +51,7 @@ def opened(folder: Path, model_type: str, stamp: tuple) -> tuple[Encode, str]:
 
 
 def plain_tokenizer(folder: Path, model_type: str) -> tuple[Encode, str] | None:
-    """The tokenizer.json of a Llama as it is, if nothing else in the folder changes what it gives."""
+    """The unchanged tokenizer.json of a Llama, if nothing else in the folder changes what it gives."""
     file, settings_file = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if model_type != "llama" or not file.is_file() or not settings_file.is_file():
         return None

@@ -122,7 +122,7 @@ def user_errors(
 
 
 def silence_output() -> None:
-    """Discards what is still to be written to a standard output that nobody reads, also at the process's end."""
+    """Discards what is still to be written to a standard output that no process reads, also at the process's end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -196,7 +196,7 @@ def check_json(text: str) -> None:
 def raise_user_error(message: str) -> None:
     """In place of argparse's `error`, which exits: "argument --x: invalid" becomes "--x invalid"."""
     name, colon, text = message.removeprefix("argument ").partition(": ")
-    name = name.partition("/")[0]  # the spelling with hyphens is another name
+    name = name.partition("/")[0]  # the part after a slash is the spelling with hyphens
     if message.startswith("argument ") and colon:
         message = f"{name} {text}" if text.startswith(("'", '"')) else f"{name}: {text}"
     raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
