@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
 
@@ -26,9 +25,10 @@ import torch
 
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
 from lexperts.recipes.common.arguments import find_config
-from lexperts.recipes.common.fingerprints import fingerprint, package_version
 from lexperts.recipes.common.run_folder import RunFolder, SettingsMismatchError
 from lexperts.recipes.common.settings import IGNORED, differences
+from run_tools.fingerprints import fingerprint
+from run_tools.versions import UNKNOWN, package_version, package_versions
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
@@ -51,13 +51,8 @@ def machine() -> dict:
 
 def peer_versions() -> dict[str, str]:
     """The versions of the peers that are installed; their scores differ between versions."""
-    found = {}
-    for system, package in PEERS.items():
-        try:
-            found[system] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {system: package_version(package) for system, package in PEERS.items()}
+    return {system: version for system, version in found.items() if version != UNKNOWN}
 
 
 def read(path: str) -> str:
@@ -83,8 +78,12 @@ def write(name: str, results, **settings) -> Path:
     """Writes results/NAME.json with date, commit, versions and machine."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    versions = {package: version(package) for package in PACKAGES}
-    record = {"date": date.today().isoformat(), "commit": commit(), "versions": versions, "machine": machine()}
+    record = {
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "versions": package_versions(PACKAGES),
+        "machine": machine(),
+    }
     path.write_text(json.dumps({**record, "settings": settings, "results": results}, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
     return path
@@ -263,7 +262,7 @@ def run_lexperts(*command, log: Path, threads: int | None = 1, **options) -> flo
 
 def relevant_versions() -> dict[str, str]:
     """Versions of RELEVANT_PACKAGES in this environment."""
-    return {package: version(package) for package in RELEVANT_PACKAGES}
+    return package_versions(RELEVANT_PACKAGES)
 
 
 def as_json(value):

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from common import peer_versions, write
 from keyphrase_sets import Documents, data_file, yake_phrases
+from lexperts.recipes.common.fingerprints import fingerprint
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.default_model import find_default_model
 from keyphrase_tools.evaluation import score_phrases
-from lexperts.recipes.common.fingerprints import fingerprint
 from lexperts.recipes.seke.scoring import join_neighbours
 
 PARAGRAPH = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "paragraph.txt"

@@ -18,7 +18,8 @@ from pathlib import Path
 from common import peer_versions, write
 from keyphrase_sets import BASELINES, Documents, data_file
 
-from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.rows import full_text
+from run_tools.jsonl import read_jsonl
 
 GRAPHS = [(f, p) for f in ("onnx", "openvino") for p in ("fp32", "int8")]
 SYSTEMS = (

@@ -162,8 +162,8 @@ EPOCHS = (
 
 def rows_of(path: Path, documents: int, tokenizer) -> list[dict]:
     """The first documents of a file, tokenized with their labels."""
-    from keyphrase_tools.jsonl import read_jsonl
     from keyphrase_tools.labels import tokenize_documents
+    from run_tools.jsonl import read_jsonl
 
     rows = read_jsonl(path)[:documents]
     columns = {name: [row[name] for row in rows] for name in ("title", "text", "keyphrases")}

@@ -14,9 +14,9 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.evaluation import score_phrases
-from keyphrase_tools.jsonl import read_jsonl
 from keyphrase_tools.labels import present
 from keyphrase_tools.words import split_words
+from run_tools.jsonl import read_jsonl
 
 
 def mean_overlap(first: list[list[dict]], second: list[list[dict]]) -> float:

@@ -8,7 +8,8 @@ from common import run_once
 from tqdm import tqdm
 
 from keyphrase_tools.evaluation import gold_phrases, score_phrases
-from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.rows import full_text
+from run_tools.jsonl import read_jsonl
 
 SPLITS = ("train", "validation", "test")
 RULES = ("lexperts", "seke")

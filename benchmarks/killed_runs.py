@@ -32,8 +32,8 @@ from common import Record, add_record_arguments
 from many_documents import BAD, make_source
 from tiny_model import read_documents, save_tiny_model
 
-from keyphrase_tools.block_runs import find_finished
 from run_tools.claims import RECORD
+from run_tools.corpus.block_runs import find_finished
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = 50  # documents

@@ -19,7 +19,7 @@ from transformers import pipeline
 
 from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import THRESHOLDS, gold_phrases, score_phrases
-from keyphrase_tools.jsonl import full_text
+from keyphrase_tools.rows import full_text
 from lexperts.recipes.seke.arguments import DataArguments
 from lexperts.recipes.seke.data import load_documents
 

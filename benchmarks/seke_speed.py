@@ -24,10 +24,11 @@ from transformers import AutoTokenizer, pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.jsonl import full_text, read_jsonl
+from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from modeling_seke.layers_seke import PackedTokens, reference_experts
+from run_tools.jsonl import read_jsonl
 
 PADDED = 256
 BATCHES = {"cpu": 8, "cuda": 64}

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 
@@ -23,7 +22,8 @@ import numpy as np
 import psutil
 from common import write
 
-from keyphrase_tools.jsonl import read_jsonl
+from run_tools.jsonl import read_jsonl
+from run_tools.versions import package_versions
 
 CORPUS = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "test.jsonl"
 START = 120  # seconds for the server to start
@@ -110,7 +110,7 @@ def main():
         process.wait()
     words = float(np.mean([len(row["text"].split()) for row in rows]))
     settings = {"seconds": args.seconds, "data": args.data.name, "documents": len(rows), "words": round(words, 1)}
-    servers = {package: version(package) for package in ("fastapi", "uvicorn")}
+    servers = package_versions(("fastapi", "uvicorn"))
     write("serving", results, **settings, **server, **servers)
 
 

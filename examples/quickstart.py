@@ -30,10 +30,11 @@ from transformers import (
 from transformers.utils import logging
 
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
-from keyphrase_tools.jsonl import full_text, read_jsonl
 from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.rows import full_text
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.configuration_seke import KEYPHRASE_LABELS
+from run_tools.jsonl import read_jsonl
 
 HERE = Path(__file__).resolve().parent
 EXTRACT = """

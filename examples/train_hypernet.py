@@ -13,10 +13,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline, set_seed
 
 from keyphrase_tools.evaluation import evaluate_pipeline
-from keyphrase_tools.jsonl import read_jsonl
 from keyphrase_tools.labels import tokenize_documents
 from modeling_hypernet import DataCollatorForTextPairs, HypernetForTokenClassification
 from modeling_hypernet.backbone_hypernet import resolve_backbone
+from run_tools.jsonl import read_jsonl
 
 CORPUS = Path(__file__).parent / "corpus"
 

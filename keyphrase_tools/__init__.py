@@ -5,7 +5,6 @@ Other submodules are imported on first use: `keyphrase_tools.metrics.keyphrase_f
 
 import logging
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pkgutil import iter_modules
 
 from transformers import AutoModelForTokenClassification
@@ -13,6 +12,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
+from run_tools.versions import package_version
 
 from .default_model import DefaultModel, NoDefaultWarning
 from .keyphrase_model import KeyphraseModel
@@ -28,10 +28,7 @@ PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
 logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
 
-try:
-    __version__ = version("lexperts")
-except PackageNotFoundError:  # a plain copy of the files
-    __version__ = "unknown"
+__version__ = package_version()
 
 __all__ = ["KeyphraseExtractionPipeline"]
 

@@ -10,10 +10,10 @@ from run_tools.errors import UserError
 from .call_options import UNSET
 from .clean_text import clean
 from .decoding import rank_phrases, tag_spans, word_tags
-from .jsonl import full_text
 from .labels import label_windows, present, tag
 from .metrics import check_cuts, check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
+from .rows import full_text
 from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import read_labels, warn_if_all_outside

@@ -19,11 +19,11 @@ from torch import nn
 
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
+from run_tools.fingerprints import hash_tokenizer, hash_weights
 from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import BACKENDS, ExportedModel, graph_file
-from .fingerprints import hash_tokenizer, hash_weights
 from .token_classifiers import length_limit
 
 PRECISIONS = ("fp32", "int8")

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from .fingerprints import hash_tokenizer
+from run_tools.fingerprints import hash_tokenizer
 
 BACKENDS = ("onnx", "openvino")
 

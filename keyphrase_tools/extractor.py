@@ -5,15 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from run_tools.corpus.documents import check_document
+from run_tools.corpus.failures import process_each
+from run_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
+from run_tools.processes import MemoryRelease, prepare_process
+
 from .call_options import check_batch_size, check_call_options
-from .corpus import check_document
 from .default_model import find_default_model
-from .failures import process_each
-from .fingerprints import hash_config, hash_tokenizer, hash_weights
 from .input_documents import split_into_blocks
 from .loading import describe_load_errors, parse_device, parse_dtype
 from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
-from .processes import MemoryRelease, prepare_process
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
 MENTION_FIELDS = ("start", "end", "field", "score")

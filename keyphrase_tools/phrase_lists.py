@@ -10,8 +10,9 @@ from numbers import Integral, Real
 from pathlib import Path
 
 from run_tools.errors import UserError, short_repr
+from run_tools.jsonl import check_columns, read_jsonl
 
-from .jsonl import NAME_COLUMNS, check_columns, read_jsonl
+from .rows import NAME_COLUMNS
 
 FORMS = (
     '["graph cut", "energy"], "graph cut; energy", [["graph cut", 0.9]], [{"keyphrase": "graph cut"}] (also "phrase" or "text"), '

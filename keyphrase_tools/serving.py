@@ -25,11 +25,12 @@ except ImportError as error:
         f"The server needs {error.name}. Install it with: pip install lexperts[serve]", name=error.name
     ) from error
 
+from run_tools.processes import MemoryRelease
+
 from .batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
 from .candidates import parse_candidates
 from .input_documents import split_into_blocks
 from .pipeline_keyphrase_extraction import SORT_WINDOW
-from .processes import MemoryRelease
 from .server_requests import Answer, Parameters, error_responses, list_documents, parse_body, request_schema
 from .windows import replace_surrogates
 

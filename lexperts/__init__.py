@@ -4,15 +4,11 @@
 It costs nothing by itself: the registration runs when transformers is imported, or now if it already is.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from run_tools.versions import package_version
 
 from .registration import register_with_transformers
 
-try:
-    __version__ = version("lexperts")
-except PackageNotFoundError:  # a plain copy of the files
-    __version__ = "unknown"
-
+__version__ = package_version()
 register_with_transformers()
 
 __all__ = ["__version__"]

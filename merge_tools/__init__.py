@@ -1,5 +1,7 @@
 """Merges independently fine-tuned models of one family into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
+from run_tools.versions import package_version
+
 from .clustering.pipeline import cluster
 from .compose import check_and_plan, compose, load_experts
 from .edit import add, export, extract, remove
@@ -7,7 +9,6 @@ from .errors import MergeError
 from .findings import Finding, Report
 from .mixture import inspect
 from .preflight import check
-from .provenance import package_version
 from .recipe import ExpertRecipe, Recipe, read_recipe
 from .repair import repair
 from .routing import Routing, plot, route

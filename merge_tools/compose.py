@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from run_tools.versions import package_version
+
 from .card import model_card
 from .checkpoints import Source
 from .errors import MergeError
@@ -19,7 +21,7 @@ from .output_config import code_files, mixture_config, output_format, to_json_by
 from .places import places_beside
 from .plan import OutputTensor, centroid_tensor, measure, plan_tensors, read_centroids
 from .preflight import Preflight, run_preflight
-from .provenance import RECORD, package_version, source_record
+from .provenance import RECORD, source_record
 from .recipe import Recipe
 from .shard_writer import SHARD_BYTES, Look, NotFiniteError, Progress, write_checkpoint
 from .source_scan import ScanResult

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from .source_scan import ScanResult
 RECORD = "merge_record.json"
 MAX_LICENCES, LONGEST_LICENCE = 10, 200
 RECORD_KEYS = ("made_by", "family", "format", "recipe", "base", "experts", "gates")
-
-
-def package_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("lexperts")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def source_record(source: Source, scans: dict[Path, ScanResult]) -> dict[str, Any]:

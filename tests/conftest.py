@@ -119,6 +119,15 @@ def tiny_seke(backbone_config):
 
 
 @pytest.fixture(scope="session")
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A saved model that finds keyphrases, which no test may change."""
+    folder = tmp_path_factory.mktemp("model")
+    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def same_on_cuda():
     """same_on_cuda(model, batch) -> losses and gradients of both devices agree, and those in bfloat16 are finite.
 

@@ -11,9 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from keyphrase_tools.block_runs import run_blocks
-from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.extractor import KeyphraseExtractor
+from run_tools.corpus.block_runs import run_blocks
+from run_tools.corpus.documents import Corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -8,12 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from keyphrase_tools.corpus import Corpus, import_parquet
 from keyphrase_tools.extractor import KeyphraseExtractor
 from keyphrase_tools.windows import replace_surrogates
-from run_tools.csv_output import flatten, write_csv
+from run_tools.corpus.csv_output import flatten, write_csv
+from run_tools.corpus.documents import Corpus, import_parquet
+from run_tools.corpus.text_rows import csv_header, json_rows
 from run_tools.errors import is_encodable, one_line
-from run_tools.row_files import csv_header, json_rows
 
 from . import AppSettings
 
@@ -188,7 +188,7 @@ def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
     with lines.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     if output.suffix == ".parquet":
-        from keyphrase_tools.parquet_output import write_parquet
+        from run_tools.corpus.parquet_output import write_parquet
 
         write_parquet([lines], output, process.types())
         lines.unlink()

@@ -56,8 +56,8 @@ def terms(
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
-        from keyphrase_tools.block_runs import check_output, run_blocks
-        from keyphrase_tools.corpus import Corpus
+        from run_tools.corpus.block_runs import check_output, run_blocks
+        from run_tools.corpus.documents import Corpus
 
         from ..recipes.lexicon.define_file import DefinitionProcess
 

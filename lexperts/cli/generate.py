@@ -67,8 +67,8 @@ def generate(
       lexperts keyphrases generate documents.jsonl keyphrases.jsonl --model runs/keyphrases
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
-        from keyphrase_tools.block_runs import check_output, run_blocks
-        from keyphrase_tools.corpus import Corpus
+        from run_tools.corpus.block_runs import check_output, run_blocks
+        from run_tools.corpus.documents import Corpus
 
         from ..recipes.exhird.generate_file import GenerationProcess
 

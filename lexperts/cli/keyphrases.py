@@ -61,8 +61,8 @@ def open_extractor(model: str | None, **options):
     """The pipeline of a model, by default of the default model."""
     from keyphrase_tools.default_model import find_default_model
     from keyphrase_tools.loading import describe_load_errors
-    from keyphrase_tools.processes import prepare_process
     from run_tools.model_loading import open_pipeline
+    from run_tools.processes import prepare_process
 
     prepare_process()
     model = model or find_default_model()
@@ -133,12 +133,12 @@ def extract(
       lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
-        from keyphrase_tools.block_runs import check_output, run_blocks
         from keyphrase_tools.candidates import read_candidates
-        from keyphrase_tools.corpus import Corpus
         from keyphrase_tools.extractor import KeyphraseExtractor
         from keyphrase_tools.loading import parse_dtype
         from keyphrase_tools.stemming import check_language
+        from run_tools.corpus.block_runs import check_output, run_blocks
+        from run_tools.corpus.documents import Corpus
 
         check_output(output)
         parse_dtype(dtype)
@@ -273,11 +273,12 @@ def explain(
         from tqdm import tqdm
         from transformers import AutoModelForTokenClassification
 
-        from keyphrase_tools.corpus import Corpus, read_texts
         from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
+        from keyphrase_tools.rows import read_texts
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
+        from run_tools.corpus.documents import Corpus
         from run_tools.model_loading import open_model, open_tokenizer
 
         check_new_folder("OUT", output)
@@ -340,9 +341,10 @@ def export(
     with user_errors(debug):
         from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.export import export_model
-        from keyphrase_tools.jsonl import full_text, read_jsonl
         from keyphrase_tools.loading import describe_load_errors
         from keyphrase_tools.phrase_lists import read_labelled
+        from keyphrase_tools.rows import full_text
+        from run_tools.jsonl import read_jsonl
         from run_tools.model_loading import open_config
 
         check_new_folder("OUT", output)

@@ -49,7 +49,7 @@ def open_engine(name: str, address: str | None, workers: int | None, gpus_per_wo
         ValueError: if it is not known, or an option needs another one.
         ImportError: without Ray.
     """
-    from keyphrase_tools.engines import LocalEngine, RayEngine
+    from run_tools.corpus.engines import LocalEngine, RayEngine
 
     if name == "ray":
         return RayEngine(address, workers, gpus_per_worker)

@@ -7,8 +7,8 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from keyphrase_tools import block_runs
 from lexperts.cli import build_app
+from run_tools.corpus import block_runs
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
 from tests.recipes.helpers import write_rows
 

@@ -47,12 +47,3 @@ def everything(lookup):
     extract = lookup(top_k=None)
     extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
     return extract
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    """A saved model that finds keyphrases."""
-    folder = tmp_path_factory.mktemp("model")
-    for part in (tiny_seke("bert", keyphrase_threshold=0.4), tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)

@@ -17,7 +17,7 @@ from keyphrase_tools.labels import find
 from keyphrase_tools.stemming import stem
 from keyphrase_tools.words import split_words
 from lexperts.cli.keyphrases import app
-from tests.keyphrase_tools.corpora import as_written, extract_file, interrupt, lines, write_jsonl
+from tests.corpora import as_written, extract_file, interrupt, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 ABSENT = {"score": None, "start": None, "end": None, "mentions": []}

@@ -15,7 +15,7 @@ from transformers import pipeline
 
 from keyphrase_tools import extractor as module
 from keyphrase_tools.extractor import KeyphraseExtractor, load_pipeline
-from tests.keyphrase_tools.corpora import as_written
+from tests.corpora import as_written
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
 TITLES = ["Cut graphs", None, "Networks", ""]

@@ -25,7 +25,7 @@ from keyphrase_tools.stemming import LANGUAGES, stem, stem_phrase
 from keyphrase_tools.words import split_words
 from lexperts.cli.keyphrases import app
 from modeling_seke import SekeConfig, SekeForTokenClassification
-from tests.keyphrase_tools.corpora import as_written
+from tests.corpora import as_written
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 CORPUS = Path(__file__).resolve().parents[2] / "examples" / "corpus"

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_files, score_phrases
-from keyphrase_tools.jsonl import read_jsonl
 from keyphrase_tools.labels import find, present, tag, tokenize_documents
 from keyphrase_tools.phrase_lists import FORMS, labelled_row, read_labelled, read_phrases, read_predictions
 from keyphrase_tools.words import split_words
+from run_tools.jsonl import read_jsonl
 
 TEXT = "Graph cuts solve an energy problem."
 PHRASES = ["Graph cuts", "energy problem"]

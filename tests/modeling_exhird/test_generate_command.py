@@ -10,9 +10,9 @@ from pyarrow import parquet
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools import block_runs
 from lexperts.cli.keyphrases import app
 from lexperts.recipes.exhird.generate_file import FIELDS
+from run_tools.corpus import block_runs
 
 from .conftest import DOCUMENTS
 

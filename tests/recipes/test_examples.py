@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, pipeline
 
-from keyphrase_tools.jsonl import read_jsonl
+from run_tools.jsonl import read_jsonl
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCUMENT = read_jsonl(EXAMPLES / "corpus" / "test.jsonl")[0]

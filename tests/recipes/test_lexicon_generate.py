@@ -18,7 +18,6 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from keyphrase_tools import block_runs
 from lexperts.cli.define import app
 from lexperts.recipes.lexicon import generate, in_context, train_expert
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
@@ -29,6 +28,7 @@ from modeling_lexicon.generation_lexicon import (
     generated_lengths,
     truncate_context_around,
 )
+from run_tools.corpus import block_runs
 from tests.recipes import helpers
 from tests.recipes.helpers import read_rows, write_rows
 

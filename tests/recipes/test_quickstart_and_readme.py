@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
-from keyphrase_tools.jsonl import full_text, read_jsonl
 from keyphrase_tools.labels import present
+from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
 from lexperts.recipes.common.help import config_names
 from lexperts.recipes.seke.train import main
+from run_tools.jsonl import read_jsonl
 from tests.recipes.helpers import run_main, write_rows
 from tests.recipes.test_seke import CORPUS, ROOT
 

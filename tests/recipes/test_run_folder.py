@@ -4,9 +4,10 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+from huggingface_hub import constants
 from transformers import TrainingArguments
 
-from lexperts.recipes.common import fingerprints, run_folder, settings
+from lexperts.recipes.common import run_folder, settings
 from lexperts.recipes.common.run_folder import RunFolder, SettingsMismatchError
 
 
@@ -204,7 +205,7 @@ def test_a_run_that_was_moved_ends_with_its_own_best_model(tmp_path):
 
 
 def test_a_hub_repository_is_known_by_its_commit_once_it_is_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprints.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     head = tmp_path / "hub" / "models--a--b" / "refs" / "main"
     head.parent.mkdir(parents=True)
     left_by_a_run(tmp_path / "run", Options(backbone="a/b"))

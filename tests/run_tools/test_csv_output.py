@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from run_tools.csv_output import escape_formula, flatten, unescape_formula, write_csv
+from run_tools.corpus.csv_output import escape_formula, flatten, unescape_formula, write_csv
 
 PHRASES = [{"keyphrase": "graph cut", "score": 0.75, "start": 0}, {"keyphrase": "energy", "score": 0.5, "start": 4}]
 

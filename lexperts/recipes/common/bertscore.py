@@ -1,13 +1,13 @@
 """BERTScore by the package bert-score, of summaries and of definitions."""
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 
 import numpy as np
 from tqdm import tqdm
 from transformers import GPT2Tokenizer, RobertaTokenizer
 
 from run_tools.model_loading import open_config, open_tokenizer
+from run_tools.versions import package_version
 
 CHUNK = 2048  # pairs whose vectors are in memory together
 
@@ -42,7 +42,7 @@ class BertScore:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
         self.scorer._tokenizer = tokenizer
         settings = f"F1, {model}, layer {layer}, not rescaled, no IDF"
-        self.facts = {"package": "bert-score", "version": version("bert-score"), "settings": settings}
+        self.facts = {"package": "bert-score", "version": package_version("bert-score"), "settings": settings}
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """n pairs -> scores (n,) in per cent; 0 for a blank prediction or reference."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
+from run_tools.fingerprints import parse_named_path
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
 
 from .arguments import parse_name_place
-from .fingerprints import parse_named_path
 
 
 def check_place(option: str, text: str, kind: str) -> None:

@@ -9,14 +9,14 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 from transformers import TrainingArguments
 
 from run_tools.files import write_file
+from run_tools.fingerprints import RECORD, parse_named_path
+from run_tools.versions import package_versions
 
-from .fingerprints import RECORD, parse_named_path
 from .settings import PATH_SETTINGS, collect_settings, differences
 
 # what a run writes, and another run could use by mistake
@@ -106,7 +106,7 @@ class RunFolder:
             )
         if leftovers and (text := differences(record["settings"], self.settings)):
             raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.hint()}")
-        versions = {name: version(name) for name in ("torch", "transformers")}
+        versions = package_versions(("torch", "transformers"))
         if leftovers:
             changed = [f"{name} {record['versions'][name]}, now {now}" for name, now in versions.items()
                        if record["versions"].get(name) != now]  # fmt: skip

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from transformers import TrainingArguments
 
-from .fingerprints import fingerprint, named_fingerprint, package_version
+from run_tools.fingerprints import fingerprint, named_fingerprint
+from run_tools.versions import package_version
 
 # settings that name a model or a dataset: a folder is compared by its content
 PATH_SETTINGS = ("backbone", "start_from", "model_name_or_path", "reward_base", "dataset_name", "first_dataset")

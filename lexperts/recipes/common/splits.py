@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from datasets import Dataset, load_dataset
 
-from keyphrase_tools.jsonl import EXAMPLE, read_jsonl
+from run_tools.jsonl import EXAMPLE, read_jsonl
 
 SPLITS = ("train", "validation", "test")
 

@@ -1,17 +1,17 @@
 """Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
 
-from keyphrase_tools.corpus import check_document
-from keyphrase_tools.failures import process_each
-from keyphrase_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
 from keyphrase_tools.loading import describe_load_errors, parse_device
-from keyphrase_tools.processes import prepare_process
+from run_tools.corpus.documents import check_document
+from run_tools.corpus.failures import process_each
+from run_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
+from run_tools.processes import prepare_process
 
 FIELDS = ("keyphrase", "present", "score", "start", "end", "field")
 SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
 
 
 class GenerationProcess:
-    """Generates keyphrases of rows; see `keyphrase_tools.block_runs.Process`.
+    """Generates keyphrases of rows; see `run_tools.corpus.block_runs.Process`.
 
     Args:
         model: folder or Hub id of a keyphrase generator.

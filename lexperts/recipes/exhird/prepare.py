@@ -17,10 +17,10 @@ from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_tokenizer
 
 from ..common.arguments import command
-from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder
 from ..common.settings import collect_settings
 from .arguments import PrepareArguments

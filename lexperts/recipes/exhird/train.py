@@ -32,10 +32,10 @@ from modeling_exhird import (
 )
 from modeling_exhird.backbone_exhird import resolve_backbone
 from run_tools.errors import RESUME
+from run_tools.fingerprints import fingerprint
 from run_tools.yaml_files import read_yaml
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.fingerprints import fingerprint
 from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments

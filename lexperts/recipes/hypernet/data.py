@@ -4,8 +4,8 @@ from functools import partial
 
 from datasets import ClassLabel, load_dataset
 
-from keyphrase_tools.jsonl import NAME_COLUMNS
 from keyphrase_tools.phrase_lists import labelled_row
+from keyphrase_tools.rows import NAME_COLUMNS
 
 from ..common.splits import hold_out_validation, load_splits
 from .arguments import ClassificationDataArguments, KeyphraseDataArguments, QuestionDataArguments

@@ -15,8 +15,8 @@ from modeling_hypernet import (
 )
 from modeling_hypernet.backbone_hypernet import resolve_backbone
 from run_tools import model_loading
+from run_tools.fingerprints import fingerprint
 
-from ..common.fingerprints import fingerprint
 from ..common.run_folder import open_run
 from ..common.training import separate_rate
 from .arguments import DataArguments, ModelArguments

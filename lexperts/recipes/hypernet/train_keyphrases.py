@@ -20,8 +20,8 @@ from transformers import EarlyStoppingCallback, Trainer, pipeline, set_seed
 from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, gold_phrases, keep_best
-from keyphrase_tools.jsonl import describe_coverage
 from keyphrase_tools.labels import RULES, tag, tokenize_documents
+from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.stemming import check_language
 from keyphrase_tools.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from keyphrase_tools.jsonl import read_jsonl
+from run_tools.jsonl import read_jsonl
 
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = dict.fromkeys(("valid", "validation", "val", "dev"), "validation")

@@ -3,14 +3,13 @@
 import json
 from zlib import crc32
 
-from keyphrase_tools.failures import process_each
-from keyphrase_tools.processes import prepare_process
-
-from ..common.fingerprints import fingerprint
+from run_tools.corpus.failures import process_each
+from run_tools.fingerprints import fingerprint
+from run_tools.processes import prepare_process
 
 
 class DefinitionProcess:
-    """Defines terms in context; see `keyphrase_tools.block_runs.Process`.
+    """Defines terms in context; see `run_tools.corpus.block_runs.Process`.
 
     Args:
         model, reward_model: folders or Hub ids.

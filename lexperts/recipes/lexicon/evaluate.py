@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from keyphrase_tools.jsonl import read_jsonl
 from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
 from run_tools.errors import DEBUG, one_line
+from run_tools.jsonl import read_jsonl
 
 from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval

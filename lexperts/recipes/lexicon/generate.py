@@ -28,10 +28,11 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
 from run_tools.errors import RESUME
+from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.versions import package_version
 
 from ..common.arguments import command
-from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import ResumableJsonl, digest, json_lines
 from ..common.run_folder import replace_file
 from .arguments import GenerateArguments, WritingArguments

@@ -6,7 +6,6 @@ Letters: n pairs, k words of a text, d hidden size.
 import string
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from math import log
 
 import numpy as np
@@ -16,6 +15,7 @@ from tqdm import tqdm
 from transformers import AutoModel
 
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.versions import package_version
 
 from ..common.bertscore import in_chunks
 from .scores import Pair
@@ -71,7 +71,7 @@ class MoverScore:
         self.idf = {token: log((len(gold) + 1) / (count + 1)) for token, count in counts.items()}
         self.unseen = log(len(gold) + 1)
         settings = f"1-grams, {model}, power means of its last {self.layers} layers, IDF of the gold definitions, Euclidean; transport by POT"
-        self.facts = {"package": "this script, POT", "version": version("POT"), "settings": settings}
+        self.facts = {"package": "this script, POT", "version": package_version("POT"), "settings": settings}
 
     def words(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Texts -> for each the positions and ids of the first tokens of its words, without punctuation."""
@@ -142,7 +142,7 @@ class Mauve:
         limit = getattr(self.model.config, "max_position_embeddings", None) or 1024
         self.limit = min(limit, self.tokenizer.model_max_length, 1024)
         settings = f"{model}, last layer at the last token, buckets n / 10, scaling factor 5, seed 25"
-        self.facts = {"package": "mauve-text", "version": version("mauve-text"), "settings": settings}
+        self.facts = {"package": "mauve-text", "version": package_version("mauve-text"), "settings": settings}
 
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> np.ndarray:

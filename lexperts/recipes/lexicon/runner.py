@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import yaml
+
+from run_tools.versions import package_versions
 
 from ..common.run_folder import replace_file
 from .steps import Step
@@ -184,7 +185,7 @@ class Runner:
                 raise StepFailedError(f"{found}. Use experts: {len(sizes)}.", 2)
         stamp = {"key": step.key, "name": step.name, "command": self.command_line(step)}
         stamp["seconds"] = round(one.seconds, 2)
-        stamp["versions"] = {name: version(name) for name in ("torch", "transformers")}
+        stamp["versions"] = package_versions(("torch", "transformers"))
         replace_file(step.folder / "done.json", json.dumps(stamp, indent=1))
         drop_checkpoints(step)
         self.ran.add(step.key)

@@ -9,13 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import nltk
 import numpy as np
 
 from run_tools.option_values import check_choice
+from run_tools.versions import package_version
 
 from .arguments import BLEU_KINDS
 from .data import normalise_key
@@ -73,7 +73,7 @@ def sacre_bleu() -> Metric:
         return scorer.sentence_score(prediction, [reference]).score
 
     settings = f"sentence BLEU, nrefs:1|case:mixed|eff:yes|tok:13a|smooth:{scorer.smooth_method}"
-    return score, {"package": "sacrebleu", "version": version("sacrebleu"), "settings": settings}
+    return score, {"package": "sacrebleu", "version": package_version("sacrebleu"), "settings": settings}
 
 
 def nltk_bleu() -> Metric:
@@ -89,7 +89,7 @@ def nltk_bleu() -> Metric:
         return 100 * float(sentence_bleu([reference.split()], words, smoothing_function=smoothing, auto_reweigh=True))
 
     settings = "sentence_bleu, words by white space, smoothing method2, auto_reweigh"
-    return score, {"package": "nltk", "version": version("nltk"), "settings": settings}
+    return score, {"package": "nltk", "version": package_version("nltk"), "settings": settings}
 
 
 def moses_bleu() -> Metric:
@@ -124,7 +124,11 @@ def rouge_l() -> Metric:
     def score(prediction: str, reference: str) -> float:
         return 100 * scorer.score(reference, prediction)["rougeL"].fmeasure
 
-    return score, {"package": "rouge-score", "version": version("rouge-score"), "settings": "F1 of rougeL, not stemmed"}
+    return score, {
+        "package": "rouge-score",
+        "version": package_version("rouge-score"),
+        "settings": "F1 of rougeL, not stemmed",
+    }
 
 
 class NoSynonyms:
@@ -164,7 +168,7 @@ def meteor() -> Metric:
     stages = "exact, stem and WordNet stages"
     if wordnet is None:
         stages = "exact and stem stages; without the WordNet stage (to install it: python -m nltk.downloader wordnet)"
-    return score, {"package": "nltk", "version": version("nltk"), "settings": stages}
+    return score, {"package": "nltk", "version": package_version("nltk"), "settings": stages}
 
 
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float | None:

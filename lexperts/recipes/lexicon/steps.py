@@ -14,10 +14,11 @@ from merge_tools.clustering.embeddings import model_identity
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.recipe import Recipe
 from run_tools.errors import UserError, did_you_mean, short_repr
+from run_tools.fingerprints import fingerprint
 from run_tools.option_values import find_problem
+from run_tools.versions import package_version
 from run_tools.yaml_files import check_names, read_yaml
 
-from ..common.fingerprints import fingerprint, package_version
 from ..common.jsonl_resume import digest
 from ..common.training_options import SEED
 from .embedders import portable_name, resolve_embedder

@@ -33,10 +33,10 @@ from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummConfig
 from modeling_moesumm.generation_moesumm import Summarizer
 from run_tools.errors import RESUME
+from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
-from ..common.fingerprints import fingerprint
 from .arguments import PARTS, AnalysisArguments, DataArguments, GenerationArguments
 from .attributes import (
     LENGTHS,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets, load_dataset
 
-from keyphrase_tools.jsonl import read_jsonl
+from run_tools.fingerprints import fingerprint
+from run_tools.jsonl import read_jsonl
 
 from ..common.arguments import parse_name_place
-from ..common.fingerprints import fingerprint
 from .arguments import DataArguments
 
 SPLITS = ("train", "validation", "test")

@@ -24,10 +24,10 @@ import pandas as pd
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
 from run_tools.errors import RESUME
+from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
-from ..common.fingerprints import fingerprint
 from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
 from .data import load_sources, require_split

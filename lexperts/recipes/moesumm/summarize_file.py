@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-from keyphrase_tools.block_runs import RunSummary, check_output, run_blocks
-from keyphrase_tools.corpus import Corpus
-from keyphrase_tools.engines import Engine
-from keyphrase_tools.failures import process_each
 from keyphrase_tools.loading import describe_load_errors, parse_device
-from keyphrase_tools.processes import prepare_process
-
-from ..common.fingerprints import fingerprint
+from run_tools.corpus.block_runs import RunSummary, check_output, run_blocks
+from run_tools.corpus.documents import Corpus
+from run_tools.corpus.engines import Engine
+from run_tools.corpus.failures import process_each
+from run_tools.fingerprints import fingerprint
+from run_tools.processes import prepare_process
 
 
 class SummaryProcess:
-    """Summarises rows; see `keyphrase_tools.block_runs.Process`. The arguments are those of `summarize_file`."""
+    """Summarises rows; see `run_tools.corpus.block_runs.Process`. The arguments are those of `summarize_file`."""
 
     def __init__(self, model, text_column, dataset, dataset_column, batch_size, device, options: dict):
         self.model, self.text_column, self.batch_size, self.device = model, text_column, batch_size, device
@@ -89,9 +88,9 @@ def summarize_file(
     """Writes each row of a source with its `summary_text`, or with `error`. An interrupted call resumes when it is repeated.
 
     Args:
-        source, output, engine, block_size, append: as in `keyphrase_tools.block_runs.run_blocks`.
+        source, output, engine, block_size, append: as in `run_tools.corpus.block_runs.run_blocks`.
         dataset: of all documents, `None` for none; or `dataset_column`, that of each.
-        delimiter, encoding: of the source; see `keyphrase_tools.corpus.Corpus`.
+        delimiter, encoding: of the source; see `run_tools.corpus.documents.Corpus`.
         device: by default an accelerator if there is one.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
 

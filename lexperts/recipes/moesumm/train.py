@@ -36,10 +36,10 @@ from transformers import (
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 from run_tools.errors import RESUME
+from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.fingerprints import fingerprint
 from ..common.run_folder import SettingsMismatchError, open_run, replace_file, training_summary
 from ..common.settings import collect_settings
 from ..common.training import separate_rate, train_or_resume, trainer_options

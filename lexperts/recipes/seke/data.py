@@ -5,11 +5,11 @@ from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
-from keyphrase_tools.jsonl import NAME_COLUMNS
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.phrase_lists import labelled_row, read_labelled
+from keyphrase_tools.rows import NAME_COLUMNS
+from run_tools.fingerprints import parse_named_path
 
-from ..common.fingerprints import parse_named_path
 from ..common.splits import SPLITS, hold_out_validation, load_splits
 from .arguments import DataArguments
 

@@ -1,7 +1,6 @@
 """One training run of SEKE: writes a folder with the best model, its pipelines, its model card and results.json."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 from datasets import Dataset
@@ -18,15 +17,16 @@ from transformers import (
 
 from keyphrase_tools.cards import write_card
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
-from keyphrase_tools.jsonl import describe_coverage, full_text
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.loading import describe_load_errors
+from keyphrase_tools.rows import describe_coverage, full_text
 from keyphrase_tools.stemming import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.fingerprints import RECORD
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.versions import package_versions
 
-from ..common.fingerprints import RECORD
 from ..common.run_folder import RunFolder, replace_file, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
@@ -205,7 +205,7 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
     scheduler = settings["lr_scheduler_type"]
     settings["lr_scheduler_type"] = str(getattr(scheduler, "value", scheduler))
     settings |= {"max_length": data_args.max_length, "lora": model_args.lora, "rules": data_args.rules}
-    return settings | {"torch": version("torch"), "transformers": version("transformers")}
+    return settings | package_versions(("torch", "transformers"))
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:

@@ -7,8 +7,8 @@ from keyphrase_tools.calibration import calibrate, calibration_error, expected_c
 from keyphrase_tools.evaluation import gold_phrases, score_phrases
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.ranking import fit_ranker
+from run_tools.fingerprints import parse_named_path
 
-from ..common.fingerprints import parse_named_path
 from .arguments import DataArguments
 from .data import parse_test_file
 

@@ -24,9 +24,9 @@ from transformers import TrainingArguments
 
 from modeling_seke.backbone_seke import resolve_backbone
 from run_tools.errors import RESUME
+from run_tools.fingerprints import RECORD, fingerprint
 
 from ..common.arguments import command
-from ..common.fingerprints import RECORD, fingerprint
 from ..common.run_folder import RunFolder, open_run
 from .arguments import ModelArguments
 from .data import load_documents

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from keyphrase_tools.failures import process_each
+from run_tools.corpus.failures import process_each
 
 
 def halve(items):

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+from ..files import write_file
 from .csv_output import DELIMITERS, unescape_formula
-from .files import write_file
 from .parquet_rows import import_parquet
-from .row_files import csv_rows, json_rows
+from .text_rows import csv_rows, json_rows
 
 
 class OutputRecord(NamedTuple):

@@ -6,28 +6,24 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from run_tools.csv_output import DELIMITERS
-from run_tools.errors import one_line
-from run_tools.parquet_rows import RowGroup, import_parquet
-from run_tools.row_files import csv_header, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
-
-from .clean_text import clean
-from .corpus_files import COMPRESSED, count_lines, find_files, find_format, suffix
-from .failures import CONTENT_ERRORS, is_of_content
-from .fingerprints import hash_text
-from .input_documents import CHARACTERS, is_words
-from .words import join_title
+from ..errors import closest, one_line
+from ..fingerprints import hash_text
+from .csv_output import DELIMITERS
+from .failures import CONTENT_ERRORS, is_data_error
+from .parquet_rows import RowGroup, import_parquet
+from .source_files import COMPRESSED, count_lines, find_files, find_format, suffix
+from .text_rows import csv_header, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
 
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
 FIRST = 20  # rows of a JSON Lines file that are checked for the columns
 TEXT_FORMATS = ("txt", "jsonl", "csv")
 UNREADABLE = "cannot be read, at least not to its end"
+CHARACTERS = 2_000  # per document of a block, on average; blocks of longer documents contain fewer
 
 
 class Row(NamedTuple):
@@ -184,7 +180,7 @@ class Corpus:
         except UnreadableFileError as error:
             return Row(number, None, None, str(error))
         except CONTENT_ERRORS as error:
-            if not is_of_content(error):
+            if not is_data_error(error):
                 raise
             document = self._name(self._paths[number]) if self._format == "txt" else self._id({}, number)
             return Row(number, document, None, f"{type(error).__name__}: {one_line(error)}")
@@ -221,7 +217,7 @@ class Corpus:
             try:
                 yield from read[self._format](path)
             except CONTENT_ERRORS as error:
-                if not is_of_content(error):
+                if not is_data_error(error):
                     raise
                 yield partial(_fail, f"{self._name(path)} {UNREADABLE}: {one_line(error)}")
 
@@ -304,7 +300,7 @@ class Corpus:
             except SourceError:
                 raise
             except CONTENT_ERRORS as error:
-                if not is_of_content(error):
+                if not is_data_error(error):
                     raise
                 damaged.append(f"{self._name(path)}: {one_line(error)}")
         if len(damaged) == len(self._paths):
@@ -370,14 +366,19 @@ class Corpus:
             self._raise_missing(path, self.title_column, names)
 
     def _raise_missing(self, path: str, name: str, names: list[str]) -> None:
-        columns, similar = ", ".join(map(repr, names)) or "none", get_close_matches(name, names, 1)
-        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        columns, similar = ", ".join(map(repr, names)) or "none", closest(name, names)
+        hint = f" Did you mean {similar!r}?" if similar else ""
         columns_by_option = {"text": self.text_column, "title": self.title_column, "id": self.id_column}
         option = next((f" Use --{kind}-column." for kind, column in columns_by_option.items() if name == column), "")
         if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
             hint, option = "", f" Use --delimiter {'tab' if other == chr(9) else repr(other)}."
         others = " All files need the same columns." if len(self._paths) > 1 else ""
         raise SourceError(f"{path} has no column {name!r}. Its columns are {columns}.{hint}{option}{others}")
+
+
+def is_words(text) -> bool:
+    """Whether a text is a list or tuple of strings."""
+    return isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
 
 
 def _second(number: int, row: Row) -> Row:
@@ -408,23 +409,3 @@ def check_document(document: Mapping, text_column: str, title_column: str | None
         if not is_valid:
             return None, f"{column!r} is {value!r:.60}, not a text"
     return {"title": title, "text": text}, None
-
-
-def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
-    """Reads the first documents, each with its title and text joined.
-
-    Returns:
-        The texts by document index, and the error messages of the documents that cannot be read or are empty.
-    """
-    texts, errors = {}, {}
-    for row in islice(corpus.read(), max_documents):
-        document, error = None, row.error
-        if row.values is not None:
-            document = {"text": row.values[corpus.text_column], "title": row.values.get(corpus.title_column)}
-            document, error = check_document(document, corpus.text_column, corpus.title_column)
-        text = clean(join_title(document["title"], document["text"])) if document else ""
-        if text.strip():
-            texts[row.number] = text
-        else:
-            errors[row.number] = error or "it is empty"
-    return texts, errors

@@ -14,15 +14,15 @@ import typer
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from keyphrase_tools import block_runs
-from keyphrase_tools.block_runs import check_output, find_finished, run_blocks
-from keyphrase_tools.corpus import Corpus
 from lexperts.cli import build_app
 from lexperts.cli.keyphrases import app
 from run_tools.claims import RECORD, Claim
+from run_tools.corpus import block_runs
+from run_tools.corpus.block_runs import check_output, find_finished, run_blocks
+from run_tools.corpus.documents import Corpus
+from run_tools.corpus.outputs import read_record, record_path
 from run_tools.errors import UserError
-from run_tools.outputs import read_record, record_path
-from tests.keyphrase_tools.corpora import Lengths, Stop, lines, write_jsonl
+from tests.corpora import Lengths, Stop, lines, write_jsonl
 
 TEXT = "The network of the graph is cut. " * 30
 ROWS = [{"id": i, "text": "graph " * (i + 1), "year": 2000 + i} for i in range(10)]

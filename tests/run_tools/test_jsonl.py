@@ -6,8 +6,9 @@ import re
 import pytest
 from datasets import Dataset
 
-from keyphrase_tools.jsonl import describe_coverage, full_text, read_jsonl
 from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.rows import describe_coverage, full_text
+from run_tools.jsonl import read_jsonl
 
 GOOD = {"title": "Graph cuts", "text": "They work.", "keyphrases": ["graph cuts"]}
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from . import __version__
-from .corpus import Block
-from .fingerprints import different_settings
-from .processes import release_memory
+from ..fingerprints import different_settings
+from ..processes import release_memory
+from ..versions import package_version
+from .documents import Block
 
 RETRIES = 3  # of a block whose worker was lost
 PATIENCE = 30  # seconds until the user is told that no worker has started
@@ -65,7 +65,7 @@ class RayEngine(Engine):
     Args:
         address: of a cluster, such as "auto", "10.0.0.1:6379" or "ray://10.0.0.1:10001"; by default Ray is started on this
             machine and stopped at the end.
-        workers: by default as many as the cluster has GPUs, or cores for `gpus_per_worker=0`, enough for.
+        workers: by default as many as fit on the cluster's GPUs, or on its cores with `gpus_per_worker=0`.
         gpus_per_worker: GPUs of each worker, which may be a fraction.
 
     Raises:
@@ -81,7 +81,9 @@ class RayEngine(Engine):
         except ImportError as error:
             raise ImportError("The engine ray needs Ray. Install it with: pip install lexperts[ray]") from error
         self._ray, self._is_own = ray, False
-        self._actors, self._idle, self._description = [], deque(), None
+        self._actors: list = []
+        self._idle: deque = deque()
+        self._description: dict = {}
         self._starting: dict = {}  # the result of `describe` -> worker, and how many were lost before it
 
     def __enter__(self):
@@ -132,10 +134,10 @@ class RayEngine(Engine):
         self._process = process
         for _ in range(workers):
             self._add_worker()
-        while self._description is None:
+        while not self._description:
             ready, _ = self._ray.wait(list(self._starting), num_returns=1, timeout=PATIENCE)
             if ready:
-                self._welcome(ready[0])
+                self._accept_worker(ready[0])
             else:
                 print(
                     f"no worker has loaded the model yet: each needs {needed:g} {unit}, and the cluster has {available:g}, perhaps in use",
@@ -160,7 +162,7 @@ class RayEngine(Engine):
         self._idle = deque(other for other in self._idle if other != actor)
         self._ray.kill(actor)
 
-    def _welcome(self, ref) -> None:
+    def _accept_worker(self, ref) -> None:
         """Makes a worker that has loaded the model idle, or replaces it if it was lost meanwhile.
 
         Raises:
@@ -209,7 +211,7 @@ class RayEngine(Engine):
                 return
             (done,), _ = ray.wait([*pending, *self._starting], num_returns=1)
             if done in self._starting:
-                self._welcome(done)
+                self._accept_worker(done)
                 continue
             block, losses, actor = pending.pop(done)
             try:
@@ -234,7 +236,7 @@ class RayEngine(Engine):
 
 def describe(process) -> dict:
     """`process.describe()`, and the version of the code that runs it."""
-    return {**process.describe(), "lexperts": __version__}
+    return {**process.describe(), "lexperts": package_version()}
 
 
 def describe_failure(block: Block, cause) -> str:

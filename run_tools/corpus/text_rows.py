@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from .errors import UserError, short_repr
+from ..errors import UserError, short_repr
 
 HEAD = 4096  # bytes that are read ahead to find the encoding
 DEEPEST = 100  # levels of nested lists and objects in a row

@@ -23,15 +23,15 @@ from transformers import AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
 import keyphrase_tools
-from keyphrase_tools import block_runs, engines, parquet_output
-from keyphrase_tools.block_runs import find_finished, join_blocks, run_blocks
 from keyphrase_tools.clean_text import clean
-from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts.cli.keyphrases import app
 from run_tools import claims, files
 from run_tools.claims import Claim, FileEntry
-from tests.keyphrase_tools.corpora import Lengths, as_written, extract_file, interrupt, lines, write_jsonl
+from run_tools.corpus import block_runs, engines, parquet_output
+from run_tools.corpus.block_runs import find_finished, join_blocks, run_blocks
+from run_tools.corpus.documents import Corpus
+from tests.corpora import Lengths, as_written, extract_file, interrupt, lines, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from keyphrase_tools import block_runs
-from keyphrase_tools.block_runs import RunSummary, run_blocks
-from keyphrase_tools.corpus import Corpus
 from keyphrase_tools.extractor import KeyphraseExtractor
+from run_tools.corpus import block_runs
+from run_tools.corpus.block_runs import RunSummary, run_blocks
+from run_tools.corpus.documents import Corpus
 
 
 class Stop(Exception):

@@ -20,7 +20,7 @@ def errors_of_zstd() -> list[type[Exception]]:
     return found
 
 
-# of damaged files, see `is_of_content`
+# of damaged files, see `is_data_error`
 CONTENT_ERRORS: tuple[type[Exception], ...] = (
     *(ValueError, EOFError, OSError, RecursionError, csv.Error, zlib.error, lzma.LZMAError),
     *errors_of_zstd(),
@@ -31,7 +31,7 @@ CONTENT_ERRORS: tuple[type[Exception], ...] = (
 FILE_ERRNOS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-def is_of_content(error: Exception) -> bool:
+def is_data_error(error: Exception) -> bool:
     """Whether one of `CONTENT_ERRORS` is about one file or what it holds. Errors of disks have another errno, those of connections a
     class of their own.
     """
@@ -49,7 +49,7 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
         For each item its result and `None`, or `None` and the reason of its failure.
 
     Warns:
-        UserWarning: if items fail together and none of them alone, for that costs time, such as when a batch exceeds the memory.
+        UserWarning: if items fail only together, as when a batch exceeds the memory: reading them one by one is slow.
 
     Raises:
         Exception: if all of several items fail other than by their values, or if the device fails (`torch.AcceleratorError`):
@@ -58,7 +58,9 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
     try:
         return [(result, None) for result in process(items)]
     except Exception as error:
-        together, results, errors = error, [], []
+        together = error
+    results: list[tuple] = []
+    errors = []
     for item in items:
         try:
             results += [(result, None) for result in process([item])]

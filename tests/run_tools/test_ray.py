@@ -15,14 +15,14 @@ import torch
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from keyphrase_tools import engines
-from keyphrase_tools.block_runs import find_finished, run_blocks
-from keyphrase_tools.corpus import Corpus
-from keyphrase_tools.engines import LocalEngine, RayEngine
 from keyphrase_tools.extractor import KeyphraseExtractor
-from keyphrase_tools.processes import assigned_cores
 from lexperts.cli.keyphrases import app
-from tests.keyphrase_tools.corpora import extract_file, lines
+from run_tools.corpus import engines
+from run_tools.corpus.block_runs import find_finished, run_blocks
+from run_tools.corpus.documents import Corpus
+from run_tools.corpus.engines import LocalEngine, RayEngine
+from run_tools.processes import assigned_cores
+from tests.corpora import extract_file, lines
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[2]

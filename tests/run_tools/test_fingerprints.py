@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from keyphrase_tools.fingerprints import describe_differences, hash_weights
+from run_tools.fingerprints import describe_differences, hash_weights
 
 
 def dense(model):

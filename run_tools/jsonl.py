@@ -5,13 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import UserError, short_repr
-from run_tools.row_files import decode, text_lines
+from .corpus.text_rows import decode, text_lines
 
-from .clean_text import clean
-from .words import join_title
-
-NAME_COLUMNS = "Set the names with --text_column, --title_column and --keyphrases_column."
 EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
 
@@ -106,32 +101,3 @@ def read_array(path: str | Path) -> list | None:
     except (ValueError, RecursionError):
         return None  # the error of a line names its place
     return array if isinstance(array, list) else None
-
-
-def full_text(row: dict, text_column: str = "text", title_column: str | None = "title") -> str:
-    """A row's title and text, joined and cleaned as the pipeline does it. The text may be a list of words."""
-    text, title = row[text_column], row.get(title_column) if title_column else None
-    if title is not None and not isinstance(title, str):
-        raise UserError(f"{title_column}={short_repr(title)} is not a title. Use a string, or null for none.")
-    text = text if isinstance(text, str) else " ".join(text)
-    return clean(join_title(title, text) if title_column else text)
-
-
-def describe_coverage(rows) -> str:
-    """A sentence on how many keyphrases occur in their texts.
-
-    Args:
-        rows: the rows of `labels.tokenize_documents`, as a data set or a dict.
-
-    Raises:
-        ValueError: if no keyphrase occurs in its text.
-    """
-    total, num_present = sum(rows["num_keyphrases"]), sum(rows["num_present"])
-    if not num_present:
-        raise ValueError(
-            f"None of the {total:,} keyphrases occurs in its text, so a model cannot learn to extract them. Check the column "
-            "(--keyphrases_column), and that texts and keyphrases have the same language and order."
-        )
-    absent = total - num_present
-    sentence = f"{num_present:,} of {total:,} keyphrases ({num_present / total:.1%}) occur in their texts"
-    return f"{sentence}; {absent:,} do not and cannot be extracted." if absent else f"{sentence}."

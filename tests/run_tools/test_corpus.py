@@ -14,9 +14,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from keyphrase_tools.corpus import Corpus, read_texts
+from keyphrase_tools.rows import read_texts
 from keyphrase_tools.words import join_title
-from tests.keyphrase_tools.corpora import write_jsonl
+from run_tools.corpus.documents import Corpus
+from tests.corpora import write_jsonl
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
 ROWS = [{"id": f"d{i}", "title": None if i % 2 else f"Title {i}", "text": text} for i, text in enumerate(TEXTS)]

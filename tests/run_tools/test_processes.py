@@ -7,9 +7,9 @@ import psutil
 import pytest
 import torch
 
-from keyphrase_tools.corpus import Block, Row
-from keyphrase_tools.engines import LocalEngine
-from keyphrase_tools.processes import PRIMITIVES, prepare_process
+from run_tools.corpus.documents import Block, Row
+from run_tools.corpus.engines import LocalEngine
+from run_tools.processes import PRIMITIVES, prepare_process
 
 CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 

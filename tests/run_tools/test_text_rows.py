@@ -6,8 +6,16 @@ import json
 
 import pytest
 
+from run_tools.corpus.text_rows import (
+    DEEPEST,
+    check_depth,
+    csv_rows,
+    decode,
+    json_rows,
+    parse_delimiter,
+    parse_encoding,
+)
 from run_tools.errors import UserError
-from run_tools.row_files import DEEPEST, check_depth, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
 
 ROWS = [{"id": "ü1", "text": "Straße €5"}, {"id": "2", "text": "naïve 漢字"}]
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]

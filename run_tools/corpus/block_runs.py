@@ -20,11 +20,14 @@ from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from run_tools.claims import Claim, locked, remove_empty
-from run_tools.csv_output import DELIMITERS, flatten, write_csv
-from run_tools.files import describe_space, sync
-from run_tools.option_paths import check_new_folder
-from run_tools.outputs import (
+from ..claims import Claim, locked, remove_empty
+from ..files import describe_space, sync
+from ..fingerprints import describe_differences, different_settings
+from ..option_paths import check_new_folder
+from .csv_output import DELIMITERS, flatten, write_csv
+from .documents import UNREADABLE, Block, Corpus, Row
+from .engines import Engine, LocalEngine
+from .outputs import (
     KnownRows,
     OutputRecord,
     check_record,
@@ -36,11 +39,7 @@ from run_tools.outputs import (
     to_json,
     write_record,
 )
-from run_tools.parquet_rows import import_parquet
-
-from .corpus import UNREADABLE, Block, Corpus, Row
-from .engines import Engine, LocalEngine
-from .fingerprints import describe_differences, different_settings
+from .parquet_rows import import_parquet
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
