@@ -2,6 +2,7 @@
 
 A file is named in the record before it is written, so a run that is killed at any moment leaves no file without a name. Only files
 that the record names are read, counted or removed. Anything else in the folder is the user's, and then the folder is refused.
+A name may have one folder in front, such as "templates/rag.jinja".
 """
 
 import hashlib
@@ -72,10 +73,10 @@ class Claim:
         claim = cls(folder, *_read_record(record))
         if (foreign := find_foreign(folder, {RECORD, *claim.files})) is not None:
             raise UserError(f"{folder} holds {foreign!r}, which its record does not name. Move that file away.")
-        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.name in claim.files}
-        for name, size in sizes.items():
-            if claim.files[name].size not in (None, size):
-                raise _changed(folder / name, f"it has {size:,} bytes, not {claim.files[name].size:,}")
+        for name, known in claim.files.items():
+            with suppress(FileNotFoundError):
+                if known.size not in (None, size := (folder / name).stat().st_size):
+                    raise _changed(folder / name, f"it has {size:,} bytes, not {known.size:,}")
         return claim
 
     @classmethod
@@ -117,6 +118,7 @@ class Claim:
     def write(self, name: str, content: bytes) -> Path:
         """Names a file with its size and hash, then writes it: it is complete or does not exist."""
         path = self.name_file(name, FileEntry(len(content), hashlib.sha256(content).hexdigest()))
+        path.parent.mkdir(exist_ok=True)
         write_file(path, content)
         return path
 
@@ -134,6 +136,9 @@ class Claim:
         """Removes the files that the record names, then the record: the folder can be claimed again."""
         for name in self.files:
             (self.folder / name).unlink(missing_ok=True)
+        for inner in {(self.folder / name).parent for name in self.files} - {self.folder}:
+            with suppress(OSError):  # another file is in it
+                inner.rmdir()
         for path in list(self.folder.iterdir()):
             if _is_temporary(path.name, {RECORD, *self.files}):
                 path.unlink(missing_ok=True)
@@ -161,6 +166,11 @@ def find_foreign(folder: Path, known: Collection[str]) -> str | None:
         except FileNotFoundError:  # of a process that is writing
             continue
         is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        inner = [name.partition("/")[2] for name in known if name.startswith(f"{entry.name}/")]
+        if inner and stat.S_ISDIR(status.st_mode):
+            if (foreign := find_foreign(folder / entry.name, inner)) is not None:
+                return f"{entry.name}/{foreign}"
+            continue
         is_lock = entry.name == LOCK and status.st_size == 0
         if not is_plain or not (entry.name in known or is_lock or _is_temporary(entry.name, known)):
             return entry.name
@@ -197,8 +207,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name is that of a file in the folder itself."""
-    return isinstance(name, str) and bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
+    """Whether a name is that of a file in the folder itself, or in a folder in it."""
+    parts = name.split("/") if isinstance(name, str) else []
+    return len(parts) in (1, 2) and all(p not in ("", ".", "..") and not set(p) & {"\\", "\0"} for p in parts)
 
 
 def _is_temporary(name: str, known: Collection[str]) -> bool:

@@ -26,6 +26,22 @@ def test_a_claim_is_read_as_it_was_written(claim):
     assert not claim.folder.exists()
 
 
+def test_files_in_a_folder_are_of_the_claim_and_others_beside_them_are_not(claim):
+    claim.write("templates/rag.jinja", b"rag")
+    assert Claim.read(claim.folder).complete()["templates/rag.jinja"].read_bytes() == b"rag"
+    (claim.folder / "templates" / "mine.jinja").write_text("mine")
+    with pytest.raises(UserError, match="'templates/mine.jinja', which its record does not name"):
+        Claim.read(claim.folder)
+    claim.clear()
+    assert [path.name for path in claim.folder.rglob("*")] == ["templates", "mine.jinja"]
+    (claim.folder / "templates" / "mine.jinja").unlink()
+    (claim.folder / "templates").rmdir()
+    again = Claim.create(claim.folder, "test", {})
+    again.write("templates/rag.jinja", b"rag")
+    again.clear()
+    assert not list(claim.folder.iterdir())
+
+
 def plant(folder, kind):
     path = folder / "thesis.txt"
     if kind == "folder":
