@@ -32,11 +32,11 @@ COMMANDS = ("keyphrases", "merge", "define", "summarize", "train", "evaluate")
 SERVER_SECONDS = 120
 # an extra, and a command, or code, that needs it
 NEEDS = (
-    ("train", "lexperts train seke minilm_cpu --train_files rows.jsonl --backbone encoder --output_dir needs"),
-    ("summaries", "lexperts evaluate moesumm in_domain --output_dir needs"),
+    ("train", "lexperts train seke minilm_cpu --train-files rows.jsonl --backbone encoder --output-dir needs"),
+    ("summaries", "lexperts evaluate moesumm in_domain --output-dir needs"),
     (
         "definitions",
-        "lexperts evaluate definitions --files plain=definitions.jsonl --metrics bleu rouge --output_dir needs",
+        "lexperts evaluate definitions --files plain=definitions.jsonl --metrics bleu rouge --output-dir needs",
     ),
     ("serve", "lexperts keyphrases serve keyphrases"),
     ("parquet", "lexperts keyphrases extract rows.jsonl out.parquet --model keyphrases"),
@@ -171,8 +171,8 @@ def check_train() -> None:
 
     import lexperts  # noqa: F401
 
-    run("lexperts train seke minilm_cpu --backbone encoder --train_files rows.jsonl --test_files rows.jsonl --max_length 64 "
-        "--output_dir trained --max_steps 3 --eval_strategy no --save_strategy no --show 0 --lora false")  # fmt: skip
+    run("lexperts train seke minilm_cpu --backbone encoder --train-files rows.jsonl --test-files rows.jsonl --max-length 64 "
+        "--output-dir trained --max-steps 3 --eval-strategy no --save-strategy no --show 0 --lora false")  # fmt: skip
     assert isinstance(pipeline("keyphrase-extraction", model="trained")(TEXT), list)
 
 

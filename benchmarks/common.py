@@ -24,7 +24,7 @@ from threading import Lock
 import torch
 
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.arguments import find_config
+from lexperts.recipes.common.configurations import find_config
 from lexperts.recipes.common.run_folder import RunFolder, SettingsMismatchError
 from lexperts.recipes.common.settings import IGNORED, differences
 from run_tools.fingerprints import fingerprint

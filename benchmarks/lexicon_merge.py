@@ -26,7 +26,7 @@ from common import add_record_arguments, check_same_settings, run_once, write
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lexperts.recipes.common.help import read_config
+from lexperts.recipes.common.configurations import read_config
 from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.training import tokenize_rows
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import merge_tools
 import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
-from lexperts.recipes.common.help import read_config
+from lexperts.recipes.common.configurations import read_config
 from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.train_expert import new_model, train_tokenizer
 from lexperts.recipes.lexicon.training import tokenize_rows

@@ -12,7 +12,7 @@ import typer  # noqa: E402
 
 from lexperts.cli import build_app  # noqa: E402
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN  # noqa: E402
-from lexperts.recipes.common.help import config_names  # noqa: E402
+from lexperts.recipes.common.configurations import config_names  # noqa: E402
 
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
 LINK = re.compile(r"\]\((?P<path>(?:\.\./)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")

@@ -62,7 +62,7 @@ def read_record(folder: str | Path) -> dict:
     path = Path(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist. Training writes it: lexperts train seke minilm_cpu --output_dir {folder}."
+            f"{path} does not exist. Training writes it: lexperts train seke minilm_cpu --output-dir {folder}."
         )
     record = json.loads(path.read_text(encoding="utf-8"))
     missing = [name for name in ("model", "data", "training") if name not in record]

@@ -8,7 +8,7 @@ from run_tools.errors import UserError, short_repr
 from .clean_text import clean
 from .words import join_title
 
-NAME_COLUMNS = "Set the names with --text_column, --title_column and --keyphrases_column."
+NAME_COLUMNS = "Set the names with --text-column, --title-column and --keyphrases-column."
 
 
 def full_text(row: dict, text_column: str = "text", title_column: str | None = "title") -> str:
@@ -33,7 +33,7 @@ def describe_coverage(rows) -> str:
     if not num_present:
         raise ValueError(
             f"None of the {total:,} keyphrases occurs in its text, so a model cannot learn to extract them. Check the column "
-            "(--keyphrases_column), and that texts and keyphrases have the same language and order."
+            "(--keyphrases-column), and that texts and keyphrases have the same language and order."
         )
     absent = total - num_present
     sentence = f"{num_present:,} of {total:,} keyphrases ({num_present / total:.1%}) occur in their texts"

@@ -7,19 +7,19 @@ import re
 import shlex
 import shutil
 from configparser import ConfigParser
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, TrainingArguments, pipeline
+from transformers import PreTrainedTokenizerFast, pipeline
 
 import merge_tools
 from lexperts.cli import build_app
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.help import TRAINING, config_names
+from lexperts.recipes.common.arguments import make_parser
+from lexperts.recipes.common.configurations import config_names
 from modeling_exhird import ExhirdConfig, ExhirdTokenizer
 from tests.merge_tools.conftest import save_expert
 from tests.modeling_exhird.conftest import VOCABULARY
@@ -76,9 +76,7 @@ def problem_of(words: list[str]) -> str | None:
         is_name = not config.startswith("-") and not config.endswith((".yml", ".yaml"))
         if is_name and config not in config_names(recipe.recipe, recipe.module):
             return f"no configuration {config!r}"
-        arguments = importlib.import_module(f"lexperts.recipes.{recipe.recipe}.arguments")
-        kinds = [TrainingArguments if kind == TRAINING else kind for kind in arguments.ARGUMENTS[recipe.module]]
-        known = {f"--{field.name}" for kind in kinds for field in fields(kind)} | {"--show-config"}
+        known = {one.flag for one in make_parser(recipe.recipe, recipe.module).options.values()} | {"--show-config"}
     else:
         known = {option for parameter in getattr(command, "params", []) for option in parameter.opts}
     unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
@@ -131,8 +129,8 @@ def test_the_checks_find_what_they_are_for():
     assert problem_of(["lexperts", "train", "sekke"]) == "no command 'sekke'"
     assert problem_of(["lexperts", "train", "seke", "minilm"]) == "no configuration 'minilm'"
     assert problem_of(["lexperts", "merge", "compose", "a.yml", "b", "--dryrun"]) == "no option --dryrun"
-    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train_files", "x", "--seed", "1"]) is None
-    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train_file", "x"]) == "no option --train_file"
+    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train-files", "x", "--seed", "1"]) is None
+    assert problem_of(["lexperts", "train", "seke", "minilm_cpu", "--train-file", "x"]) == "no option --train-file"
     assert unknown_names("x = [y for y in z]\nprint(x, torch.ones(1))") == {"z", "torch"}
     assert missing_names("import merge_tools\nfrom pathlib import Psth\nmerge_tools.compse(1)") == [
         "pathlib.Psth", "merge_tools.compse",

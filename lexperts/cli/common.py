@@ -15,7 +15,8 @@ from .. import __version__
 
 __all__ = ["RESUME", "print_error", "user_errors"]
 INVALID = "Invalid value for "  # of typer
-HELP = {"help_option_names": ["-h", "--help"]}
+# --best_of is --best-of, in every sub-command
+HELP = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Random seed.")]
 Dtype = Annotated[

@@ -4,5 +4,5 @@ from ..recipes import EVALUATE
 from .common import new_app
 from .recipes import add_recipes
 
-app = new_app("evaluate", "Score models: `lexperts evaluate exhird --model runs/warm --test_files test.jsonl`.")
+app = new_app("evaluate", "Score models: `lexperts evaluate exhird --model runs/warm --test-files test.jsonl`.")
 add_recipes(app, EVALUATE)

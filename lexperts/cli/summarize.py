@@ -26,8 +26,8 @@ from .many import (
 
 
 def option(name: str, help: str, **settings):
-    """An option that is spelled with underscores or hyphens."""
-    return typer.Option(f"--{name}", f"--{name.replace('_', '-')}", help=help, **settings)
+    """An option of this name."""
+    return typer.Option(f"--{name.replace('_', '-')}", help=help, **settings)
 
 
 def parse_length(value: str | None) -> int | float | None:
@@ -40,7 +40,7 @@ def parse_length(value: str | None) -> int | float | None:
         length = 0
     if not (0 < length < 1 if isinstance(length, float) else 1 <= length <= LARGEST):
         raise UserError(
-            f"--max_length {short_repr(value)} is neither a number of tokens nor a fraction below 1. Use one such as 60, or 0.2."
+            f"--max-length {short_repr(value)} is neither a number of tokens nor a fraction below 1. Use one such as 60, or 0.2."
         )
     return length
 
@@ -78,7 +78,7 @@ def summarize(
     Each row of OUT is that of SOURCE with "summary_text", or with "error" if it has no text.
 
     \b
-    lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max_length 60
+    lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max-length 60
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
         length = parse_length(max_length)

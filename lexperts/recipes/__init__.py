@@ -1,4 +1,4 @@
-"""Training and evaluation that users run: `lexperts train seke minilm_cpu --train_files train.jsonl`.
+"""Training and evaluation that users run: `lexperts train seke minilm_cpu --train-files train.jsonl`.
 
 One package per system. Each has `arguments.py` (what its commands take, without importing torch), one module per command
 with a `main(argv)`, and its configurations as YAML files. `common/` holds what they share.

@@ -1,6 +1,6 @@
 """Takes over the model of a training run: its trained weights in float16, its configuration and its tokenizer.
 
-lexperts train seke default --train_files ... --output_dir runs/seke-default     # see README.md
+lexperts train seke default --train-files ... --output-dir runs/seke-default     # see README.md
 python models/seke-minilm/pack.py runs/seke-default
 """
 

@@ -3,26 +3,23 @@
 The options, their types and their valid values are those that the commands declare.
 """
 
-import dataclasses
 import json
 import os
 import re
 import shutil
 import typing
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import typer
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 
 import merge_tools
 from lexperts.cli import build_app
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.arguments import make_parser
-from lexperts.recipes.common.help import TRAINING
-from lexperts.recipes.common.training_options import TRAINING_KINDS
+from lexperts.recipes.common.arguments import load_classes, make_parser
 from run_tools.option_values import LARGEST, Limits
+from run_tools.options import list_options
 from tests.merge_tools.conftest import experts, recipe_of  # noqa: F401  (a fixture)
 from tests.recipes.helpers import run_main, write_rows
 
@@ -79,29 +76,6 @@ def malformed_places(kind: str, at) -> list[str]:
 
 
 # recipes
-
-
-def recipe_options(command):
-    """(name, type, limits, kind) of each option of a recipe's own."""
-    for kind in import_module(f"lexperts.recipes.{command.recipe}.arguments").ARGUMENTS[command.module]:
-        if kind != TRAINING:
-            hints = typing.get_type_hints(kind)
-            for field in dataclasses.fields(kind):
-                help = field.metadata["help"]
-                yield field.name, hints[field.name], help.limits, help.kind
-
-
-def training_options():
-    """The same of transformers.TrainingArguments, as the parser declares them."""
-    parser = make_parser("seke", "train")
-    names = {field.name for field in dataclasses.fields(TrainingArguments)}
-    for action in parser._actions:
-        if action.dest in names and action.nargs != 0:
-            convert = action.type.convert
-            kind = {int: int, float: float}.get(convert, bool if "bool" in getattr(convert, "__name__", "") else str)
-            limits = Limits(choices=tuple(map(str, action.choices))) if action.choices else action.type.limits
-            place = "json" if action.type.json_object else TRAINING_KINDS.get(action.dest, "")
-            yield action.dest, kind, limits, place
 
 
 def plain_type(hint):
@@ -247,10 +221,16 @@ def check(name: str, cases, base, at, metavars: dict = {}) -> None:  # noqa: B00
 @pytest.mark.parametrize("name", TASKS)
 def test_recipes(name, at):
     command = TASKS[name]
-    options = list(recipe_options(command)) + (list(training_options()) if name == "train seke" else [])
+    options = make_parser(command.recipe, command.module).options
+    if name != "train seke":  # the options of transformers are the same in each
+        own = {one.name for cls in load_classes(command.recipe, command.module, False) for one in list_options(cls)}
+        options = {option: options[option] for option in own}
     needed = dict(value_of(one, at) for one in RECIPES[name])
-    cases = [(option, malformed(*about, at)) for option, *about in options]
-    cases += [(f"{option}x", ["1"]) for option, *_ in options]
+    cases = [
+        (option, malformed(one.type, one.limits, "json" if one.type is dict else one.kind, at))
+        for option, one in options.items()
+    ]
+    cases += [(f"{option}x", ["1"]) for option in options]
 
     def base(option, value):
         given = {**needed, f"--{option}": value}

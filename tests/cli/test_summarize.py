@@ -13,7 +13,7 @@ from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_b
 from tests.recipes.helpers import write_rows
 
 ROWS = [{"id": i, "document": story(8 + 3 * i, i), "kind": ["news", "papers"][i % 2]} for i in range(20)]
-FAST = ["--max_length", "12", "--num_beams", "1", "--batch_size", "1", "--device", "cpu"]
+FAST = ["--max-length", "12", "--num-beams", "1", "--batch-size", "1", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def test_summaries_are_those_of_the_model(model, source, tmp_path, monkeypatch):
 
     whole = output.read_bytes()
     output.unlink()
-    interrupt(monkeypatch, 2, source, output, "--model", folder, "--dataset", "news", *FAST, "--block_size", 4)
-    error = run(source, output, "--model", folder, "--dataset", "papers", *FAST, "--block_size", 4)
+    interrupt(monkeypatch, 2, source, output, "--model", folder, "--dataset", "news", *FAST, "--block-size", 4)
+    error = run(source, output, "--model", folder, "--dataset", "papers", *FAST, "--block-size", 4)
     assert error.exit_code == 2 and "dataset='news' before, 'papers' now" in error.stderr
-    assert run(source, output, "--model", folder, "--dataset", "news", *FAST, "--block_size", 4).exit_code == 0
+    assert run(source, output, "--model", folder, "--dataset", "news", *FAST, "--block-size", 4).exit_code == 0
     assert output.read_bytes() == whole
     error = run(source, output, "--model", folder, *FAST)
     assert error.exit_code == 2 and "already exists" in error.stderr
@@ -92,15 +92,15 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
     "options, message",
     [
         (
-            ["--text_column", "documents"],
+            ["--text-column", "documents"],
             "'documents'.*'id', 'document', 'kind'.*Did you mean 'document'.*--text-column",
         ),
-        (["--dataset_column", "kinds"], "'kinds'.*Did you mean 'kind'"),
+        (["--dataset-column", "kinds"], "'kinds'.*Did you mean 'kind'"),
         (["--dataset", "newz"], "'newz'.*Did you mean 'news'"),
-        (["--dataset", "news", "--dataset_column", "kind"], "--dataset and --dataset_column"),
-        (["--max_length", "long"], "--max_length 'long'"),
-        (["--max_length", "41"], "max_length=41"),
-        (["--on_long", "cut"], "--on_long 'cut'.*'window'"),
+        (["--dataset", "news", "--dataset-column", "kind"], "--dataset and --dataset-column"),
+        (["--max-length", "long"], "--max-length 'long'"),
+        (["--max-length", "41"], "max_length=41"),
+        (["--on-long", "cut"], "--on-long 'cut'.*'window'"),
         (["--device", "nowhere"], "--device 'nowhere'"),
         (["--model", "nowhere"], "--model 'nowhere'"),
     ],

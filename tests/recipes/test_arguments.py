@@ -1,7 +1,7 @@
 """The one parser of the recipes, over the arguments of every command."""
 
 import dataclasses
-from importlib import import_module
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,9 @@ import yaml
 
 from lexperts import recipes
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.arguments import command, parse_command
-from lexperts.recipes.common.help import TRAINING, config_names, read_config
+from lexperts.recipes.common.arguments import command, load_classes, parse_command
+from lexperts.recipes.common.configurations import config_names, read_config
+from run_tools.options import list_options
 
 COMMANDS = sorted(
     {(command.recipe, command.module) for group in (TRAIN, EVALUATE, DEFINE) for command in group.values()}
@@ -82,9 +83,9 @@ def test_the_help_names_every_option(recipe, module, capsys):
     text = capsys.readouterr().out
     assert ended.value.code == 0 and "Options:" in text
     assert "lexperts " in text and "ablations," not in text
-    kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
-    for field in (field for kind in kinds if kind != TRAINING for field in dataclasses.fields(kind)):
-        assert f"--{field.name} " in text and len(field.metadata["help"]) > 10, field.name
+    for cls in load_classes(recipe, module, with_training=False):
+        for one in list_options(cls):
+            assert re.search(rf"{one.flag}\b", text) and len(one.help) > 10, one.name
 
 
 CONFIGURATIONS = [(*command, name) for command in COMMANDS for name in config_names(*command)]
@@ -107,8 +108,8 @@ def test_every_configuration_is_read_by_its_command(recipe, module, name):
         for key, value in required.items()
         for part in (f"--{key}", *([value] if isinstance(value, str) else value))
     ]
-    fsdp = ["--fsdp_config", "{}"] if recipe == "lexicon" else []
-    groups = parse_command(recipe, module, [name, *argv, "--use_cpu", "true", "--bf16", "false", *fsdp])
+    fsdp = ["--fsdp-config", "{}"] if recipe == "lexicon" else []
+    groups = parse_command(recipe, module, [name, *argv, "--use-cpu", "true", "--bf16", "false", *fsdp])
     options = {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
     settings = yaml.safe_load(read_config(recipe, module, name))
     assert settings.keys() <= options.keys() and options["learning_rate"] == settings["learning_rate"]
@@ -120,9 +121,9 @@ def test_every_configuration_is_read_by_its_command(recipe, module, name):
         ("- a\n", (), "mapping"),
         ("a: [\n", (), "not valid YAML"),
         ("seed: 1\nlr_scheduler_kwargs: {a: 1, a: 2}\n", (), "duplicate key 'a' (line 2)"),
-        ("seed: 1\n", ("--learning_rat", 1), "'--learning_rate'?"),
+        ("seed: 1\n", ("--learning-rat", 1), "'--learning-rate'?"),
         ("seed: 1\n", ("more.yml",), "'more.yml'"),
-        ("seed: 1\n", ("--learning_rate", "fast"), "--learning_rate 'fast' is not a number"),
+        ("seed: 1\n", ("--learning-rate", "fast"), "--learning-rate 'fast' is not a number"),
         (None, (), "does not exist"),
     ],
 )
@@ -157,13 +158,13 @@ def test_a_folder_does_not_shadow_a_configuration(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "minilm_cpu").mkdir()
     (tmp_path / "mine").mkdir()
-    assert parse_command("seke", "train", ["minilm_cpu", "--output_dir", "x"])[1].max_length == 256
+    assert parse_command("seke", "train", ["minilm_cpu", "--output-dir", "x"])[1].max_length == 256
     assert "'mine'" in refused(capsys, "seke", "train", "mine")
 
 
 def test_a_configuration_is_found_by_its_name_and_the_command_line_wins(tmp_path, capsys):
     for name in config_names("seke", "train"):
-        groups = parse_command("seke", "train", [name, "--use_cpu", "true", "--max_length", "99", "--output_dir", "x"])
+        groups = parse_command("seke", "train", [name, "--use-cpu", "true", "--max-length", "99", "--output-dir", "x"])
         options = {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
         assert options["max_length"] == 99 and options["output_dir"] == "x" and options["learning_rate"] == 2e-4
     assert "minilm_cpu" in refused(capsys, "seke", "train", "minilm_cup")

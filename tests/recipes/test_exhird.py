@@ -16,9 +16,9 @@ from modeling_exhird import ExhirdConfig
 from tests.recipes.helpers import fails, write_rows
 
 FOLDER = Path(train.__file__).parent
-SMALL = ["--hidden_size", "16", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "24"]
-FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "4"]
-FAST += ["--num_train_epochs", "2", "--learning_rate", "1e-3"]  # evaluates after each epoch by default
+SMALL = ["--hidden-size", "16", "--num-hidden-layers", "1", "--num-attention-heads", "2", "--intermediate-size", "24"]
+FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "4"]
+FAST += ["--num-train-epochs", "2", "--learning-rate", "1e-3"]  # evaluates after each epoch by default
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +43,18 @@ def run(command, *argv):
 @pytest.fixture(scope="module")
 def prepared(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prepared")
-    run(prepare, "--train_files", files, "--validation_files", files, "--output_dir", folder)
+    run(prepare, "--train-files", files, "--validation-files", files, "--output-dir", folder)
     return folder
 
 
 @pytest.mark.parametrize("encoder", ["bigru", "transformer"])
 def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_path, capsys):
-    argv = [*SMALL, *FAST, "--encoder_type", encoder, "--data", prepared, "--output_dir", tmp_path]
+    argv = [*SMALL, *FAST, "--encoder-type", encoder, "--data", prepared, "--output-dir", tmp_path]
     run(train, *argv)
     generate = pipeline("keyphrase-generation", model=str(tmp_path))
     assert isinstance(generate({"title": "graph cuts", "text": "they segment images"}), list)
     capsys.readouterr()
-    run(evaluate, "--model", tmp_path, "--test_files", f"mine={files}")
+    run(evaluate, "--model", tmp_path, "--test-files", f"mine={files}")
     assert capsys.readouterr().out.startswith("mine: present F1@M ")
     scores = json.loads((tmp_path / "scores.json").read_text())["mine"]
     assert scores["documents"] == 12 and {"present", "absent", "total", "repeats"} <= set(scores)
@@ -63,37 +63,37 @@ def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_pa
 
 
 def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
-    data = ["--train_files", files, "--validation_files", files, "--test_files", f"mine={files}", "--show", "2"]
-    argv = [*SMALL, *FAST, "--encoder_type", "bigru", *data, "--output_dir", tmp_path]
+    data = ["--train-files", files, "--validation-files", files, "--test-files", f"mine={files}", "--show", "2"]
+    argv = [*SMALL, *FAST, "--encoder-type", "bigru", *data, "--output-dir", tmp_path]
     run(train, *argv)
     out = capsys.readouterr().out
     assert "\nmine: present F1@M " in out and out.count("  gold     graph cut; image segmentation; networks") == 2
     assert json.loads((tmp_path / "scores.json").read_text())["mine"]["documents"] == 12
     run(train, *argv)  # nothing is prepared or trained again
     assert "vocabulary: " not in capsys.readouterr().out
-    assert "validation_files=" in fails(train.main, *argv, "--validation_files", files, files)
+    assert "validation_files=" in fails(train.main, *argv, "--validation-files", files, files)
 
 
 def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(Path(files).read_text())
-    argv = [*SMALL, *FAST, "--encoder_type", "bigru", "--output_dir", tmp_path / "run", "--data", tmp_path / "data"]
-    data = ["--train_files", rows, "--validation_files", rows, "--output_dir", tmp_path / "data"]
+    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--output-dir", tmp_path / "run", "--data", tmp_path / "data"]
+    data = ["--train-files", rows, "--validation-files", rows, "--output-dir", tmp_path / "data"]
     run(prepare, *data)
     run(train, *argv)
     rows.write_text(rows.read_text().replace("graph", "GRAPH"))
     assert "train_files=[rows.jsonl (" in fails(prepare.main, *data)
-    assert "vocab_size=50000 before, 99 now" in fails(prepare.main, *data, "--vocab_size", "99")
-    run(prepare, *data, "--overwrite_output_dir", "true")
+    assert "vocab_size=50000 before, 99 now" in fails(prepare.main, *data, "--vocab-size", "99")
+    run(prepare, *data, "--overwrite-output-dir", "true")
     assert "data.train_files=" in fails(train.main, *argv)
     (tmp_path / "data" / "prepared.json").unlink()  # as if preparation had been killed
     assert "prepared.json" in fails(train.main, *argv)
 
 
 def test_an_ablation_has_a_folder_of_its_own(prepared, tmp_path):
-    argv = [*SMALL, *FAST, "--num_train_epochs", "1", "--encoder_type", "bigru", "--data", prepared]
-    run(train, *argv, "--output_dir", tmp_path)
-    run(train, *argv, "--output_dir", tmp_path, "--ablation", "exhird_s")
+    argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
+    run(train, *argv, "--output-dir", tmp_path)
+    run(train, *argv, "--output-dir", tmp_path, "--ablation", "exhird_s")
     coefficients = [
         json.loads((folder / "config.json").read_text())["exclusive_loss_coef"]
         for folder in (tmp_path, tmp_path / "exhird_s")
@@ -106,9 +106,9 @@ def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_token
     AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "bert")
     tiny_tokenizer.save_pretrained(tmp_path / "bert")
     backbone = ["--backbone", tmp_path / "bert"]
-    run(prepare, "--train_files", files, "--validation_files", files, "--output_dir", tmp_path / "data", *backbone)
-    argv = ["--encoder_type", "pretrained", *backbone, "--hidden_size", "16"]
-    run(train, *argv, *FAST, "--data", tmp_path / "data", "--output_dir", tmp_path / "out")
+    run(prepare, "--train-files", files, "--validation-files", files, "--output-dir", tmp_path / "data", *backbone)
+    argv = ["--encoder-type", "pretrained", *backbone, "--hidden-size", "16"]
+    run(train, *argv, *FAST, "--data", tmp_path / "data", "--output-dir", tmp_path / "out")
     assert isinstance(pipeline("keyphrase-generation", model=str(tmp_path / "out"))("graph cuts"), list)
 
 
@@ -144,16 +144,16 @@ def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
     cases = (
         (
             train,
-            ["--output_dir", tmp_path, "--test_files", f"x={tmp_path / 'useless.jsonl'}"],
+            ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / 'useless.jsonl'}"],
             "None of the 1 documents",
         ),
-        (train, ["--output_dir", tmp_path, "--test_files", f"x={tmp_path / 'pairs.jsonl'}"], "line 1: keyphrases[0]="),
-        (prepare, ["--output_dir", tmp_path], "--train_files"),
-        (train, ["--data", tmp_path, "--output_dir", tmp_path], "'tokenizer'"),
-        (train, ["--output_dir", tmp_path], "--train_files"),
-        (train, ["--output_dir", tmp_path, "--test_files", "x=none"], "'none'"),
-        (train, ["--output_dir", tmp_path, "--test_files", "x"], "NAME=PLACE"),
-        (evaluate, ["--model", "x", "--test_files", "x=none"], "--model 'x'"),
+        (train, ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / 'pairs.jsonl'}"], "line 1: keyphrases[0]="),
+        (prepare, ["--output-dir", tmp_path], "--train-files"),
+        (train, ["--data", tmp_path, "--output-dir", tmp_path], "'tokenizer'"),
+        (train, ["--output-dir", tmp_path], "--train-files"),
+        (train, ["--output-dir", tmp_path, "--test-files", "x=none"], "'none'"),
+        (train, ["--output-dir", tmp_path, "--test-files", "x"], "NAME=PLACE"),
+        (evaluate, ["--model", "x", "--test-files", "x=none"], "--model 'x'"),
     )
     for command, argv, name in cases:
         assert name in fails(command.main, *argv)

@@ -16,9 +16,9 @@ from lexperts.recipes.hypernet.squad_scores import squad_scores
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
 from tests.recipes.helpers import fails, write_rows
 
-FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--per_device_train_batch_size", "8"]
-FAST += ["--save_strategy", "epoch", "--num_train_epochs", "2", "--meta_embedding_size", "4", "--hidden_size", "8"]
-EVALUATED = ["--eval_strategy", "epoch"]
+FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "8"]
+FAST += ["--save-strategy", "epoch", "--num-train-epochs", "2", "--meta-embedding-size", "4", "--hidden-size", "8"]
+EVALUATED = ["--eval-strategy", "epoch"]
 TEXT = "the graph cut of the network is learning in graph networks"
 
 
@@ -39,7 +39,7 @@ def files(tmp_path_factory):
         rows.append(row)
     for name in ("train", "test"):
         write_rows(folder / f"{name}.jsonl", rows)
-    return ["--train_files", str(folder / "train.jsonl"), "--test_files", str(folder / "test.jsonl")]
+    return ["--train-files", str(folder / "train.jsonl"), "--test-files", str(folder / "test.jsonl")]
 
 
 def run(module, *arguments):
@@ -48,8 +48,8 @@ def run(module, *arguments):
 
 @pytest.mark.parametrize("reader", ["hypernet", "bilstm", "title_guided", "plain"])
 def test_keyphrases_are_trained_and_scored_by_one_command(reader, backbone, files, tmp_path, capsys):
-    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--reader", reader, "--output_dir", tmp_path]
-    arguments += ["--max_length", "60", *files]
+    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--reader", reader, "--output-dir", tmp_path]
+    arguments += ["--max-length", "60", *files]
     run("train_keyphrases", *arguments)
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"precision", "recall", "f1"} == set(results["test"]["spans"]) and "f1@10" in results["test"]["seke"]
@@ -74,9 +74,9 @@ def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatc
         return decode(model, **inputs)
 
     monkeypatch.setattr(HypernetForTokenClassification, "decode", recorded_decode)
-    options = ["--train_sampling_strategy", "group_by_length"]  # of training rows; validation rows keep their order
-    options += ["--bf16", "true", "--freeze_backbone", "false"]
-    run("train_keyphrases", *FAST, *options, "--backbone", backbone, "--output_dir", tmp_path, *files)
+    options = ["--train-sampling-strategy", "group_by_length"]  # of training rows; validation rows keep their order
+    options += ["--bf16", "true", "--freeze-backbone", "false"]
+    run("train_keyphrases", *FAST, *options, "--backbone", backbone, "--output-dir", tmp_path, *files)
     assert halves[0] and not halves[-1]  # validation as in training, the test as in the pipeline
     results = json.loads((tmp_path / "results.json").read_text())
     scores = [entry["eval_span_f1"] for entry in results["epochs"] if "eval_span_f1" in entry]
@@ -85,8 +85,8 @@ def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatc
 
 
 def test_classes_are_trained_by_one_command(backbone, files, tmp_path, capsys):
-    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--output_dir", tmp_path, "--max_length", "60", *files]
-    run("train_classification", *arguments, "--freeze_backbone", "false", "--backbone_lr", "1e-3")
+    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--output-dir", tmp_path, "--max-length", "60", *files]
+    run("train_classification", *arguments, "--freeze-backbone", "false", "--backbone-lr", "1e-3")
     assert "2 classes; train: 10 texts, test: 12 texts, validation: 2 texts" in capsys.readouterr().out
     classify = pipeline("text-classification", model=str(tmp_path))
     assert classify({"text": "graph cut", "text_pair": TEXT})["label"] in ("sport", "arts")
@@ -94,8 +94,8 @@ def test_classes_are_trained_by_one_command(backbone, files, tmp_path, capsys):
 
 
 def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path):
-    arguments = [*FAST, "--backbone", backbone, "--output_dir", tmp_path, *files]
-    run("train_qa", *arguments, "--max_seq_len", "40", "--doc_stride", "8", "--cache_states", "true")
+    arguments = [*FAST, "--backbone", backbone, "--output-dir", tmp_path, *files]
+    run("train_qa", *arguments, "--max-seq-len", "40", "--doc-stride", "8", "--cache-states", "true")
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["ran"]["trained_epochs"] == results["ran"]["num_train_epochs"] == 2
     assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["test_answers"]) == 12
@@ -105,13 +105,13 @@ def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path
 @pytest.mark.parametrize(
     "name, wrong, message",
     [
-        ("train_keyphrases", ["--text_column", "body"], "'body'; the columns are 'title', 'text'"),
-        ("train_classification", ["--label_column", "class"], "'class'; the columns are"),
+        ("train_keyphrases", ["--text-column", "body"], "'body'; the columns are 'title', 'text'"),
+        ("train_classification", ["--label-column", "class"], "'class'; the columns are"),
     ],
 )
 def test_missing_columns_are_named(name, wrong, message, backbone, files, tmp_path):
     main = import_module(f"lexperts.recipes.hypernet.{name}").main
-    assert message in fails(main, "--backbone", backbone, "--output_dir", tmp_path, *files, *wrong)
+    assert message in fails(main, "--backbone", backbone, "--output-dir", tmp_path, *files, *wrong)
 
 
 def test_readers_are_those_of_the_arguments():

@@ -195,7 +195,7 @@ def test_bertscore_is_that_of_its_package(bert):
     assert scorer.facts["settings"].startswith(f"F1, {bert}, layer 2")
     assert scorer([("", "a boat"), ("a boat", "a boat")]) == pytest.approx([0, 100], abs=1e-3)
     assert np.ptp(ours) > 1
-    with pytest.raises(ValueError, match="--bertscore_layer 3 .*0 and 2"):
+    with pytest.raises(ValueError, match="--bertscore-layer 3 .*0 and 2"):
         BertScore(bert, layer=3)
 
 

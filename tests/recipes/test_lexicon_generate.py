@@ -345,8 +345,8 @@ def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_pat
         (("--best_of", 2, "--curve", 1, 4), "curve=4 must be between 1 and best_of=2"),
         (("--scorer", "reward"), "scorer='reward' and reward_model=None"),
         (("--scorer", "bleu"), "--scorer 'bleu'"),
-        (("--best_of", 0), "--best_of '0'"),
-        (("--on_long", "keep"), "--on_long 'keep'"),
+        (("--best_of", 0), "--best-of '0'"),
+        (("--on_long", "keep"), "--on-long 'keep'"),
         (("--output", "a.txt"), "output='a.txt'"),
         (("--test_files", "none.jsonl"), "none.jsonl"),
     ],
@@ -411,7 +411,7 @@ def test_shots_without_room_are_dropped_the_furthest_first(tokenizer):
     cut = maker(tokenizer, alone)
     long = {**ROWS[0], "context": "very " * 50 + ROWS[0]["context"] + " very" * 50}
     assert "cat0" in tokenizer.decode(cut(SHOTS, long)) and (cut.rows_without_shots, cut.rows_truncated) == (1, 1)
-    with pytest.raises(ValueError, match="--on_long truncate"):
+    with pytest.raises(ValueError, match="--on-long truncate"):
         maker(tokenizer, alone, on_long="error")(SHOTS, long)
     with pytest.raises(ValueError, match="not even the term"):
         maker(tokenizer, 3)(SHOTS, long)
@@ -501,7 +501,7 @@ def test_a_file_for_each_number_of_shots(run, capsys, folder, tmp_path):
         and read_rows(tmp_path / "other.shots1.jsonl") != found[1]
     )
     for more, error in (
-        (("--shots_by", "near"), "--shots_by 'near'"),
+        (("--shots_by", "near"), "--shots-by 'near'"),
         (("--shots", "-1"), "--shots '-1'"),
         (("--chat",), "chat template"),
     ):

@@ -296,11 +296,11 @@ def test_errors_are_reported_in_one_line(tmp_path):
         ([f"x={tmp_path / 'alone.txt'}"], "needs alone.eg"),
         ([f"x={tmp_path / 'short.src'}"], "short.tgt ends before line 2"),
         ([f"x={tmp_path / 'pair.txt'}"], "line 1: 'a%0"),
-        ([f"x={good}", "--keep_splits"], "--keep_splits: none of the 6 rows"),
+        ([f"x={good}", "--keep_splits"], "--keep-splits: none of the 6 rows"),
         ([f"x={good}", "--proportions", "0.5", "0.5"], "--proportions 0.5 0.5"),
         ([f"x={good}", "--proportions", "0.8", "0.2", "nan"], "--proportions 'nan'"),
-        ([f"x={good}", "--max_rows", "0"], "--max_rows '0'"),
-        ([f"x={good}", "--max_rows", "1"], "--max_rows 1"),
+        ([f"x={good}", "--max_rows", "0"], "--max-rows '0'"),
+        ([f"x={good}", "--max_rows", "1"], "--max-rows 1"),
     )
     for given, message in cases:
         assert message in fails(prepare.main, "--output_dir", tmp_path / "out", "--sources", *given)

@@ -26,8 +26,8 @@ from tests.recipes.helpers import fails, write_rows
 
 THINGS = ("bird", "boat", "bell", "barn", "book")
 SETS = ("mail", "news", "papers")
-FAST = ["--use_cpu", "--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "no"]
-SHORT = ["--summary_length", "12", "--num_beams", "2"]
+FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--eval-strategy", "no"]
+SHORT = ["--summary-length", "12", "--num-beams", "2"]
 
 
 def run(command, *given):
@@ -61,22 +61,22 @@ def places(tmp_path_factory):
 @pytest.fixture(scope="module")
 def backbone(places, tmp_path_factory):
     folder = tmp_path_factory.mktemp("backbone")
-    sizes = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
-    given = [*sizes, "--segment_words", 12, "--max_steps", 4, "--learning_rate", 0.01, "--logging_steps", 1, *FAST]
-    run(pretrain, "--datasets", *(places[name] for name in SETS), "--output_dir", folder, *given)
+    sizes = ["--vocab-size", 320, "--d-model", 16, "--layers", 1, "--heads", 2, "--ffn-dim", 32, "--positions", 96]
+    given = [*sizes, "--segment-words", 12, "--max-steps", 4, "--learning-rate", 0.01, "--logging-steps", 1, *FAST]
+    run(pretrain, "--datasets", *(places[name] for name in SETS), "--output-dir", folder, *given)
     return folder
 
 
 def train_arguments(places, backbone, output, *more, sets=SETS):
-    given = ["--datasets", *(places[name] for name in sets), "--model_name_or_path", backbone, "--output_dir", output]
-    batches = ["--per_device_train_batch_size", 8, "--learning_rate", 0.01, "--deputy_intermediate_size", 8]
+    given = ["--datasets", *(places[name] for name in sets), "--model-name-or-path", backbone, "--output-dir", output]
+    batches = ["--per-device-train-batch-size", 8, "--learning-rate", 0.01, "--deputy-intermediate-size", 8]
     return [*given, *batches, *FAST, *SHORT, *more]
 
 
 @pytest.fixture(scope="module")
 def trained(places, backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    run(train, *train_arguments(places, backbone, folder, "--max_steps", 6, "--save_steps", 3))
+    run(train, *train_arguments(places, backbone, folder, "--max-steps", 6, "--save-steps", 3))
     return folder
 
 
@@ -133,7 +133,7 @@ def test_three_datasets_by_one_command_then_the_pipeline(trained, places):
     ],
 )
 def test_every_variant_trains_and_opens_again(places, backbone, tmp_path, variant, expected):
-    run(train, *train_arguments(places, backbone, tmp_path, "--variant", variant, "--max_steps", 1))
+    run(train, *train_arguments(places, backbone, tmp_path, "--variant", variant, "--max-steps", 1))
     written = json.loads((tmp_path / "config.json").read_text())
     assert {name: written[name] for name in expected} == expected
     assert pipeline("moe-summarization", model=str(tmp_path))("A bird met a boat.")[0].keys() == {"summary_text"}
@@ -142,9 +142,9 @@ def test_every_variant_trains_and_opens_again(places, backbone, tmp_path, varian
 @pytest.mark.parametrize("variant", ["moesumm", "backbone"])
 def test_the_authors_recipe_trains_and_writes_as_their_code_does(places, backbone, tmp_path, variant):
     recipe = "bart_large_authors"
-    given = train_arguments(places, backbone, tmp_path, "--max_steps", 2, "--variant", variant, "--bf16", "false")
-    given += ["--save_strategy", "no", "--load_best_model_at_end", "false"]
-    given += ["--max_source_length", 64, "--max_target_length", 40]
+    given = train_arguments(places, backbone, tmp_path, "--max-steps", 2, "--variant", variant, "--bf16", "false")
+    given += ["--save-strategy", "no", "--load-best-model-at-end", "false"]
+    given += ["--max-source-length", 64, "--max-target-length", 40]
     run(train, recipe, *given)
     written = json.loads((tmp_path / "generation_config.json").read_text())
     wanted = {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 2}
@@ -160,8 +160,8 @@ def test_label_smoothing_reaches_the_loss_of_ours_and_of_the_stock_model(places,
     for variant in ("moesumm", "backbone"):
         for smoothing in (0, 0.3):
             folder = tmp_path / f"{variant}-{smoothing}"
-            given = ["--variant", variant, "--max_steps", 1, "--margin_loss_coef", 0, "--logging_steps", 1]
-            given += ["--label_smoothing_factor", smoothing]
+            given = ["--variant", variant, "--max-steps", 1, "--margin-loss-coef", 0, "--logging-steps", 1]
+            given += ["--label-smoothing-factor", smoothing]
             run(train, *train_arguments(places, backbone, folder, *given))
             losses[variant, smoothing] = json.loads((folder / "log.json").read_text())[0]["loss"]
     for smoothing in (0, 0.3):  # a new MoeSumm starts as its backbone
@@ -170,7 +170,7 @@ def test_label_smoothing_reaches_the_loss_of_ours_and_of_the_stock_model(places,
 
 
 def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(places, trained, tmp_path, capsys):
-    given = ["--setting", "few_shot", "--few_shot_rows", 4, 8, "--draws", 2, "--max_steps", 2, "--save_models"]
+    given = ["--setting", "few_shot", "--few-shot-rows", 4, 8, "--draws", 2, "--max-steps", 2, "--save-models"]
     given = train_arguments(places, trained, tmp_path, *given, sets=["chat"])
     run(train, *given)
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("draw_*/*.jsonl"))
@@ -194,17 +194,17 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(place
     assert times == {path: (tmp_path / path).stat().st_mtime_ns for path in files[:3]}
 
     with pytest.raises(SystemExit):  # another recipe would be another summary: it does not pass for this one
-        run(train, *given, "--learning_rate", "0.5")
+        run(train, *given, "--learning-rate", "0.5")
     assert "learning_rate=0.01 before, 0.5 now" in capsys.readouterr().err
     assert "per_device_train_batch_size=8 before, 4 now" in fails(
-        train.main, *given, "--per_device_train_batch_size", 4
+        train.main, *given, "--per-device-train-batch-size", 4
     )
     shutil.rmtree(tmp_path / "draw_1" / "chat-8-model")
     run(train, *given)
     assert (tmp_path / "draw_1" / "chat-8-model" / "model.safetensors").exists()
     every = [one if one != tmp_path else tmp_path / "all" for one in given]
     every[every.index("--draws") + 1] = 1
-    run(train, *every, "--deputies_only", "false")
+    run(train, *every, "--deputies-only", "false")
     found = MoeSummForConditionalGeneration.from_pretrained(tmp_path / "all" / "draw_0" / "chat-4-model").state_dict()
     assert not torch.equal(
         found["backbone.model.encoder.layers.0.fc1.weight"], weights["backbone.model.encoder.layers.0.fc1.weight"]
@@ -212,7 +212,7 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(place
 
 
 def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, capsys):
-    given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output_dir", tmp_path]
+    given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output-dir", tmp_path]
     given += ["--datasets", *(places[name] for name in SETS), *SHORT]
     run(evaluate, *given)
     found = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
@@ -236,7 +236,7 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
 
     # the files of summaries are a system as well; two runs are a mean and a spread
     capsys.readouterr()
-    run(evaluate, "--systems", f"both={tmp_path}/[os]*[sk]", "--output_dir", tmp_path / "both")
+    run(evaluate, "--systems", f"both={tmp_path}/[os]*[sk]", "--output-dir", tmp_path / "both")
     assert "± runs" in capsys.readouterr().out
 
 
@@ -331,20 +331,20 @@ def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
     test, model = tmp_path / "data" / "test.jsonl", tmp_path / "model"
     write_rows(test, some_rows(3, "test"))
     shutil.copytree(backbone, model)
-    scored = ["--systems", f"x={model}", "--datasets", f"mail={tmp_path / 'data'}", "--output_dir", tmp_path / "scores"]
+    scored = ["--systems", f"x={model}", "--datasets", f"mail={tmp_path / 'data'}", "--output-dir", tmp_path / "scores"]
     scored += SHORT
     run(evaluate, *scored)
     write_rows(test, some_rows(3, "other test"))  # as many rows
     assert "texts=mail (" in fails(evaluate.main, *scored)
     write_rows(test, some_rows(3, "test"))
     run(evaluate, *scored)
-    assert "num_beams=2 before, 1 now" in fails(evaluate.main, *scored, "--num_beams", 1)
+    assert "num_beams=2 before, 1 now" in fails(evaluate.main, *scored, "--num-beams", 1)
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 5}))
     assert "model=model (" in fails(evaluate.main, *scored)
     train_rows = write_rows(tmp_path / "data" / "train.jsonl", some_rows(12, "train"))
     given = train_arguments(
-        {"mail": f"mail={train_rows.parent}"}, model, tmp_path / "out", "--max_steps", 1, sets=["mail"]
+        {"mail": f"mail={train_rows.parent}"}, model, tmp_path / "out", "--max-steps", 1, sets=["mail"]
     )
     run(train, *given)
     shutil.copytree(backbone, model, dirs_exist_ok=True)
@@ -364,10 +364,10 @@ def test_errors_name_the_value(places, backbone, trained, tmp_path):
     assert "a name occurs twice" in fails(train.main, *with_datasets(places["mail"], places["mail"]))
     assert "no rows in train" in fails(train.main, *with_datasets(f"mail={empty}"))
     assert "--variant 'moe'" in fails(train.main, *arguments, "--variant", "moe")
-    few = ["--setting", "few_shot", "--few_shot_rows", 50]
-    assert "--few_shot_rows 50 exceeds the 20 rows" in fails(train.main, *arguments, *few)
+    few = ["--setting", "few_shot", "--few-shot-rows", 50]
+    assert "--few-shot-rows 50 exceeds the 20 rows" in fails(train.main, *arguments, *few)
 
-    ours = ["--systems", f"ours={trained}", "--output_dir", tmp_path / "scores"]
+    ours = ["--systems", f"ours={trained}", "--output-dir", tmp_path / "scores"]
     assert "was not trained on 'chat'" in fails(evaluate.main, *ours, "--datasets", places["chat"])
     assert "Pass --datasets" in fails(evaluate.main, *ours)
     assert "not one of the systems ours" in fails(evaluate.main, *ours, "--baseline", "mix")

@@ -18,7 +18,7 @@ from tests.modeling_moesumm.summaries import POSITIONS, small_tokenizer, story, 
 from tests.recipes.helpers import fails, run_main, write_rows
 
 SETS = ("news", "letters", "papers")
-SHORT = ("--num_beams", 2, "--summary_length", 20)
+SHORT = ("--num-beams", 2, "--summary-length", 20)
 KINDS = {"moesumm": {}, "no_dataset": {"dataset_aware": False}, "flat_moe": {"main_expert": False}}
 
 
@@ -158,7 +158,7 @@ def test_a_deputy_that_takes_nearly_all_is_warned_of():
 def analysed(places, saved, tmp_path_factory):
     """Output folder and what was printed, with all parts."""
     output = tmp_path_factory.mktemp("analysis")
-    given = ["--model", saved["moesumm"], "--datasets", *places.values(), "--output_dir", output, *SHORT]
+    given = ["--model", saved["moesumm"], "--datasets", *places.values(), "--output-dir", output, *SHORT]
     return output, run(*given)
 
 
@@ -218,8 +218,8 @@ def test_lengths_are_those_that_were_written_up_to_the_limit(analysed, saved, to
 
 
 def test_flat_moe_has_no_main_expert_and_two_data_sets_no_projection(places, saved, tmp_path):
-    given = ("--model", saved["flat_moe"], "--datasets", places["news"], places["papers"], "--output_dir", tmp_path)
-    text = run(*given, *SHORT, "--max_rows", 2, "--parts", "forced", "lengths", "attributes")
+    given = ("--model", saved["flat_moe"], "--datasets", places["news"], places["papers"], "--output-dir", tmp_path)
+    text = run(*given, *SHORT, "--max-rows", 2, "--parts", "forced", "lengths", "attributes")
     assert "at least three data sets" in text and not (tmp_path / "attributes.png").exists()
     frame = pd.read_csv(tmp_path / "forced.csv")
     assert set(frame["summaries by"]) == {"own choice", "deputy 0", "deputy 1", "deputy 2", "reference"}
@@ -229,13 +229,13 @@ def test_flat_moe_has_no_main_expert_and_two_data_sets_no_projection(places, sav
 
 def test_invalid_arguments_are_refused(places, saved, tmp_path):
     def error(kind, *given):
-        return fails(analyse.main, "--model", saved[kind], "--output_dir", tmp_path / "out", *given)
+        return fails(analyse.main, "--model", saved[kind], "--output-dir", tmp_path / "out", *given)
 
     assert "is a 'bart' model, which has no deputies" in error("bart", "--datasets", places["news"])
     other = places["news"].replace("news=", "novels=")
     assert "no datasets 'novels', only 'news', 'letters', 'papers'" in error("moesumm", "--datasets", other)
     assert "--parts 'share'" in error("moesumm", "--datasets", places["news"], "--parts", "share")
-    long = ("--datasets", places["news"], "--summary_length", 41)
+    long = ("--datasets", places["news"], "--summary-length", 41)
     assert "max_length=41 exceeds the decoder's 40 positions" in error("moesumm", *long)
     assert "news has no train split" in error("moesumm", "--datasets", places["news"], "--split", "train")
     assert not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from keyphrase_tools.labels import present
 from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.help import config_names
+from lexperts.recipes.common.configurations import config_names
 from lexperts.recipes.seke.train import main
 from run_tools.jsonl import read_jsonl
 from tests.recipes.helpers import run_main, write_rows
@@ -33,9 +33,9 @@ def run(*command, **environment):
 
 def train(backbone, output, *options):
     return run_main(
-        main, "minilm_cpu", "--backbone", backbone, "--output_dir", output, "--max_length", 64,
-        "--train_files", CORPUS / "test.jsonl", "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 2,
-        "--learning_rate", 0.01, *options,
+        main, "minilm_cpu", "--backbone", backbone, "--output-dir", output, "--max-length", 64,
+        "--train-files", CORPUS / "test.jsonl", "--test-files", CORPUS / "test.jsonl", "--num-train-epochs", 2,
+        "--learning-rate", 0.01, *options,
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path):
 
 @pytest.mark.parametrize("lora", ["true", "false"])
 def test_training_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_path):
-    done = train(backbone, tmp_path, "--lora", lora, "--test_every_epoch", "true")
+    done = train(backbone, tmp_path, "--lora", lora, "--test-every-epoch", "true")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"train: 40 documents .*keyphrases \(100.0%\)", done.stdout)
     results = json.loads((tmp_path / "results.json").read_text())
@@ -74,7 +74,7 @@ def test_training_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_pa
 def test_keyphrases_that_never_occur_are_an_error(backbone, tmp_path):
     absent = tmp_path / "absent.jsonl"
     absent.write_text('{"text": "a graph", "keyphrases": ["network"]}\n' * 10)
-    done = train(backbone, tmp_path / "out", "--train_files", absent)
+    done = train(backbone, tmp_path / "out", "--train-files", absent)
     assert done.returncode == 2 and "None of the 8 keyphrases" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -87,11 +87,11 @@ def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
             for row in read_jsonl(CORPUS / "test.jsonl")[share]
         ]
         write_rows(data / f"{split}.jsonl", rows)
-    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1)
+    done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1)
     assert done.returncode == 2 and "there is no 'text', 'keyphrases'" in done.stderr
     assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
-    columns = ("--text_column", "document", "--keyphrases_column", "extractive_keyphrases")
-    done = train(backbone, tmp_path / "out", "--dataset_name", data, "--num_train_epochs", 1, *columns)
+    columns = ("--text-column", "document", "--keyphrases-column", "extractive_keyphrases")
+    done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1, *columns)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "train: 30 documents" in done.stdout and "validation: 10 documents" in done.stdout
 

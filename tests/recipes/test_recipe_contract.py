@@ -19,11 +19,11 @@ LLAMA = {
     "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
 }  # fmt: skip
-BART = ["--vocab_size", 320, "--d_model", 16, "--layers", 1, "--heads", 2, "--ffn_dim", 32, "--positions", 96]
-RNN = ["--encoder_type", "bigru", "--hidden_size", 16, "--num_hidden_layers", 1]
-STEPS = ["--num_train_epochs", 1, "--save_strategy", "steps", "--save_steps", 1, "--learning_rate", 0.01]
-STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "--report_to", "none", "--disable_tqdm", "true"]
-EVALUATED = ["--eval_strategy", "steps", "--eval_steps", 1]
+BART = ["--vocab-size", 320, "--d-model", 16, "--layers", 1, "--heads", 2, "--ffn-dim", 32, "--positions", 96]
+RNN = ["--encoder-type", "bigru", "--hidden-size", 16, "--num-hidden-layers", 1]
+STEPS = ["--num-train-epochs", 1, "--save-strategy", "steps", "--save-steps", 1, "--learning-rate", 0.01]
+STEPS += ["--per-device-train-batch-size", 4, "--use-cpu", "--report-to", "none", "--disable-tqdm", "true"]
+EVALUATED = ["--eval-strategy", "steps", "--eval-steps", 1]
 THINGS = ("bird", "boat", "bell", "barn", "book")
 
 
@@ -48,46 +48,46 @@ def some_rows(count=12):
 # command -> options without the data, an option of its own with another value, and the option that names a model
 COMMANDS: dict[str, tuple[Callable, tuple, str | None]] = {
     "seke": (
-        lambda at: ["--backbone", at.bert, "--max_length", 64, "--calibrate", "false", *EVALUATED],
+        lambda at: ["--backbone", at.bert, "--max-length", 64, "--calibrate", "false", *EVALUATED],
         ("use_moe", True, False),
         "backbone",
     ),
     **{
         f"hypernet-{kind}": (
-            lambda at, sizes=sizes: ["--backbone", at.bert, "--meta_embedding_size", 4, "--hidden_size", 8, *sizes],
+            lambda at, sizes=sizes: ["--backbone", at.bert, "--meta-embedding-size", 4, "--hidden-size", 8, *sizes],
             ("reader", "hypernet", "plain"),
             "backbone",
         )
         for kind, sizes in {
-            "keyphrases": ["--max_length", 60, "--validation_share", 0.25, *EVALUATED],
-            "classes": ["--max_length", 60, "--validation_share", 0.25, *EVALUATED],
-            "qa": ["--max_seq_len", 60, "--doc_stride", 8],
+            "keyphrases": ["--max-length", 60, "--validation-share", 0.25, *EVALUATED],
+            "classes": ["--max-length", 60, "--validation-share", 0.25, *EVALUATED],
+            "qa": ["--max-seq-len", 60, "--doc-stride", 8],
         }.items()
     },
-    "exhird": (lambda at: ["--validation_files", at.rows, *RNN, *EVALUATED], ("hidden_size", 16, 8), None),
+    "exhird": (lambda at: ["--validation-files", at.rows, *RNN, *EVALUATED], ("hidden_size", 16, 8), None),
     "moesumm-backbone": (
-        lambda at: [*BART, "--segment_words", 12, "--eval_strategy", "no"],
+        lambda at: [*BART, "--segment-words", 12, "--eval-strategy", "no"],
         ("segment_words", 12, 9),
         None,
     ),
     "moesumm": (
-        lambda at: ["--model_name_or_path", at.bart, "--deputy_intermediate_size", 8, "--eval_strategy", "no"],
+        lambda at: ["--model-name-or-path", at.bart, "--deputy-intermediate-size", 8, "--eval-strategy", "no"],
         ("num_deputies", 3, 2),
         "model_name_or_path",
     ),
     "lexicon-expert": (
-        lambda at: ["--from_scratch", json.dumps(LLAMA)],
+        lambda at: ["--from-scratch", json.dumps(LLAMA)],
         ("learn", "definition", "row"),
         None,
     ),
     "lexicon-router": (
-        lambda at: ["--model_name_or_path", at.mixtral],
+        lambda at: ["--model-name-or-path", at.mixtral],
         ("train", "gates", "experts"),
         "model_name_or_path",
     ),
     "lexicon-reward": (
-        lambda at: ["--model_name_or_path", at.llama, "--reward_base", at.llama, "--samples", 3, "--kept", 1,
-                    "--max_new_tokens", 4],
+        lambda at: ["--model-name-or-path", at.llama, "--reward-base", at.llama, "--samples", 3, "--kept", 1,
+                    "--max-new-tokens", 4],
         ("max_length", 160, 99),
         "reward_base",
     ),
@@ -129,12 +129,12 @@ def inputs(backbone_config, tiny_tokenizer, tmp_path_factory):
 
 
 def data_option(name, path):
-    return ["--datasets", f"mail={path}"] if name.startswith("moesumm") else ["--train_files", path]
+    return ["--datasets", f"mail={path}"] if name.startswith("moesumm") else ["--train-files", path]
 
 
 def arguments(name, at, output):
     data = data_option(name, at.mail if name.startswith("moesumm") else at.rows)
-    return [*STEPS, *COMMANDS[name][0](at), *data, "--output_dir", output]
+    return [*STEPS, *COMMANDS[name][0](at), *data, "--output-dir", output]
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inp
     _, (option, old, new), _ = COMMANDS[name]
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))
-        assert "learning_rate=0.01 before, 0.5 now" in fails(name, *argv, "--learning_rate", 0.5)
+        assert "learning_rate=0.01 before, 0.5 now" in fails(name, *argv, "--learning-rate", 0.5)
         assert f"{option}={old} before, {new} now" in fails(name, *argv, f"--{option}", str(new).lower())
         run(name, *argv)
     assert weights_of(output) == before
@@ -198,7 +198,7 @@ def test_changed_rows_are_refused_unless_the_run_is_overwritten(name, inputs, tr
     data = data_option(name, path.parent if name.startswith("moesumm") else path)
     expected = "datasets=[mail=" if name.startswith("moesumm") else "train_files=[rows.jsonl ("
     assert expected in fails(name, *argv, *data)
-    run(name, *argv, *data, "--overwrite_output_dir", "true")
+    run(name, *argv, *data, "--overwrite-output-dir", "true")
     assert "removed from" in capsys.readouterr().out
 
 
@@ -220,7 +220,7 @@ def test_bad_files_and_models_are_named_in_one_line(name, inputs, tmp_path):
 
 @each_command
 def test_a_run_that_ended_inside_an_epoch_is_not_trained_further(name, inputs, tmp_path, monkeypatch):
-    argv = [*arguments(name, inputs, tmp_path), "--max_steps", 1, "--lr_scheduler_type", "constant"]
+    argv = [*arguments(name, inputs, tmp_path), "--max-steps", 1, "--lr-scheduler-type", "constant"]
     run(name, *argv)
     before = weights_of(tmp_path)
     monkeypatch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))

@@ -49,7 +49,7 @@ def test_the_same_settings_resume_and_others_are_named(tmp_path):
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"epoch": ')
     assert open_run(tmp_path).start == str(tmp_path / "checkpoint-2")
     with pytest.raises(
-        SettingsMismatchError, match="learning_rate=5e-05 before, 0.5 now. Use another --output_dir, or --overw"
+        SettingsMismatchError, match="learning_rate=5e-05 before, 0.5 now. Use another --output-dir, or --overw"
     ):
         open_run(tmp_path, learning_rate=0.5)
     with pytest.raises(SettingsMismatchError, match="use_moe=True before, False now; seed=42 before, 1 now"):

@@ -33,9 +33,9 @@ def run(*command, **environment):
 
 def train(backbone, output, *options):
     return run_main(
-        main, "minilm_cpu", "--backbone", backbone, "--output_dir", output, "--max_length", 64,
-        "--train_files", CORPUS / "test.jsonl", "--test_files", CORPUS / "test.jsonl", "--num_train_epochs", 1,
-        "--learning_rate", 0.01, "--show", 0, *options,
+        main, "minilm_cpu", "--backbone", backbone, "--output-dir", output, "--max-length", 64,
+        "--train-files", CORPUS / "test.jsonl", "--test-files", CORPUS / "test.jsonl", "--num-train-epochs", 1,
+        "--learning-rate", 0.01, "--show", 0, *options,
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def train(backbone, output, *options):
 def trained(backbone, tmp_path_factory):
     """Two stages, two seeds, without the recurrent encoder."""
     output = tmp_path_factory.mktemp("runs") / "seke-tiny"
-    stages = ("--first_files", CORPUS / "test.jsonl", "--first_epochs", 1)
+    stages = ("--first-files", CORPUS / "test.jsonl", "--first-epochs", 1)
     done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
     assert done.returncode == 0, done.stderr[-3000:]
     return output / "moe", done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
@@ -66,14 +66,14 @@ def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone
     assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
     again = train(backbone, output.parent, *stages, *options)  # all of it is finished
     assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
-    other = train(backbone, output.parent, *stages, *options, "--learning_rate", 0.5)
+    other = train(backbone, output.parent, *stages, *options, "--learning-rate", 0.5)
     assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_documents_without_a_usable_keyphrase_end_the_command_before_training(backbone, tmp_path, split):
     useless = write_rows(tmp_path / "useless.jsonl", [{"text": "graph cuts", "keyphrases": ["graph, cuts"]}])
-    done = train(backbone, tmp_path / "out", f"--{split}_files", useless)
+    done = train(backbone, tmp_path / "out", f"--{split}-files", useless)
     assert done.returncode == 2 and "None of the" in done.stderr and "nan" not in done.stdout.split()
 
 
@@ -82,16 +82,16 @@ def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_
     rows = [{"text": f"{texts[i % 3]} {'xyz'[i % 3]} b{i}", "keyphrases": "Baum; Haus"} for i in range(12)]
     labelled = write_rows(tmp_path / "german.jsonl", rows)
     options = (
-        "--train_files",
+        "--train-files",
         labelled,
-        "--validation_files",
+        "--validation-files",
         labelled,
-        "--test_files",
+        "--test-files",
         labelled,
         "--language",
         "german",
     )
-    done = train(backbone, tmp_path / "out", *options, "--lora", "false", "--use_rnn", "false")
+    done = train(backbone, tmp_path / "out", *options, "--lora", "false", "--use-rnn", "false")
     assert done.returncode == 0, done.stderr[-3000:]
     record = read_record(tmp_path / "out")
     assert {split: counts["present"] for split, counts in record["data"].items()} == dict.fromkeys(record["data"], 16)
@@ -107,9 +107,9 @@ def train_here(backbone, tmp_path):
 
     def call(*options):
         done = run_main(
-            main, "--backbone", backbone, "--output_dir", tmp_path / "run", "--max_length", 64,
-            "--train_files", tmp_path / "rows.jsonl", "--max_steps", 2, "--eval_strategy", "steps", "--eval_steps", 1,
-            "--save_strategy", "steps", "--save_steps", 1, "--use_cpu", "--report_to", "none", "--disable_tqdm", "true",
+            main, "--backbone", backbone, "--output-dir", tmp_path / "run", "--max-length", 64,
+            "--train-files", tmp_path / "rows.jsonl", "--max-steps", 2, "--eval-strategy", "steps", "--eval-steps", 1,
+            "--save-strategy", "steps", "--save-steps", 1, "--use-cpu", "--report-to", "none", "--disable-tqdm", "true",
             "--calibrate", "false", *options,
         )  # fmt: skip
         return done.returncode, done.stderr
@@ -119,7 +119,7 @@ def train_here(backbone, tmp_path):
 
 def test_the_default_model_is_trained_further(train_here, tmp_path):
     pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
-    status, error = train_here("--start_from", "default", "--learning_rate", 1e-3)
+    status, error = train_here("--start-from", "default", "--learning-rate", 1e-3)
     assert status == 0, error
     config = AutoConfig.from_pretrained(find_default_model())
     trained, start = (
@@ -154,7 +154,7 @@ def test_an_unfinished_base_is_written_again(train_here, tmp_path):
 
 
 def test_the_record_has_the_steps_that_were_trained(train_here, tmp_path):
-    assert train_here("--num_train_epochs", 10)[0] == 0
+    assert train_here("--num-train-epochs", 10)[0] == 0
     training = read_record(tmp_path / "run")["training"]
     assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
     assert "num_train_epochs" not in training
@@ -163,10 +163,10 @@ def test_the_record_has_the_steps_that_were_trained(train_here, tmp_path):
 
 def test_several_seeds_push_the_best_model(backbone, tmp_path):
     with LoopbackHub() as hub:
-        pushed = ("--seeds", 3, "--ablation", "moe", "--lora", "false", "--push_to_hub", "true", "--max_steps", 1)
+        pushed = ("--seeds", 3, "--ablation", "moe", "--lora", "false", "--push-to-hub", "true", "--max-steps", 1)
         done = run(
-            "-m", "lexperts", "train", "seke", "--backbone", backbone, "--output_dir", tmp_path / "mine", "--max_length", 64,
-            "--train_files", CORPUS / "test.jsonl", "--calibrate", "false", "--use_cpu", "--report_to", "none", *pushed,
+            "-m", "lexperts", "train", "seke", "--backbone", backbone, "--output-dir", tmp_path / "mine", "--max-length", 64,
+            "--train-files", CORPUS / "test.jsonl", "--calibrate", "false", "--use-cpu", "--report-to", "none", *pushed,
             **hub.env,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

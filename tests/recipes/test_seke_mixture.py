@@ -78,12 +78,12 @@ def mixed(backbone, tmp_path_factory):
     """A model of two styles, with a ranker; trained to an end and scored on two files."""
     output = tmp_path_factory.mktemp("runs") / "mixed"
     options = [
-        "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
-        "--validation_files", f"tags={CORPUS / 'test.jsonl'}", CORPUS / "test.jsonl",
-        "--test_files", f"a={CORPUS / 'test.jsonl'}", f"b:tags={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
-        "--mixing_temperature", 2, "--rows_per_epoch", 64, "--num_train_epochs", 2, "--lora", "false", "--frozen_layers", 1,
-        "--head_learning_rate", 0.02, "--learning_rate", 0.001, "--fit_ranker", "true", "--ranker_joined", 10, "--validation_limit", 30,
-        "--early_stopping_patience", 0,
+        "--train-files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
+        "--validation-files", f"tags={CORPUS / 'test.jsonl'}", CORPUS / "test.jsonl",
+        "--test-files", f"a={CORPUS / 'test.jsonl'}", f"b:tags={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
+        "--mixing-temperature", 2, "--rows-per-epoch", 64, "--num-train-epochs", 2, "--lora", "false", "--frozen-layers", 1,
+        "--head-learning-rate", 0.02, "--learning-rate", 0.001, "--fit-ranker", "true", "--ranker-joined", 10, "--validation-limit", 30,
+        "--early-stopping-patience", 0,
     ]  # fmt: skip
     done = train(backbone, output, *options)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -145,14 +145,14 @@ def test_another_style_is_another_run(mixed, backbone):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--mixing_temperature", 2], "--rows_per_epoch"),
-        (["--mixing_temperature", 0, "--rows_per_epoch", 8], "--mixing_temperature '0'"),
-        (["--mixing_temperature", "nan", "--rows_per_epoch", 8], "--mixing_temperature 'nan'"),
-        (["--frozen_layers", 1], "--lora false"),
-        (["--frozen_layers", 9, "--lora", "false"], "9"),
-        (["--test_files", f"a:news={CORPUS / 'test.jsonl'}"], "'news'"),
+        (["--mixing-temperature", 2], "--rows-per-epoch"),
+        (["--mixing-temperature", 0, "--rows-per-epoch", 8], "--mixing-temperature '0'"),
+        (["--mixing-temperature", "nan", "--rows-per-epoch", 8], "--mixing-temperature 'nan'"),
+        (["--frozen-layers", 1], "--lora false"),
+        (["--frozen-layers", 9, "--lora", "false"], "9"),
+        (["--test-files", f"a:news={CORPUS / 'test.jsonl'}"], "'news'"),
         (
-            ["--train_files", f"tags={CORPUS / 'test.jsonl'}", "--validation_files", f"news={CORPUS / 'test.jsonl'}"],
+            ["--train-files", f"tags={CORPUS / 'test.jsonl'}", "--validation-files", f"news={CORPUS / 'test.jsonl'}"],
             "'news'",
         ),
     ],
@@ -165,10 +165,10 @@ def test_invalid_options_are_named(backbone, tmp_path, options, named):
 def test_a_killed_run_started_again_ends_in_the_same_weights(backbone, tmp_path, monkeypatch):
     """The mixture and the ranker; the other kinds of runs are in test_recipe_contract.py."""
     options = (
-        "--train_files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}", "--lora", "false",
-        "--validation_files", CORPUS / "test.jsonl", "--mixing_temperature", 2, "--rows_per_epoch", 48,
-        "--num_train_epochs", 2, "--head_learning_rate", 0.02, "--frozen_layers", 0, "--fit_ranker", "true",
-        "--early_stopping_patience", 0,
+        "--train-files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}", "--lora", "false",
+        "--validation-files", CORPUS / "test.jsonl", "--mixing-temperature", 2, "--rows-per-epoch", 48,
+        "--num-train-epochs", 2, "--head-learning-rate", 0.02, "--frozen-layers", 0, "--fit-ranker", "true",
+        "--early-stopping-patience", 0,
     )  # fmt: skip
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         kill_after_a_checkpoint(patch)

@@ -108,7 +108,7 @@ def test_coverage_of_all_keyphrases_does_not_mention_absent_ones():
 
 @pytest.mark.parametrize("total", [0, 1234])
 def test_coverage_refuses_data_with_nothing_to_learn(total):
-    with pytest.raises(ValueError, match=f"None of the {total:,} keyphrases.*--keyphrases_column"):
+    with pytest.raises(ValueError, match=f"None of the {total:,} keyphrases.*--keyphrases-column"):
         describe_coverage({"num_keyphrases": [total], "num_present": [0]})
 
 

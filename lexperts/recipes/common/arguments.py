@@ -1,58 +1,60 @@
-"""Arguments of the recipes' commands: a YAML file, then options on the command line; all are checked before the work."""
+"""The arguments of a recipe's command: a YAML file, then options on the command line; all are checked before the work."""
 
-import dataclasses
-import json
+import ast
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
+from importlib.resources import files
+from typing import Any
 
-from run_tools.errors import REPEAT, UserError, did_you_mean, short_repr, user_errors
-from run_tools.option_values import ANY, Limits, find_problem
-from run_tools.yaml_files import check_names, read_yaml
+from run_tools.errors import REPEAT, UserError, short_repr, user_errors
+from run_tools.option_values import LARGEST_SEED, Limits
+from run_tools.options import Option, Parser, hyphenate, list_options, option
+from run_tools.yaml_files import read_yaml
 
-from .help import TRAINING, check_config, config_names, format_help, read_config
-from .training_options import JSON_OPTIONS, TRAINING_KINDS, TRAINING_LIMITS
+from .configurations import config_names, find_config, read_config
+
+TRAINING = "transformers.TrainingArguments"  # a name in place of the class, whose import takes seconds
+COUNT, NUMBER, SHARE = Limits(least=1), Limits(least=0), Limits(least=0, below=1)
+STEPS, SEED = Limits(above=0), Limits(least=0, most=LARGEST_SEED)  # of steps, below 1 the fraction of all steps
+# the valid values of TrainingArguments, which declares none, and what its options name
+TRAINING_LIMITS = {
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+            "eval_accumulation_steps", "torch_empty_cache_steps", "dataloader_prefetch_factor", "ddp_timeout",
+            "ddp_bucket_cap_mb",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            "learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps", "eval_delay",
+            "neftune_noise_alpha", "save_total_limit", "dataloader_num_workers",
+        ),
+        NUMBER,
+    ),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor", "warmup_ratio"), SHARE),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), STEPS),
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    **dict.fromkeys(("max_steps", "local_rank"), Limits(least=-1)),
+    "num_train_epochs": Limits(least=0, most=1e6),
+}  # fmt: skip
+TRAINING_KINDS = {
+    "output_dir": "output folder", "resume_from_checkpoint": "checkpoint", "report_to": "tracker",
+    "hub_model_id": "repository",
+}  # fmt: skip
+TRAINING_ABOUT = {name: {"limits": limits} for name, limits in TRAINING_LIMITS.items()}
+TRAINING_ABOUT |= {name: {"kind": kind} for name, kind in TRAINING_KINDS.items()}
 
 
-class OptionHelp(str):
-    """What `--help` prints for an option, and what is valid; transformers passes nothing else on to the parser."""
+@dataclass
+class RunFolderArguments:
+    """What may happen to an earlier run in the output folder."""
 
-    limits: Limits = ANY
-    kind: str = ""
-    empty: bool = False
-
-
-def describe(text: str, kind: str, empty: bool, limits: dict) -> dict:
-    """The metadata of a field."""
-    help = OptionHelp(text)
-    if "choices" in limits:
-        limits["choices"] = tuple(limits["choices"])
-    help.limits, help.kind, help.empty = Limits(**limits), kind, empty
-    return {"help": help}
-
-
-def option(default, text: str, *, kind: str = "", empty: bool = False, **limits):
-    """A field of a dataclass of arguments.
-
-    Args:
-        default: its default.
-        text: what `--help` prints.
-        kind: what its text names, one of `option_paths.KINDS`; "" for neither a path nor a model.
-        empty: whether a list may be empty, although its default is not.
-        limits: those of `run_tools.option_values.Limits`.
-    """
-    metadata = describe(text, kind, empty or default == [], limits)
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def required(text: str, *, kind: str = "", **limits):
-    """A field without a default; for the arguments see `option`."""
-    return field(metadata=describe(text, kind, False, limits))
+    overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
 
 
 def parse_name_place(value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"):
@@ -63,201 +65,81 @@ def parse_name_place(value: str, option: str, example: str = "news=data/news", f
     return name, place
 
 
-@dataclass
-class RunFolderArguments:
-    """What may happen to an earlier run in the output folder."""
+def load_classes(recipe: str, module: str, with_training: bool = True) -> list[type]:
+    """The dataclasses of a command's arguments, with those of transformers, whose import takes seconds, or without."""
+    classes = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
+    if TRAINING in classes and with_training:
+        from transformers import TrainingArguments
 
-    overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
+        return [TrainingArguments if cls == TRAINING else cls for cls in classes]
+    return [cls for cls in classes if cls != TRAINING]
+
+
+@lru_cache
+def make_parser(recipe: str, module: str) -> Parser:
+    """The parser of a command."""
+    return Parser(one for cls in load_classes(recipe, module) for one in list_options(cls, TRAINING_ABOUT))
+
+
+def format_help(command: str, recipe: str, module: str, with_training: bool = False) -> str:
+    """What `COMMAND --help` prints: the module's docstring, its options, its configurations. The module is not imported."""
+    source = (files(f"lexperts.recipes.{recipe}") / f"{module}.py").read_text(encoding="utf-8")
+    names, accepted = config_names(recipe, module), ""
+    if not with_training and TRAINING in import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]:
+        accepted = (
+            "All options of transformers.TrainingArguments are accepted too, such as --output-dir, --learning-rate,\n"
+            "--num-train-epochs, --per-device-train-batch-size. --help-all lists them.\n\n"
+        )
+    known = f", or one of: {', '.join(names)}" if names else ""
+    parser = Parser(
+        (one for cls in load_classes(recipe, module, with_training) for one in list_options(cls, TRAINING_ABOUT)),
+        usage=f"{command} [CONFIG] [OPTIONS]",
+        description=ast.get_docstring(ast.parse(source)),
+        epilog=f"{accepted}CONFIG is a YAML file of options{known}. Options on the command line win.",
+    )
+    group = parser.add_argument_group("Also")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if names:
+        group.add_argument("--show-config", metavar="NAME", help="print a configuration, to save and edit it")
+    group.add_argument("-h", "--help", action="store_true", help="show this message")
+    return parser.format_help()
+
+
+def print_help_or_config(command: str, recipe: str, module: str, given: list[str]) -> bool:
+    """Answers `--help`, `--help-all` and `--show-config NAME`, without importing the command's module -> whether one was asked for."""
+    if asked := {"-h", "--help", "--help-all"} & set(given):
+        print(format_help(command, recipe, module, "--help-all" in asked), end="")
+    elif "--show-config" in given:
+        name = given[(given.index("--show-config") + 1) :][:1] or [""]
+        print(read_config(recipe, module, name[0]), end="")
+    return bool(asked) or "--show-config" in given
 
 
 def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tuple:
     """The arguments of a recipe's command: an instance of each class of `ARGUMENTS[module]` in its `arguments.py`.
 
     The first argument may be a YAML file, or the name of one that comes with the recipe; there `null` means "not set": the default
-    holds. `--help` and `--show-config` print and end the process.
+    holds. `--help`, `--help-all` and `--show-config` print and end the process.
 
     Raises:
         UserError: for an unknown option or an invalid value.
     """
-    given = sys.argv[1:] if argv is None else list(argv)
+    given = list(map(hyphenate, sys.argv[1:] if argv is None else argv))
     if print_help_or_config(f"lexperts.recipes.{recipe}.{module}", recipe, module, given):
         sys.exit(0)
-    parser = make_parser(recipe, module)
-    if "--help-all" in given:
-        parser.print_help()
-        sys.exit(0)
-    given, _ = take_debug(given)
-    known = [name.lstrip("-") for name in parser._option_string_actions]
+    parser, settings, where = make_parser(recipe, module), {}, ""
+    given = [word for word in given if word != "--debug"]
     if given and not given[0].startswith("-"):
-        given = [*options_of(find_config(given[0], recipe, module), parser), *given[1:]]
-    *groups, rest = parser.parse_args_into_dataclasses(given, return_remaining_strings=True, look_for_args_file=False)
-    if rest:
-        hint = did_you_mean(rest[0].lstrip("-").partition("=")[0], known, "--") if rest[0].startswith("-") else ""
-        raise UserError(f"The argument {short_repr(rest[0])} is not known.{hint} --help lists all options.")
-    return tuple(groups)
-
-
-def take_debug(given: list[str]) -> tuple[list[str], bool]:
-    """The arguments without the switch `--debug`, and whether it was among them; transformers has an option `--debug NAME`."""
-    left = [
-        word
-        for i, word in enumerate(given)
-        if word != "--debug" or (given[i + 1 : i + 2] and not given[i + 1].startswith("-"))
-    ]
-    return left, len(left) < len(given)
-
-
-def print_help_or_config(command: str, recipe: str, module: str, given: list[str]) -> bool:
-    """Answers `--help` and `--show-config NAME`, without importing the command's module -> whether one was asked for."""
-    if {"-h", "--help"} & set(given):
-        kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
-        print(format_help(command, recipe, module, kinds))
-        return True
-    if "--show-config" in given:
-        name = given[(given.index("--show-config") + 1) :][:1] or [""]
-        print(read_config(recipe, module, name[0]), end="")
-        return True
-    return False
-
-
-@lru_cache
-def make_parser(recipe: str, module: str):
-    """The parser of a command, which checks the type and the limits of every value."""
-    from transformers import HfArgumentParser, TrainingArguments
-
-    kinds = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
-    parser = HfArgumentParser(
-        tuple(TrainingArguments if kind == TRAINING else kind for kind in kinds), allow_abbrev=False
-    )
-    parser.error = raise_user_error  # argparse itself prints the names of all options before the message
-    for action in parser._actions:
-        if action.nargs == 0 or action.dest == "help":
-            continue
-        ours = isinstance(action.help, OptionHelp)
-        limits = action.help.limits if ours else TRAINING_LIMITS.get(action.dest, ANY)
-        limits = Limits(choices=tuple(map(str, action.choices))) if action.choices else limits
-        action.type = Checked(action.type, limits, not ours and action.dest in JSON_OPTIONS)
-        if ours and action.help.empty:
-            action.nargs = "*"
-    return parser
-
-
-class Checked:
-    """The type of an option in argparse: converts a text and checks the value.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is invalid.
-    """
-
-    NAMES = {int: "a whole number", float: "a number"}
-
-    def __init__(self, convert: Callable, limits: Limits, json_object: bool = False):
-        self.convert, self.limits, self.json_object = convert or str, limits, json_object
-
-    def __call__(self, text: str):
-        """The value of a text."""
-        from argparse import ArgumentTypeError
-
-        if self.limits.choices and (problem := find_problem(text, self.limits)):
-            raise ArgumentTypeError(f"{short_repr(text)} {problem}")
-        try:
-            value = self.convert(text)
-        except ArgumentTypeError as error:
-            if "ruth" not in str(error):  # of transformers, for a bool: "Truthy value expected"
-                raise
-            raise ArgumentTypeError(f"{short_repr(text)} is neither true nor false.") from error
-        except (ValueError, TypeError, KeyError) as error:
-            name = self.NAMES.get(self.convert, "valid")
-            fix = f" {self.limits.describe()}" if self.limits != ANY else ""
-            raise ArgumentTypeError(
-                f"{short_repr(text)} is not {name}." + (f" Use {name}{fix}." if fix else "")
-            ) from error
-        if not self.limits.choices and (problem := find_problem(value, self.limits)):
-            raise ArgumentTypeError(f"{short_repr(text)} {problem}")
-        if self.json_object:
-            check_json(text)
-        return value
-
-
-def check_json(text: str) -> None:
-    """Raises an `ArgumentTypeError` for a text that is neither a JSON object nor a file."""
-    from argparse import ArgumentTypeError
-
-    try:
-        valid = Path(text).is_file() or isinstance(json.loads(text), dict)
-    except (ValueError, OSError, RecursionError):
-        valid = False
-    if not valid:
-        raise ArgumentTypeError(
-            f"{short_repr(text)} is neither a JSON object nor a file. Write it as '{{\"name\": 1}}'."
-        )
-
-
-def raise_user_error(message: str) -> None:
-    """In place of argparse's `error`, which exits: "argument --x: invalid" becomes "--x invalid"."""
-    name, colon, text = message.removeprefix("argument ").partition(": ")
-    name = name.partition("/")[0]  # the part after a slash is the spelling with hyphens
-    if message.startswith("argument ") and colon:
-        message = f"{name} {text}" if text.startswith(("'", '"')) else f"{name}: {text}"
-    raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
-
-
-def find_config(given: str, recipe: str, module: str) -> Path:
-    """The YAML file of a path, or of the name of a configuration that comes with the command."""
-    path = Path(given)
-    if path.is_file() or path.suffix in (".yml", ".yaml"):
-        return path
-    check_config(given, config_names(recipe, module))
-    return Path(__file__).parents[1] / recipe / f"{given}.yml"
-
-
-def options_of(path: str | Path, parser) -> list[str]:
-    """A YAML file as options of the command line. Raises a `UserError` as `settings_options`."""
-    return settings_options(read_yaml(path), parser, f"{path}: ")
-
-
-def settings_options(settings: dict, parser, where: str = "") -> list[str]:
-    """Settings as options of the command line. Raises a `UserError` for unknown names, and for lists, mappings and dates where the
-    option has a single number or text.
-    """
-    actions = {name.lstrip("-"): action for name, action in parser._option_string_actions.items()}
-    check_names(settings, where.removesuffix(": ") or "the settings", actions)
-    options: list[str] = []
-    for name, value in settings.items():
-        if value is None:
-            continue
-        action, shown = actions[name], f"{where}{name}={short_repr(value)}"
-        takes_json = action.dest in JSON_OPTIONS or getattr(action.help, "kind", "") == "json"
-        if isinstance(value, dict) and takes_json:
-            value = json.dumps(value, default=str)
-        values = value if isinstance(value, list) else [] if value is True else [value]  # --fsdp takes no "True"
-        if isinstance(value, list) and action.nargs not in ("+", "*"):
-            raise UserError(f"{shown} is a list. Give a single value.")
-        if wrong := [one for one in values if not isinstance(one, (str, int, float))]:
-            raise UserError(f"{shown} holds a {type(wrong[0]).__name__}. Use numbers and texts; put a date in quotes.")
-        if value is True and action.nargs != "?" and getattr(action.type, "convert", None) is not string_to_bool():
-            raise UserError(f"{shown} is not valid. Give a number or a text; put {str(value).lower()} in quotes.")
-        if len(values) == 1:
-            options.append(f"--{name}={values[0]}")
-        else:
-            options += [f"--{name}", *map(str, values or ["true"] * (value is True and action.nargs != "?"))]
-    return options
-
-
-def string_to_bool() -> Callable:
-    """The converter of bools in transformers."""
-    from transformers.hf_argparser import string_to_bool
-
-    return string_to_bool
+        path = find_config(given.pop(0), recipe, module)
+        settings, where = read_yaml(path), f"{path}: "
+    values = parser.read_settings(settings, where) | parser.read_command_line(given)
+    return parser.make_groups(load_classes(recipe, module), values)
 
 
 def check_settings(recipe: str, module: str, settings: dict) -> None:
     """Raises a `UserError` for settings that the command does not have, or that are invalid. Files may be missing."""
-    parser, kinds = make_parser(recipe, module), import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
-    values = parser.parse_args(settings_options(settings, parser))
-    for kind in kinds:
-        if kind != TRAINING:
-            kind(**{one.name: getattr(values, one.name) for one in dataclasses.fields(kind)})
+    parser = make_parser(recipe, module)
+    parser.make_groups(load_classes(recipe, module, with_training=False), parser.read_settings(settings))
 
 
 def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> Callable:
@@ -266,24 +148,23 @@ def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> C
     Any error ends it in one line, see `run_tools.errors.user_errors`; after Ctrl-C `resume` says how to resume.
     """
 
-    def main(argv: list[str] | None = None):
+    def main(argv: list[str] | None = None) -> Any:
         given = sys.argv[1:] if argv is None else list(argv)
-        with user_errors(take_debug(given)[1], interrupted=resume, full=resume):
+        with user_errors("--debug" in given, interrupted=resume, full=resume):
             groups = parse_command(recipe, module, given)
-            check_places(groups)
+            check_places(make_parser(recipe, module).options, groups)
             return call(*groups)
 
     return main
 
 
-def check_places(groups: Iterable) -> None:
+def check_places(options: Mapping[str, Option], groups: Iterable) -> None:
     """Raises an error for a file, folder or model among the options that does not exist, or cannot be written."""
     from .option_paths import check_place
 
     for group in groups:
-        for one in dataclasses.fields(group):
-            value, kind = getattr(group, one.name), getattr(one.metadata.get("help"), "kind", "")
-            kind = kind or TRAINING_KINDS.get(one.name, "")
+        for name, value in vars(group).items():
+            kind = options[name].kind if name in options else ""
             for text in value if isinstance(value, list) else [value]:
                 if kind and text is not None:
-                    check_place(f"--{one.name}", text, kind)
+                    check_place(options[name].flag, text, kind)

@@ -30,7 +30,7 @@ class BertScore:
         config = open_config(model)
         layers = config.num_hidden_layers
         if layer is not None and not 0 <= layer <= layers:
-            raise ValueError(f"--bertscore_layer {layer} must be between 0 and {layers} for {model}.")
+            raise ValueError(f"--bertscore-layer {layer} must be between 0 and {layers} for {model}.")
         layer = model2layers.get(model, layers) if layer is None else layer
         self.scorer = BERTScorer(model_type=model, num_layers=layer, batch_size=batch_size)
         # The package puts a space before a RoBERTa text by an argument of `encode`, which transformers 5 ignores. It also uses

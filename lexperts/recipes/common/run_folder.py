@@ -119,7 +119,7 @@ class RunFolder:
 
     def hint(self) -> str:
         """How to resolve a mismatch."""
-        return "Use another --output_dir, or --overwrite_output_dir true to remove that run and start from scratch."
+        return "Use another --output-dir, or --overwrite-output-dir true to remove that run and start from scratch."
 
     def write(self, record: dict) -> None:
         """Replaces the record."""
@@ -139,13 +139,13 @@ class RunFolder:
                     source.resolve().is_relative_to(path.resolve()) or path.resolve().is_relative_to(source.resolve())
                 ):
                     raise SettingsMismatchError(
-                        f"--overwrite_output_dir true would remove {path}, an input of this run. Use another --output_dir."
+                        f"--overwrite-output-dir true would remove {path}, an input of this run. Use another --output-dir."
                     )
         if (foreign := self.find_foreign(outputs)) is not None:
             path, reason = foreign
             raise SettingsMismatchError(
-                f"--overwrite_output_dir true would remove {path}, which no run is known to have written: {reason}. Move it away, "
-                "or use another --output_dir."
+                f"--overwrite-output-dir true would remove {path}, which no run is known to have written: {reason}. Move it away, "
+                "or use another --output-dir."
             )
         for path in outputs:
             if path.is_dir() and not path.is_symlink():
@@ -193,19 +193,19 @@ class RunFolder:
             return newest and relocate_best(Path(newest))
         if requested.lower() == "false":
             if newest:
-                raise ValueError(f"--resume_from_checkpoint false, but {self.path} contains checkpoints. {self.hint()}")
+                raise ValueError(f"--resume-from-checkpoint false, but {self.path} contains checkpoints. {self.hint()}")
             return None
         checkpoint = Path(requested).resolve()
         if not is_complete(checkpoint):
-            raise ValueError(f"--resume_from_checkpoint {requested}: this is not a complete checkpoint of the Trainer.")
+            raise ValueError(f"--resume-from-checkpoint {requested}: this is not a complete checkpoint of the Trainer.")
         other = RunFolder(checkpoint.parent, self.settings, record=self.record.name).read()
         if not other:
             raise SettingsMismatchError(
-                f"--resume_from_checkpoint {requested}: its run has no record of its settings ({RECORD})."
+                f"--resume-from-checkpoint {requested}: its run has no record of its settings ({RECORD})."
             )
         if text := differences(other["settings"], self.settings):
             raise SettingsMismatchError(
-                f"--resume_from_checkpoint {requested} belongs to a run with other settings: {text}."
+                f"--resume-from-checkpoint {requested} belongs to a run with other settings: {text}."
             )
         return relocate_best(checkpoint)
 

@@ -41,7 +41,7 @@ def load_splits(
                 )
         return {split: dataset[split].to_list() for split in SPLITS if split in dataset}
     if not args.train_files:
-        raise ValueError(f"No training data. Pass --train_files train.jsonl or --dataset_name {hub_example}.")
+        raise ValueError(f"No training data. Pass --train-files train.jsonl or --dataset-name {hub_example}.")
     files = {split: getattr(args, f"{split}_files") for split in SPLITS}
     return {split: read_jsonl(paths, required, example, hint, convert) for split, paths in files.items() if paths}
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from ..common.arguments import RunFolderArguments, option, required
-from ..common.help import TRAINING
+from run_tools.options import option, required
+
+from ..common.arguments import TRAINING, RunFolderArguments
 
 JSON_LINES = "JSON Lines with title, text, keyphrases"
 

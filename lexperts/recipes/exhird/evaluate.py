@@ -1,6 +1,6 @@
 """Generates keyphrases for test sets and scores them: present and absent keyphrases, and repeats.
 
-    lexperts evaluate exhird --model runs/bigru --test_files inspec=inspec/test.jsonl kp20k=kp20k/test.jsonl
+    lexperts evaluate exhird --model runs/bigru --test-files inspec=inspec/test.jsonl kp20k=kp20k/test.jsonl
 
 Scores follow the convention "exhird" of keyphrase_tools.metrics: F1@5 and F1@M from macro precision and recall, phrases compared
 by stems, phrases with <unk> dropped. #C@M and #C@5 are the numbers of correct phrases per document, #Avg.Len is the number of
@@ -46,7 +46,7 @@ def score(predictions: list[list[list[str]]], references: list[list[list[str]]],
 
 def parse_test_files(entries: list[str]) -> dict[str, str]:
     """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `ValueError` for an entry without a name or a file."""
-    return dict(parse_name_place(entry, "--test_files", "inspec=inspec/test.jsonl", "NAME=FILE") for entry in entries)
+    return dict(parse_name_place(entry, "--test-files", "inspec=inspec/test.jsonl", "NAME=FILE") for entry in entries)
 
 
 def format_scores(name: str, scores: dict) -> str:

@@ -1,8 +1,8 @@
 """Prepares documents for keyphrase generation: the vocabulary, and rows of words and labels.
 
-    lexperts train exhird-data --train_files kp20k/train.jsonl --validation_files kp20k/validation.jsonl --output_dir runs/kp20k
-    lexperts train exhird-data --dataset_name midas/kp20k --output_dir runs/kp20k
-    lexperts train exhird transformer_paper --data runs/kp20k --output_dir runs/transformer
+    lexperts train exhird-data --train-files kp20k/train.jsonl --validation-files kp20k/validation.jsonl --output-dir runs/kp20k
+    lexperts train exhird-data --dataset-name midas/kp20k --output-dir runs/kp20k
+    lexperts train exhird transformer_paper --data runs/kp20k --output-dir runs/transformer
 
 The output folder contains `tokenizer`, `train` and `validation`, for `lexperts train exhird --data`. As in ExHiRD, documents of
 more than 400 words or 80 target words are dropped, and so are keyphrases of more than six words; the log counts them. Test sets
@@ -39,7 +39,7 @@ def load(args: PrepareArguments) -> dict[str, dict[str, list]]:
         files = {"train": args.train_files, "validation": args.validation_files}
         splits = {split: read_labelled(paths, *columns) for split, paths in files.items()}
     else:
-        raise ValueError("No documents. Pass --train_files and --validation_files, or --dataset_name midas/kp20k.")
+        raise ValueError("No documents. Pass --train-files and --validation-files, or --dataset-name midas/kp20k.")
     names = {"text": args.text_column, "title": args.title_column, "keyphrases": args.keyphrases_column}
     return {
         split: {column: [row.get(name) for row in rows] for column, name in names.items()}

@@ -1,17 +1,17 @@
 """Trains a keyphrase generator with the stock Trainer and the reference's plateau schedule, and scores it.
 
-    lexperts train exhird bigru_paper --dataset_name midas/kp20k --output_dir runs/bigru
-    lexperts train exhird warm_cpu --train_files train.jsonl --validation_files validation.jsonl \\
-        --test_files mine=test.jsonl --output_dir runs/warm
-    lexperts train exhird bigru_paper --data runs/kp20k --output_dir runs/bigru        # prepared documents
-    lexperts train exhird transformer_paper --data runs/kp20k --output_dir runs/ablations --ablation table7_no_window
+    lexperts train exhird bigru_paper --dataset-name midas/kp20k --output-dir runs/bigru
+    lexperts train exhird warm_cpu --train-files train.jsonl --validation-files validation.jsonl \\
+        --test-files mine=test.jsonl --output-dir runs/warm
+    lexperts train exhird bigru_paper --data runs/kp20k --output-dir runs/bigru        # prepared documents
+    lexperts train exhird transformer_paper --data runs/kp20k --output-dir runs/ablations --ablation table7_no_window
 
 Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
 models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. --ablation NAME applies a row of the papers'
 tables and trains in OUTPUT_DIR/NAME. The output folder holds the best model by validation loss, its code and its pipeline.
 
 Repeat the same command after an interruption: training resumes from the last checkpoint. If the settings differ, the command
-stops and names the difference; then use another --output_dir, or --overwrite_output_dir true.
+stops and names the difference; then use another --output-dir, or --overwrite-output-dir true.
 """
 
 from dataclasses import fields
@@ -89,7 +89,7 @@ def open_documents(args: DataArguments, backbone: str | None, folder: Path, over
         if not data.read().get("finished"):
             raise ValueError(
                 f"--data {args.data!r} is not complete: {PREPARED} does not mark it as finished. Prepare the documents "
-                "again with lexperts train exhird-data ... --overwrite_output_dir true."
+                "again with lexperts train exhird-data ... --overwrite-output-dir true."
             )
         return data
     names = ("dataset_name", "train_files", "validation_files")
@@ -110,8 +110,8 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
         training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
     for path in parse_test_files(data_args.test_files or []).values():
         if not Path(path).exists():
-            raise ValueError(f"--test_files: the file {path!r} does not exist.")
-        check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test_files {path}")
+            raise ValueError(f"--test-files: the file {path!r} does not exist.")
+        check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test-files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)

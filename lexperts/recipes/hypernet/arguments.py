@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..common.arguments import RunFolderArguments, option
-from ..common.help import TRAINING
+from run_tools.options import option
+
+from ..common.arguments import TRAINING, RunFolderArguments
 
 
 @dataclass

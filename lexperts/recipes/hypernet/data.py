@@ -11,7 +11,7 @@ from ..common.splits import hold_out_validation, load_splits
 from .arguments import ClassificationDataArguments, KeyphraseDataArguments, QuestionDataArguments
 
 CLASSIFICATION_EXAMPLE = '{"title": "...", "text": "...", "label": "..."}'
-CLASSIFICATION_HINT = "Name yours with --text_column, --title_column and --label_column."
+CLASSIFICATION_HINT = "Name yours with --text-column, --title-column and --label-column."
 QUESTION_EXAMPLE = '{"question": "...", "context": "...", "answers": {"text": ["..."], "answer_start": [0]}}'
 QUESTION_COLUMNS = ("question", "context", "answers")
 

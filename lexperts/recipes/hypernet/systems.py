@@ -50,7 +50,7 @@ def open_tokenizer(backbone: str, max_length: int):
 
 
 def cache_states(model, rows: dict, collator, args: DataArguments, output_dir: str) -> dict:
-    """Adds the states of a frozen backbone to the rows of each split, if `--cache_states` asks for it."""
+    """Adds the states of a frozen backbone to the rows of each split, if `--cache-states` asks for it."""
     if not (args.cache_states and model.config.freeze_backbone):
         return rows
     folder = Path(args.states_dir or output_dir)

@@ -1,7 +1,7 @@
 """Fine-tunes the hypernetwork, or a baseline, to classify texts with titles.
 
-    lexperts train hypernet-classes news_cpu --train_files train.jsonl --test_files test.jsonl
-    lexperts train hypernet-classes news_paper --dataset_name fancyzhx/ag_news
+    lexperts train hypernet-classes news_cpu --train-files train.jsonl --test-files test.jsonl
+    lexperts train hypernet-classes news_paper --dataset-name fancyzhx/ag_news
 
 Each line of a file is an object such as {"title": "...", "text": "...", "label": "..."}. To resume after an interruption,
 start the same command again. The output folder contains the best model with its code, and the accuracy in results.json.

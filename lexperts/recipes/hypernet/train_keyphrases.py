@@ -1,7 +1,7 @@
 """Fine-tunes the hypernetwork, or a baseline, to extract keyphrases from texts with titles.
 
-    lexperts train hypernet-keyphrases inspec_cpu --train_files train.jsonl --test_files test.jsonl
-    lexperts train hypernet-keyphrases keyphrases_paper --dataset_name midas/inspec
+    lexperts train hypernet-keyphrases inspec_cpu --train-files train.jsonl --test-files test.jsonl
+    lexperts train hypernet-keyphrases keyphrases_paper --dataset-name midas/inspec
 
 Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. To resume after an
 interruption, start the same command again. The output folder contains the best model with its code and pipeline.
@@ -56,7 +56,7 @@ def prepare(
     metrics = ExtractionMetrics(*columns, tokenizer, model.config.id2label, **options)
     if test := documents.get("test"):
         for rules in RULES:
-            gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test_files, by the rules {rules!r}")
+            gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test-files, by the rules {rules!r}")
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)

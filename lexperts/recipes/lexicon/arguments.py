@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
+from run_tools.options import option, required
 
-from ..common.arguments import RunFolderArguments, option, parse_name_place, required
-from ..common.help import TRAINING
+from ..common.arguments import TRAINING, RunFolderArguments, parse_name_place
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
 ROUTER_PARTS = ("gates", "experts", "all")
@@ -257,7 +257,7 @@ class PreparationArguments:
     )
     definition_column: str | None = option(None, "column of definitions, unless it has a usual name")
     source_column: str | None = option(None, "column of dataset names; by default NAME is used")
-    split_column: str | None = option(None, "column for --keep_splits: train, valid(ation), test")
+    split_column: str | None = option(None, "column for --keep-splits: train, valid(ation), test")
     exclude: list[str] = option(list(WITHOUT_CONTEXTS), "datasets to leave out", empty=True)
     keep_splits: bool = option(False, "keep the splits of the files; rows without one are split by their term")
     proportions: list[float] = option(

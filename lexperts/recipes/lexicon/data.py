@@ -158,7 +158,7 @@ def column_names(row: dict, given: dict[str, str | None], place: str) -> dict[st
         if (requested and requested not in row) or (columns[what] is None and not is_optional):
             raise ValueError(
                 f"{place} has no column {requested or ' or '.join(usual)!r}; its columns are {', '.join(map(repr, row))}. "
-                f"Pass the name of the {what} column as --{what}_column."
+                f"Pass the name of the {what} column as --{what}-column."
             )
     return columns
 

@@ -1,8 +1,8 @@
 """Scores generated definitions: BLEU, ROUGE-L, METEOR, BERTScore, MoverScore, MAUVE, with intervals and paired tests.
 
-    lexperts evaluate definitions --files dense=dense.jsonl mixture=mixture.jsonl --baseline dense --output_dir results
+    lexperts evaluate definitions --files dense=dense.jsonl mixture=mixture.jsonl --baseline dense --output-dir results
     lexperts evaluate definitions --files a=a-21.jsonl a=a-42.jsonl --references data/train.jsonl \\
-        --bertscore_model roberta-large --moverscore_model bert-base-uncased --mauve_model gpt2-large --output_dir results
+        --bertscore-model roberta-large --moverscore-model bert-base-uncased --mauve-model gpt2-large --output-dir results
 
 Files are those of `lexperts define generate`: rows with term, context, definition (gold) and generated. Several files of one
 name are the seeds of one system; a row's score is then their mean. A row's score is the best over its references. There are
@@ -104,7 +104,7 @@ def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
         return partial(scores.score_pairs, score), facts
     model = getattr(args, f"{name}_model")
     if model is None:
-        raise ValueError(f"it needs a model. Pass --{name}_model, a folder or Hub id.")
+        raise ValueError(f"it needs a model. Pass --{name}-model, a folder or Hub id.")
     from ..common.bertscore import BertScore
     from . import model_scores
 

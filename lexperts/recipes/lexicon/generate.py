@@ -1,10 +1,10 @@
 """Writes the definitions of test rows by a model of this recipe: a dense Llama, an expert, a mixture.
 
-    lexperts define generate --model_name_or_path runs/mixture --test_files test.jsonl --output runs/greedy.jsonl
-    lexperts define generate --model_name_or_path runs/mixture --test_files test.jsonl --output runs/best.jsonl \\
-        --best_of 8 --curve 1 2 4 8 --reward_model runs/reward
+    lexperts define generate --model-name-or-path runs/mixture --test-files test.jsonl --output runs/greedy.jsonl
+    lexperts define generate --model-name-or-path runs/mixture --test-files test.jsonl --output runs/best.jsonl \\
+        --best-of 8 --curve 1 2 4 8 --reward-model runs/reward
 
-A line of the output is its row with `generated`, `score`, and for a model with centroids `domain` and `distance`. --best_of 8
+A line of the output is its row with `generated`, `score`, and for a model with centroids `domain` and `distance`. --best-of 8
 samples eight definitions per row and takes the one with the highest score; --curve 1 2 4 8 also writes the best of the first
 1, 2, 4 and 8 samples to runs/best.best1.jsonl and so on. The oracle scorer reads the gold definitions: it shows what a perfect
 choice would give, for analysis only. Start the same command again after an interruption: it ends in the same file. Counts
@@ -54,7 +54,7 @@ def count_absent_terms(rows: list[dict]) -> int:
 def load_model(args: WritingArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
         model = None if changes else open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
     if model is not None:

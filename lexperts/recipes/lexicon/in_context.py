@@ -1,7 +1,7 @@
 """In-context baselines: definitions of test rows by any causal language model, from k examples in the prompt.
 
-    lexperts define in-context --model_name_or_path MODEL --train_files train.jsonl --test_files test.jsonl \\
-        --shots 0 1 2 4 8 --shots_by retrieved --embedder minilm --output runs/retrieved.jsonl
+    lexperts define in-context --model-name-or-path MODEL --train-files train.jsonl --test-files test.jsonl \\
+        --shots 0 1 2 4 8 --shots-by retrieved --embedder minilm --output runs/retrieved.jsonl
 
 Writes runs/retrieved.shots0.jsonl and so on, in the format of `lexperts define generate`. Examples are training rows: random
 ones, different for each row, or the nearest by sentence embeddings, or by TF-IDF without --embedder. All numbers of shots use
@@ -84,12 +84,12 @@ class PromptMaker:
                 return ids
         message = f"The context of {row['term']!r:.60} has {len(ids):,} tokens, and the limit is {self.max_length:,}"
         if self.on_long == "error":
-            raise ValueError(f"{message}. Use --on_long truncate, or a smaller --max_new_tokens.")
+            raise ValueError(f"{message}. Use --on-long truncate, or a smaller --max-new-tokens.")
         window = truncate_context_around(
             row["term"], row["context"], lambda text: len(self.encode([], {**row, "context": text})) <= self.max_length
         )
         if window is None:
-            raise ValueError(f"{message}: not even the term fits. Use a smaller --max_new_tokens.")
+            raise ValueError(f"{message}: not even the term fits. Use a smaller --max-new-tokens.")
         self.rows_without_shots += bool(shots)
         self.rows_truncated += 1
         return self.encode([], {**row, "context": window})

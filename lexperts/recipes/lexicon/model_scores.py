@@ -60,7 +60,7 @@ class MoverScore:
         self.tokenizer = load_tokenizer(model)
         if not self.tokenizer.is_fast:
             raise ValueError(
-                f"--moverscore_model {model} has a slow tokenizer, without word boundaries. Use a model with a fast one."
+                f"--moverscore-model {model} has a slow tokenizer, without word boundaries. Use a model with a fast one."
             )
         self.model = open_model(AutoModel, model, new=("pooler.",)).to(default_device()).eval()
         limit = getattr(self.model.config, "max_position_embeddings", None) or 512

@@ -156,5 +156,5 @@ def check_disk(plans: dict[str, Planner], pending: list[Step]) -> None:
     if needed > free:
         raise OSError(
             f"work_dir={str(work)!r} needs about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free. Free some disk "
-            "space, or use another --work_dir."
+            "space, or use another --work-dir."
         )

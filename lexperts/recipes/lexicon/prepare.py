@@ -1,14 +1,14 @@
 """Makes train.jsonl, validation.jsonl and test.jsonl from public files of definitions (LM-Lexicon, Appendix A).
 
-    lexperts define prepare --sources 3dex=3D-EX.csv --output_dir data/3dex
-    lexperts define prepare --sources oxford=naacl_data/oxford wiki=naacl_data/wiki --keep_splits --output_dir data/both
-    lexperts define prepare --sources mine=owner/name --term_column lemma --context_column usage --output_dir data/mine
+    lexperts define prepare --sources 3dex=3D-EX.csv --output-dir data/3dex
+    lexperts define prepare --sources oxford=naacl_data/oxford wiki=naacl_data/wiki --keep-splits --output-dir data/both
+    lexperts define prepare --sources mine=owner/name --term-column lemma --context-column usage --output-dir data/mine
 
 A source is a file, a folder of files or a Hub dataset; supported formats are CSV, TSV, JSON, JSON Lines and those of 3D-EX,
 Ishiwatari et al., Gadetsky et al. and SimpDefiner. Rows of Hei++, MultiRD and Webster's Unabridged, which have no contexts, and
 rows with an empty field are dropped. A row with several contexts becomes several rows. White space is normalised. The split
 of a row depends on a hash of its term only, so that no term is in two splits; synonyms may share a definition, and
---unseen_definitions leaves these out of validation and test. --keep_splits keeps the splits of files or rows. The folder also
+--unseen-definitions leaves these out of validation and test. --keep-splits keeps the splits of files or rows. The folder also
 gets data.json (rows read, dropped and kept; lengths and overlaps as in Table 1) and divergent.jsonl (term and context with
 several definitions: Table 5).
 """
@@ -105,12 +105,12 @@ def check_left(args: PreparationArguments, splits: dict[str, list[dict]], counts
         reasons = reasons or "none dropped"
         raise ValueError(
             f"No training rows are left of {total:,} ({reasons}; {left:,} in other splits). Check the sources, and the columns "
-            "with --term_column, --context_column, --definition_column."
+            "with --term-column, --context-column, --definition-column."
         )
     if args.keep_splits and unsplit == left + counts["dropped"].get("repeated", 0):
         raise ValueError(
-            f"--keep_splits: none of the {left:,} rows and files has a split. Leave it out, or pass the column as "
-            "--split_column."
+            f"--keep-splits: none of the {left:,} rows and files has a split. Leave it out, or pass the column as "
+            "--split-column."
         )
 
 
@@ -214,7 +214,7 @@ def find_earlier_splits(output: Path) -> list[str]:
         if name not in known and (output / name).exists():
             raise ValueError(
                 f"{output} holds {name}, which no earlier preparation is known to have written ({DATA} does not name it). Move it "
-                "away, or use another --output_dir."
+                "away, or use another --output-dir."
             )
     return splits or []
 
@@ -229,7 +229,7 @@ def prepare(args: PreparationArguments) -> dict:
         print(f"{split}: no rows, and no file")
         del splits[split]
     if "train" not in splits:
-        raise ValueError(f"--max_rows {args.max_rows}: all training terms have more rows. Use a larger value.")
+        raise ValueError(f"--max-rows {args.max_rows}: all training terms have more rows. Use a larger value.")
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     earlier = find_earlier_splits(output)

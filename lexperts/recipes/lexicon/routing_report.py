@@ -137,6 +137,6 @@ def format_report(layers: list[dict], names: list[str], expert_names: list[str] 
         if expert is not None:
             lines.append(
                 f"warning: in layer {module} {expert_names[expert]} has {layer['weight'][expert]:.0%} of the weight, and the "
-                "others are hardly used. Balance the load with --router_aux_loss_coef 0.01 or more."
+                "others are hardly used. Balance the load with --router-aux-loss-coef 0.01 or more."
             )
     return "\n".join(lines)

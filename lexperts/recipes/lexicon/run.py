@@ -20,7 +20,8 @@ import sys
 from run_tools.errors import UserError, did_you_mean, short_repr
 from run_tools.yaml_files import parse_yaml, read_yaml
 
-from ..common.arguments import command, find_config, parse_command
+from ..common.arguments import command, parse_command
+from ..common.configurations import find_config
 from ..common.jsonl_resume import read_lines
 from ..common.run_folder import replace_file
 from ..common.tables import align_columns
@@ -69,7 +70,7 @@ def make_plans(args: RunArguments) -> dict[str, Planner]:
     names = {name for plan in plans.values() for step in plan.steps for name in (step.name, step.kind)}
     if args.from_step and args.from_step not in names:
         raise UserError(
-            f"--from_step {args.from_step!r} is not a step of this recipe.{did_you_mean(args.from_step, names)}"
+            f"--from-step {args.from_step!r} is not a step of this recipe.{did_you_mean(args.from_step, names)}"
         )
     return plans
 
@@ -204,5 +205,5 @@ def main(argv: list[str] | None = None) -> None:
     """`lexperts define run`."""
     given = with_config(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the running steps
-    resume = f"Start the same command again{' without --from_step' * ('--from_step' in given)} to resume."
+    resume = f"Start the same command again{' without --from-step' * any(word.startswith(('--from-step', '--from-step')) for word in given)} to resume."
     command("lexicon", "run", run, resume)(given)

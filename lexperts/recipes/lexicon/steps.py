@@ -19,8 +19,8 @@ from run_tools.option_values import find_problem
 from run_tools.versions import package_version
 from run_tools.yaml_files import check_names, read_yaml
 
+from ..common.arguments import SEED
 from ..common.jsonl_resume import digest
-from ..common.training_options import SEED
 from .embedders import portable_name, resolve_embedder
 
 FOLDER = Path(__file__).resolve().parent

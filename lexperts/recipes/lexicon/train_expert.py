@@ -1,10 +1,10 @@
 """Fine-tunes a dense Llama to define terms in context, with the stock Trainer: one expert, or the base of all experts.
 
-    lexperts train lexicon-expert small_cpu --train_files train.jsonl --validation_files validation.jsonl
-    accelerate launch --config_file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train_files train.jsonl
+    lexperts train lexicon-expert small_cpu --train-files train.jsonl --validation-files validation.jsonl
+    accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train-files train.jsonl
 
 Start the same command again after an interruption: training resumes from the last checkpoint. With other settings, data or
-another start model it stops and lists the differences: use another --output_dir, or --overwrite_output_dir true.
+another start model it stops and lists the differences: use another --output-dir, or --overwrite-output-dir true.
 """
 
 import json
@@ -73,7 +73,7 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     """The model and its tokenizer; a resumed run loads the tokenizer of its checkpoint."""
     if args.from_scratch is None:
         dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
-        with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+        with describe_load_errors("--model-name-or-path", args.model_name_or_path):
             tokenizer = open_tokenizer(args.model_name_or_path)
             return open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
     fields = check_fields(args.from_scratch)

@@ -1,13 +1,13 @@
 """Trains a reward model that ranks a model's own definitions (LM-Lexicon, Sect. 3.4), for the best of n samples.
 
-    lexperts train lexicon-reward --model_name_or_path runs/mixture --reward_base runs/lexicon-base \\
-        --train_files train.jsonl --validation_files validation.jsonl --output_dir runs/reward
+    lexperts train lexicon-reward --model-name-or-path runs/mixture --reward-base runs/lexicon-base \\
+        --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/reward
 
 Definitions are sampled from the model for each row. With --chosen gold (the paper's way), the gold definition is preferred to
 the most likely wrong samples. With --chosen nearest, the sample nearest to the gold definition by BLEU is preferred to the
 furthest ones, so that the reward learns from samples only. Start the same command again after an interruption: sampling and
-training resume. With other settings, rows or models it stops and lists the differences: use another --output_dir, or
---overwrite_output_dir true, which keeps pairs that were sampled with the same settings.
+training resume. With other settings, rows or models it stops and lists the differences: use another --output-dir, or
+--overwrite-output-dir true, which keeps pairs that were sampled with the same settings.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     """Samples definitions and makes pairs -> the trainer and the run folder."""
     rows_by_split, overwrite = load_rows(args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_reward.py", training_args, args, overwrite=overwrite)
-    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
     output, columns, model = Path(training_args.output_dir), {}, None
     for split, rows in rows_by_split.items():
@@ -58,7 +58,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
             f"{split}: {len(columns[split]['chosen']):,} pairs of {len(rows):,} rows; {too_long:,} too long and dropped"
         )
     set_seed(training_args.seed)  # for the new head, whether or not anything was sampled before
-    with describe_load_errors("--reward_base", args.reward_base):
+    with describe_load_errors("--reward-base", args.reward_base):
         reward = open_model(AutoModelForSequenceClassification, args.reward_base, num_labels=1, new=("score.",))
     reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     training_args.remove_unused_columns = False

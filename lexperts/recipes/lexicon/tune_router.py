@@ -1,12 +1,12 @@
 """Trains the gates of a merged mixture, gates and experts, or all of it with the stock Trainer, and reports the routing.
 
-    lexperts train lexicon-router --model_name_or_path MIXTURE --train gates --train_files train.jsonl \\
-        --validation_files validation.jsonl --output_dir runs/tuned --router_aux_loss_coef 0.01 --eval_strategy epoch
-    ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m lexperts train lexicon-router ...
+    lexperts train lexicon-router --model-name-or-path MIXTURE --train gates --train-files train.jsonl \\
+        --validation-files validation.jsonl --output-dir runs/tuned --router-aux-loss-coef 0.01 --eval-strategy epoch
+    ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 -m lexperts train lexicon-router ...
 
 The mixture is a stock Mixtral checkpoint or a Lexicon model. A model with the domain policy reads the expert of each row from
 a column `domain`. Start the same command again after an interruption: training resumes from the last checkpoint. With other
-settings, data or another mixture it stops and lists the differences: use another --output_dir, or --overwrite_output_dir true.
+settings, data or another mixture it stops and lists the differences: use another --output-dir, or --overwrite-output-dir true.
 With --lora the output is an adapter: LoRA on the attention, and the parts of --train in full.
 """
 
@@ -107,7 +107,7 @@ def prepare(
     rows_by_split, overwrite = load_rows(data_args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
     set_seed(training_args.seed)
-    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
         model = open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
     freeze(model, args.parts)

@@ -1,7 +1,7 @@
 r"""Shows what the deputies of a MoeSumm model specialise in, on test splits of its datasets (MoeSumm, Sect. 5.2).
 
     lexperts evaluate moesumm-deputies --model runs/moesumm --datasets mail=data/mail news=data/news \
-        --output_dir runs/analysis
+        --output-dir runs/analysis
 
 Each part writes tables (CSV) and plots (PNG) to the output folder; --parts selects some. Deputies are counted from 0.
 

@@ -100,7 +100,7 @@ def find_column(row: dict, requested: str | None, usual: tuple[str, ...], kind: 
             return name
     raise ValueError(
         f"{place} has no column {' or '.join(map(repr, names))}; its columns are {', '.join(map(repr, row))}. Use "
-        f"--{kind}_column."
+        f"--{kind}-column."
     )
 
 
@@ -118,7 +118,7 @@ def concatenate(sources: dict[str, dict[str, Dataset]], split: str) -> Dataset |
 def sample_rows(rows: Dataset, number: int, seed: int) -> Dataset:
     """A random sample of `number` rows; raises a `ValueError` if there are fewer."""
     if number > len(rows):
-        raise ValueError(f"--few_shot_rows {number} exceeds the {len(rows)} rows of the training split.")
+        raise ValueError(f"--few-shot-rows {number} exceeds the {len(rows)} rows of the training split.")
     return rows.select(random.Random(seed).sample(range(len(rows)), number))
 
 

@@ -1,8 +1,8 @@
 r"""Scores summarisers on test splits: ROUGE-1, -2, -L, -Lsum and BERTScore for each data set, with means and tests.
 
     lexperts evaluate moesumm --systems ours=runs/moesumm mix=runs/backbone --baseline mix \
-        --datasets mail=data/mail news=data/news --output_dir runs/scores
-    lexperts evaluate moesumm --systems ours=runs/moesumm --zero_shot true --datasets chat=data/chat
+        --datasets mail=data/mail news=data/news --output-dir runs/scores
+    lexperts evaluate moesumm --systems ours=runs/moesumm --zero-shot true --datasets chat=data/chat
     lexperts evaluate moesumm --systems 'ours=runs/few-shot/draw_*' 'mix=runs/few-shot-mix/draw_*' --baseline mix
 
 A system is a model (a folder or a Hub id: MoeSumm, or any BART or PEGASUS), or a folder of summaries that
@@ -72,7 +72,7 @@ def summary_files(
     if unknown:
         raise ValueError(
             f"{place} was not trained on {', '.join(map(repr, unknown))}, only on {', '.join(map(repr, datasets))}. Pass "
-            "--zero_shot true to use only its main expert, or adapt it with lexperts train moesumm --setting few_shot."
+            "--zero-shot true to use only its main expert, or adapt it with lexperts train moesumm --setting few_shot."
         )
     files, model = {}, None
     for name, rows in test.items():

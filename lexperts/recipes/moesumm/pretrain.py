@@ -1,6 +1,6 @@
 """Trains a small BART and its tokenizer from scratch, by denoising documents, for tests without a pretrained model.
 
-    lexperts train moesumm-backbone --datasets mail=data/mail news=data/news --output_dir runs/small-bart --max_steps 2500
+    lexperts train moesumm-backbone --datasets mail=data/mail news=data/news --output-dir runs/small-bart --max-steps 2500
 
 Spans of words are replaced by one <mask> each, and with --permute sentences are permuted; the model reconstructs the document
 (BART: Lewis et al. 2020, Sect. 2.2). The decoder is initialised so that it attends to the position it writes (see
@@ -144,7 +144,7 @@ def train(*groups) -> None:
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     replace_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
     folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
-    print(f"\nThe backbone is in {output}: lexperts train moesumm --model_name_or_path {output}")
+    print(f"\nThe backbone is in {output}: lexperts train moesumm --model-name-or-path {output}")
 
 
 main = command("moesumm", "pretrain", train, RESUME)

@@ -98,7 +98,7 @@ def summarize_file(
         The numbers of rows and of errors.
     """
     if dataset is not None and dataset_column is not None:
-        raise ValueError("Both --dataset and --dataset_column were given. Pass one of them.")
+        raise ValueError("Both --dataset and --dataset-column were given. Pass one of them.")
     check_output(output)
     required = () if dataset_column is None else (dataset_column,)
     reading = {"delimiter": delimiter, "encoding": encoding, "output": output}

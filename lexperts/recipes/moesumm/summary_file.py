@@ -37,7 +37,7 @@ class SummaryFile(ResumableJsonl):
         try:
             return super().is_complete(overwrite)
         except SettingsMismatchError as error:
-            raise SettingsMismatchError(f"{error} For example, use another --output_dir.") from error
+            raise SettingsMismatchError(f"{error} For example, use another --output-dir.") from error
 
     def write_summaries(self, model, tokenizer) -> None:
         """Writes the missing summaries, and finishes the file."""

@@ -1,20 +1,20 @@
 r"""Fine-tunes a summariser on several data sets, or adapts one to a new data set with few examples.
 
-    lexperts train moesumm bart_large_paper --output_dir runs/moesumm
-    lexperts train moesumm small_cpu --datasets mail=data/mail news=data/news --model_name_or_path runs/small-bart \
-        --output_dir runs/moesumm
-    lexperts train moesumm --setting few_shot --few_shot_rows 10 100 --draws 10 --max_steps 100 \
-        --model_name_or_path runs/moesumm --datasets chat=data/chat --output_dir runs/few-shot
+    lexperts train moesumm bart_large_paper --output-dir runs/moesumm
+    lexperts train moesumm small_cpu --datasets mail=data/mail news=data/news --model-name-or-path runs/small-bart \
+        --output-dir runs/moesumm
+    lexperts train moesumm --setting few_shot --few-shot-rows 10 100 --draws 10 --max-steps 100 \
+        --model-name-or-path runs/moesumm --datasets chat=data/chat --output-dir runs/few-shot
 
 --setting in_domain (the default) trains all weights on the concatenated data sets. The paper's baselines and ablations are
 --variant backbone (on all data sets, or on a single one), flat_moe, no_dataset and no_margin.
 
 --setting few_shot starts from such a model, samples rows of each data set's train split, trains deputies and selectors on
 them (all weights for a backbone), and writes summaries of the test split for `lexperts evaluate moesumm`. Zero-shot needs no
-training: `lexperts evaluate moesumm --zero_shot true`.
+training: `lexperts evaluate moesumm --zero-shot true`.
 
 An interrupted run resumes when it is started again. A run folder with other settings, data or start model is an error: use
-another --output_dir, or --overwrite_output_dir true. Documents and summaries that are too long are truncated and counted.
+another --output-dir, or --overwrite-output-dir true. Documents and summaries that are too long are truncated and counted.
 """
 
 import copy
@@ -91,7 +91,7 @@ class BackboneTrainer(SummaryTrainer):
 
 def load_model(args: ModelArguments, names: list[str]):
     """A new model of the variant with selectors for these data sets, and its tokenizer."""
-    with describe_load_errors("--model_name_or_path", args.model_name_or_path):
+    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
     if args.variant == "backbone":
         model = open_model(AutoModelForSeq2SeqLM, args.model_name_or_path)
@@ -138,8 +138,8 @@ def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation
     validation = concatenate(sources, "validation")
     if training_args.eval_strategy != "no" and validation is None:
         raise ValueError(
-            f"--eval_strategy {training_args.eval_strategy} needs a validation split, and --datasets has none. Pass "
-            "--eval_strategy no."
+            f"--eval-strategy {training_args.eval_strategy} needs a validation split, and --datasets has none. Pass "
+            "--eval-strategy no."
         )
     train = concatenate(sources, "train")
     return folder, make_trainer(model, tokenizer, args, data_args, training_args, train, validation)
@@ -170,7 +170,7 @@ def check_model(file: SummaryFile, saved: Path) -> None:
     if saved.exists() and not file.read_record():
         raise SettingsMismatchError(
             f"{saved} exists, but {file.record.name}, the record of a run that wrote it, does not. Move the folder away, or use "
-            "another --output_dir."
+            "another --output-dir."
         )
 
 
@@ -194,7 +194,7 @@ class FewShot:
         for rows in self.train.values():
             sample_rows(rows, max(self.few_shot_args.few_shot_rows), seed=0)
         self.start = fingerprint(self.args.model_name_or_path)
-        with describe_load_errors("--model_name_or_path", self.args.model_name_or_path):
+        with describe_load_errors("--model-name-or-path", self.args.model_name_or_path):
             self.tokenizer = open_tokenizer(self.args.model_name_or_path)
             self.has_datasets = hasattr(open_config(self.args.model_name_or_path), "datasets")
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
+from run_tools.options import option
 
-from ..common.arguments import RunFolderArguments, option
-from ..common.help import TRAINING
+from ..common.arguments import TRAINING, RunFolderArguments
 
 # name -> use_moe, use_rnn
 ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
@@ -50,14 +50,14 @@ class ModelArguments:
             self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
         if self.num_experts_per_tok > self.num_experts:
             raise UserError(
-                f"--num_experts_per_tok {self.num_experts_per_tok} exceeds --num_experts {self.num_experts}. Use a smaller one."
+                f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
             )
         if self.start_from == "default":
             from keyphrase_tools.default_model import find_default_model
 
             self.start_from = find_default_model()
         if self.frozen_layers is not None and self.lora:
-            raise UserError(f"--frozen_layers {self.frozen_layers} needs --lora false. LoRA freezes the backbone.")
+            raise UserError(f"--frozen-layers {self.frozen_layers} needs --lora false. LoRA freezes the backbone.")
 
 
 @dataclass
@@ -72,7 +72,7 @@ class DataArguments:
     )
     validation_files: list[str] | None = option(
         None,
-        "validation files, same format; by default a share of the training documents; with --fit_ranker, STYLE=FILE also fits "
+        "validation files, same format; by default a share of the training documents; with --fit-ranker, STYLE=FILE also fits "
         "a ranker for this style",
         kind="named file",
     )
@@ -90,7 +90,7 @@ class DataArguments:
         None, "T: a file of n documents is drawn in proportion to n^(1/T)", above=0
     )
     rows_per_epoch: int | None = option(
-        None, "number of training rows drawn per epoch, with --mixing_temperature", least=1
+        None, "number of training rows drawn per epoch, with --mixing-temperature", least=1
     )
     style_dropout: float = option(
         0.3, "share of training rows whose style is hidden, so that none can be asked for", least=0, most=1
@@ -117,14 +117,14 @@ class DataArguments:
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
     fit_ranker: bool = option(False, "fit a ranker of phrases on the validation documents, not a threshold")
     ranker_joined: list[int] = option(
-        [], "with --fit_ranker: also fit on N joined validation documents, as long ones", least=1
+        [], "with --fit-ranker: also fit on N joined validation documents, as long ones", least=1
     )
     show: int = option(3, "number of test documents whose keyphrases are printed after training", least=0)
 
     def __post_init__(self):
         if (self.mixing_temperature is None) != (self.rows_per_epoch is None):
             raise ValueError(
-                f"--mixing_temperature {self.mixing_temperature} and --rows_per_epoch {self.rows_per_epoch} need each other. "
+                f"--mixing-temperature {self.mixing_temperature} and --rows-per-epoch {self.rows_per_epoch} need each other. "
                 "Pass both, or neither."
             )
 

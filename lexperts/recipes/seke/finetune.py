@@ -109,7 +109,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
     backbone = resolve_backbone(model_args.backbone)
     start = model_args.start_from or backbone
-    with describe_load_errors("--start_from" if model_args.start_from else "--backbone", start):
+    with describe_load_errors("--start-from" if model_args.start_from else "--backbone", start):
         tokenizer = open_tokenizer(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
@@ -165,7 +165,7 @@ def check_styles(documents: dict[str, list[dict]], args: DataArguments, styles: 
     for split, names in given.items():
         if unknown := sorted(names - {"", None, *styles}):
             known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has none"
-            raise ValueError(f"--{split}_files has the style {unknown[0]!r}, which the model does not have: {known}.")
+            raise ValueError(f"--{split}-files has the style {unknown[0]!r}, which the model does not have: {known}.")
 
 
 def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
@@ -175,7 +175,7 @@ def row_styles(document_of_row: list[int], documents: list[dict], styles: list[s
 
 
 def make_sampler(train: dict, documents: list[dict], data_args, training_args) -> MixtureSampler:
-    """The sampler of `--mixing_temperature`."""
+    """The sampler of `--mixing-temperature`."""
     file_of_document = [row[FILE] for row in documents]
     return MixtureSampler(
         [file_of_document[document] for document in train["document"]],
@@ -242,7 +242,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
 
 
 def conclude(record: dict, output: Path, training_args: TrainingArguments):
-    """Writes results.json and the model card beside the saved model; pushes the folder with `--push_to_hub true`."""
+    """Writes results.json and the model card beside the saved model; pushes the folder with `--push-to-hub true`."""
     replace_file(output / "results.json", json.dumps(record, indent=1))
     repository = training_args.hub_model_id or output.resolve().name
     write_card(output, repository.split("/")[-1], training_args.hub_model_id or str(output))

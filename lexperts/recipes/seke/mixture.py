@@ -89,7 +89,7 @@ def freeze_layers(model, number: int | None) -> None:
     lists = ((name, m) for name, m in model.backbone.named_modules() if isinstance(m, torch.nn.ModuleList))
     layers = next((m for name, m in lists if "." not in name.removeprefix("encoder.")), [])
     if number > len(layers):
-        raise ValueError(f"--frozen_layers {number} exceeds the {len(layers)} layers of the backbone.")
+        raise ValueError(f"--frozen-layers {number} exceeds the {len(layers)} layers of the backbone.")
     model.backbone.get_input_embeddings().requires_grad_(False)
     if (embeddings := getattr(model.backbone, "embeddings", None)) is not None:
         embeddings.requires_grad_(False)

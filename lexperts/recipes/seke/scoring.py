@@ -29,7 +29,7 @@ def check_gold_of_files(texts: dict, gold: dict, files: dict, args: DataArgument
         for file in sorted({file for file, _ in files.get(split, [])}):
             chosen = [i for i, (of_document, _) in enumerate(files[split]) if of_document == file]
             rows = [texts[split][i] for i in chosen], [gold[split][i] for i in chosen]
-            where = f"--{split}_files {named[file]}" if named else f"the {split} documents"
+            where = f"--{split}-files {named[file]}" if named else f"the {split} documents"
             for rules in RULES if split == "test" else (args.rules,):
                 gold_phrases(*rows, rules, language, f"{where}, by the rules {rules!r}")
 

@@ -1,16 +1,16 @@
 """Fine-tunes SEKE on documents with keyphrases, with the stock Trainer, and scores it on a test set.
 
-    lexperts train seke minilm_cpu --train_files train.jsonl --test_files test.jsonl
-    lexperts train seke deberta_paper --dataset_name midas/inspec --output_dir runs/inspec
-    lexperts train seke minilm_cpu --train_files train.jsonl --ablation vanilla --seeds 1 2 3    # mean and std. deviation
-    lexperts train seke minilm_cpu --train_files train.jsonl --first_files kp20k.jsonl           # two stages
+    lexperts train seke minilm_cpu --train-files train.jsonl --test-files test.jsonl
+    lexperts train seke deberta_paper --dataset-name midas/inspec --output-dir runs/inspec
+    lexperts train seke minilm_cpu --train-files train.jsonl --ablation vanilla --seeds 1 2 3    # mean and std. deviation
+    lexperts train seke minilm_cpu --train-files train.jsonl --first-files kp20k.jsonl           # two stages
 
 The output folder holds the best model with its code, its pipelines and its model card, and results.json with the scores of
 every epoch. --ablation NAME trains in OUTPUT_DIR/NAME.
 
 Repeat the same command after an interruption: training resumes from the last checkpoint, and finished stages and seeds are
-not trained again. If the settings differ, the command stops and names the difference; then use another --output_dir, or
---overwrite_output_dir true.
+not trained again. If the settings differ, the command stops and names the difference; then use another --output-dir, or
+--overwrite-output-dir true.
 """
 
 import copy
