@@ -1,4 +1,4 @@
-"""`lexperts evaluate`: the recipes that score and analyse."""
+"""`lexperts evaluate`: the recipes that score."""
 
 from ..recipes import EVALUATE
 from .common import new_app

@@ -83,7 +83,7 @@ def summarize(
     with user_errors(debug, interrupted=RESUME, full=RESUME):
         length = parse_length(max_length)
         check_local(engine, device, model=model)
-        from ..recipes.moesumm.summarize_file import summarize_file
+        from ..recipes.moesumm.batch_summaries import summarize_file
 
         options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})
         summary = summarize_file(

@@ -43,14 +43,13 @@ EVALUATE = {
         "Write summaries of test sets and compare systems by ROUGE and BERTScore.",
         "train,summaries",
     ),
-    "moesumm-deputies": Command(
-        "moesumm", "analyse", "Show what each deputy expert specialises in.", "train,summaries"
-    ),
     "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to six metrics.", "definitions"),
 }
 DEFINE = {
     "run": Command("lexicon", "run", "Run the whole recipe: clusters, experts, mixture, router, definitions, scores."),
     "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
     "generate": Command("lexicon", "generate", "Write the definitions of a file of terms in context."),
-    "in-context": Command("lexicon", "in_context", "The same with a base model and examples in the prompt."),
+    "in-context": Command(
+        "lexicon", "in_context", "Write definitions with any causal LM, from examples in the prompt."
+    ),
 }

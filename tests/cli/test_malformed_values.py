@@ -113,7 +113,6 @@ RECIPES = {
     "train lexicon-reward": ("model_name_or_path", "reward_base", "train_files", "output_dir"),
     "evaluate exhird": ("model", "test_files=NAME", "output_dir"),
     "evaluate moesumm": ("systems", "output_dir"),
-    "evaluate moesumm-deputies": ("model", "datasets", "output_dir"),
     "evaluate definitions": ("files", "output_dir"),
     "define run": ("config", "data", "work_dir"),
     "define prepare": ("sources", "output_dir"),

@@ -28,7 +28,6 @@ CASES = {
     ("moesumm", "pretrain"): ({"output_dir": "x", "datasets": ["a=b"]}, "document_column"),
     ("moesumm", "train"): ({"output_dir": "x", "datasets": ["a=b"], "model_name_or_path": "x"}, "document_column"),
     ("moesumm", "evaluate"): ({"systems": ["a=b"]}, "bertscore_model"),
-    ("moesumm", "analyse"): ({"model": "x", "datasets": ["a=b"], "output_dir": "x"}, None),
     ("lexicon", "train_expert"): ({"output_dir": "x", "train_files": ["a"], "from_scratch": {}}, "model_name_or_path"),
     ("lexicon", "tune_router"): ({"output_dir": "x", "train_files": ["a"], "model_name_or_path": "x"}, "hub_model_id"),
     ("lexicon", "train_reward"): (

@@ -14,7 +14,6 @@ VARIANTS = {  # options of MoeSummForConditionalGeneration.from_backbone
     "flat_moe": {"main_expert": False, "deputy_intermediate_size": None},
     "backbone": None,
 }
-PARTS = ("shares", "forced", "lengths", "attributes")
 PLACES = (
     "NAME=PLACE: a folder with train.jsonl, validation.jsonl and test.jsonl, one JSON Lines file, or a Hub id, such as "
     "news=abisee/cnn_dailymail:3.0.0"
@@ -140,30 +139,10 @@ class EvaluationArguments:
     bertscore_layer: int | None = option(None, "layer for BERTScore; default: the last", least=0)
 
 
-@dataclass
-class AnalysisArguments:
-    """The model and the texts to analyse."""
-
-    model: str = required("folder or Hub id of a MoeSumm model", kind="model")
-    datasets: list[str] = required(f"test sets, under the names of the model's datasets, {PLACES}", kind="NAME=PLACE")
-    document_column: str | None = option(None, "document column; default: a usual name")
-    summary_column: str | None = option(None, "summary column; default: a usual name")
-    split: str = option("test", "split to analyse", choices=("train", "validation", "test"))
-    max_rows: int | None = option(200, "use only the first N texts of each data set", least=1)
-    parts: list[str] = option(list(PARTS), f"parts of the analysis: {', '.join(PARTS)}", choices=PARTS)
-    output_dir: str = option("runs/analysis", "folder of tables, plots and summaries", kind="output folder")
-    num_beams: int = option(4, "beams of the beam search", least=1)
-    summary_length: int | None = option(
-        None, "maximum tokens of a summary; default: the model's max_length, or 256", least=1
-    )
-    batch_size: int = option(8, "documents per batch", least=1)
-
-
 ARGUMENTS = {
     "train": (ModelArguments, FewShotArguments, DataArguments, GenerationArguments, RunFolderArguments, TRAINING),
     "pretrain": (PretrainingArguments, DataArguments, RunFolderArguments, TRAINING),
     "evaluate": (EvaluationArguments, GenerationArguments),
-    "analyse": (AnalysisArguments,),
 }
 # the YAML files in this folder, by the command that they are for
 CONFIGS = {"train": ("bart_large_authors", "bart_large_paper", "small_cpu")}

@@ -31,8 +31,8 @@ from ..common.arguments import command, parse_name_place
 from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
 from .data import load_sources, require_split
+from .resumable_summaries import SummaryFile, load_summarizer, read_summaries
 from .scores import bertscore, compare, rouge
-from .summary_file import SummaryFile, load_summarizer, read_summaries
 
 NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bertscore": "BERTScore"}
 MEAN = ("rouge1", "rouge2", "rougeL")  # averaged to one number per system

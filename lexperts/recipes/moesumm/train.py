@@ -45,7 +45,7 @@ from ..common.settings import collect_settings
 from ..common.training import separate_rate, train_or_resume, trainer_options
 from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
 from .data import concatenate, fingerprint_splits, load_sources, require_split, sample_rows
-from .summary_file import SummaryFile, hash_rows
+from .resumable_summaries import SummaryFile, hash_rows
 
 
 class SummaryTrainer(Trainer):
