@@ -47,7 +47,7 @@ def plain_step(model, word, s, a, h, memory, copy_ids, extra):
     alpha = phrase_alpha * word_alpha
     alpha = alpha / alpha.sum(-1, keepdim=True)
     a = decoder.output(torch.cat([(alpha[..., None] * memory).sum(1), s], 1)).tanh()
-    return s, a, model.mixture.probabilities(a, alpha, copy_ids, extra)
+    return s, a, model.generator.probabilities(a, alpha, copy_ids, extra)
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def time_decoding(rounds: int) -> list[dict]:
         model, batch = make(DOCUMENTS, encoder_type=kind, num_hidden_layers=layers)
         config = model.config
         with torch.no_grad():  # no phrase and no document ends early
-            model.mixture.vocabulary.bias[[config.eos_token_id, config.end_phrase_token_id]] = -1e4
+            model.generator.vocabulary.bias[[config.eos_token_id, config.end_phrase_token_id]] = -1e4
         assert torch.equal(
             model.generate_phrases(**batch, exclusion_window=0).ids.flatten(), plain_decode(model, batch, 20, 6)
         ), "not the same words"

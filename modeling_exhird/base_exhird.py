@@ -40,7 +40,7 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
         """As in transformers; also freezes a frozen backbone, whose parameters loading has created as trainable."""
         super().initialize_weights()
         if self.config.encoder_type == "pretrained" and self.config.freeze_backbone:
-            self.base_model.reader.backbone.requires_grad_(False)
+            self.base_model.word_encoder.backbone.requires_grad_(False)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs):
         """Returns the embeddings. The vocabulary has a fixed size: ids beyond it are out-of-vocabulary words to copy.
@@ -80,13 +80,19 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
                 f"LoRA needs a trainable pretrained encoder, but this model has {setting}. Train all its weights, or build "
                 "it with ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
             )
-        reader = self.base_model.reader
-        whole = ["encoder.embeddings", "reader.project", "reader.nothing", "encoder.start", "decoder", "mixture"]
-        if not any(True for _ in self.base_model.start.parameters()):
-            whole.remove("encoder.start")
+        word_encoder = self.base_model.word_encoder
+        whole = [
+            "encoder.embeddings",
+            "word_encoder.project",
+            "word_encoder.no_subword_embedding",
+            "decoder",
+            "generator",
+        ]
+        if any(True for _ in self.base_model.start.parameters()):
+            whole.append("encoder.start")
         options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
         if "target_modules" not in overrides:
-            options["target_modules"] = find_lora_targets(reader.backbone)
+            options["target_modules"] = find_lora_targets(word_encoder.backbone)
         warn_if_unsaved(self)
         return LoraConfig(**{**options, **overrides})
 

@@ -181,7 +181,7 @@ def pool_subwords(states: torch.Tensor, word_ids: torch.Tensor, length: int) -> 
 class PretrainedWordEncoder(nn.Module):
     """A pretrained encoder, whose sub-word states are averaged over each word and projected to d. Not in the papers.
 
-    A word without sub-words, such as `<eot>`, gets the learnt vector `nothing`.
+    A word without sub-words, such as `<eot>`, gets the learnt vector `no_subword_embedding`.
     """
 
     def __init__(self, config, backbone: nn.Module):
@@ -194,7 +194,9 @@ class PretrainedWordEncoder(nn.Module):
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules"):
             setattr(self, name, getattr(backbone, name))
         self.project = nn.Linear(config.text_config.hidden_size, config.hidden_size)
-        self.nothing = nn.Embedding(1, config.text_config.hidden_size)  # a module, so that peft can save it
+        self.no_subword_embedding = nn.Embedding(
+            1, config.text_config.hidden_size
+        )  # a module, so that peft can save it
 
     def train(self, mode: bool = True):
         """As in PyTorch, but a frozen backbone stays in eval mode, without dropout."""
@@ -224,7 +226,7 @@ class PretrainedWordEncoder(nn.Module):
 
         def word_states(states):
             pooled = pool_subwords(to_windows(states).flatten(1, 2), word_ids, length)
-            return torch.where(has_subwords[..., None], pooled, self.nothing.weight.to(pooled.dtype))
+            return torch.where(has_subwords[..., None], pooled, self.no_subword_embedding.weight.to(pooled.dtype))
 
         states = self.project(word_states(outputs.last_hidden_state)) * mask[..., None]
         hidden = None

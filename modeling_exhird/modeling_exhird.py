@@ -81,11 +81,11 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
-        self.reader: nn.Module
+        self.word_encoder: nn.Module
         if config.encoder_type == "pretrained":
-            self.reader = PretrainedWordEncoder(config, build_encoder(config.text_config))
+            self.word_encoder = PretrainedWordEncoder(config, build_encoder(config.text_config))
         else:
-            self.reader = ENCODER_CLASSES[config.encoder_type](config)
+            self.word_encoder = ENCODER_CLASSES[config.encoder_type](config)
         self.start = DecoderInit(config)
         self.post_init()
 
@@ -124,7 +124,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
             inputs: tuple = (mask, subword_ids, subword_mask, subword_word_ids)
         else:
             inputs = (self.embeddings(input_ids), mask)
-        encoded = self.reader(*inputs, **self.output_flags(output_attentions, output_hidden_states))
+        encoded = self.word_encoder(*inputs, **self.output_flags(output_attentions, output_hidden_states))
         return ExhirdEncoderOutput(
             last_hidden_state=encoded.states,
             hidden_states=encoded.hidden_states,
@@ -152,14 +152,14 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         "Generates keyphrases, including those that do not occur in the text", "text-generation", "modeling_exhird",
         "keyphrase-generation", 'run({"title": "Graph cuts", "text": "They segment images."})',
     )  # fmt: skip
-    backbone_path = "encoder.reader.backbone"
+    backbone_path = "encoder.word_encoder.backbone"
 
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
         self.encoder = ExhirdEncoder(config)
         self.decoder = HierarchicalDecoder(config.word_size, config.hidden_size)
         pad_id: Any = config.pad_token_id  # an id: the configuration checks it
-        self.mixture = CopyGenerator(config.hidden_size, config.vocab_size, pad_id)
+        self.generator = CopyGenerator(config.hidden_size, config.vocab_size, pad_id)
         self.set_generation_defaults()
         self.post_init()
 
@@ -329,8 +329,8 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         logits, copy_ids = None, memory.copy_ids[document]
         if output_logits:
             num_oov = max(memory.num_oov(config.vocab_size), int(labels.max()) + 1 - config.vocab_size)
-            logits = self.mixture.log_probabilities(a, alpha, copy_ids, num_oov)
-        p, exclusive = score_labels(self.mixture, config, a, alpha, copy_ids, rows, logits)
+            logits = self.generator.log_probabilities(a, alpha, copy_ids, num_oov)
+        p, exclusive = score_labels(self.generator, config, a, alpha, copy_ids, rows, logits)
         log_probs = p.new_zeros(labels.shape).masked_scatter(valid, p)
         if logits is not None:
             logits = logits.new_zeros(*labels.shape, logits.shape[1]).index_put_((valid,), logits)
@@ -371,7 +371,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         certain = torch.stack(certain, 1)[:, -keep:]  # `;` follows padding and the last word allowed
         document, column = (~certain).nonzero(as_tuple=True)
         inputs = a[:, -keep:][document, column], alpha[:, 0, -keep:][document, column], memory.copy_ids[document]
-        logits = self.mixture.log_probabilities(*inputs, state.num_oov)
+        logits = self.generator.log_probabilities(*inputs, state.num_oov)
         if len(document) < certain.numel():
             all_logits = logits.new_full((*certain.shape, logits.shape[1]), math.log(EPS))
             all_logits[..., config.end_phrase_token_id] = 0

@@ -147,7 +147,7 @@ def greedy_phrase(model, memory: EncoderMemory, h, num_oov: int, constraints: De
     total, end_vectors, unfinished = h.new_zeros(n), torch.zeros_like(h), torch.ones_like(word, dtype=torch.bool)
     for step in range(constraints.max_steps):
         current = model.decoder.step(model.word_gates(word), current, query, memory)
-        p = model.mixture.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)
+        p = model.generator.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)
         best, word = constraints.apply(p, phrase, step, first_words, -1.0).max(1)
         ids[:, step] = torch.where(unfinished, word, constraints.pad_id)
         total = total + torch.where(unfinished, (best + EPS).log(), 0.0)
@@ -175,7 +175,7 @@ def beam_search_phrase(
     length = h.new_zeros(n * K)
     for step in range(constraints.max_steps):
         current = model.decoder.step(model.word_gates(word), current, query, memory)
-        p = model.mixture.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)
+        p = model.generator.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)
         log_p = constraints.apply((p + EPS).log(), phrase, step, first_words, NEG_INF)
         finished_log_p = torch.full_like(log_p, NEG_INF)
         finished_log_p[:, constraints.pad_id] = 0  # a finished phrase is only padded

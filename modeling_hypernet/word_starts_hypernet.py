@@ -180,35 +180,35 @@ def token_classifier(model, vocabulary) -> tuple[Callable[[str], int], int]:
     prefix = getattr(model, "continuing_subword_prefix", None)
     suffix = getattr(model, "end_of_word_suffix", None)
     if prefix or isinstance(model, models.WordLevel):
-        return partial(_without_blanks, prefix=prefix or ""), OPEN
+        return partial(kind_without_spaces, prefix=prefix or ""), OPEN
     if suffix:
-        return lambda token: _inside(token.replace(suffix, " ")), 0
+        return lambda token: kind_with_spaces(token.replace(suffix, " ")), 0
     if BYTE_SPACE in vocabulary and METASPACE not in vocabulary:
         decoder = decoders.ByteLevel()
-        return lambda token: _inside(decoder.decode([token])), 0
-    return lambda token: _inside(_BYTE.sub(_character, token).replace(METASPACE, " ")), 0
+        return lambda token: kind_with_spaces(decoder.decode([token])), 0
+    return lambda token: kind_with_spaces(_BYTE.sub(_character, token).replace(METASPACE, " ")), 0
 
 
-def _without_blanks(token: str, prefix: str) -> int:
+def kind_without_spaces(token: str, prefix: str) -> int:
     """The kind of a token that continues a word if it has the prefix, and otherwise does not show whether a space precedes it.
 
     All are open: a token with the prefix continues a word even at the beginning of a window.
     """
     text = token.removeprefix(prefix)
-    kind = (_inside(text) & (DIGIT_FIRST | DIGIT_LAST | APOSTROPHE)) | _whole(text) | OPEN
+    kind = (kind_with_spaces(text) & (DIGIT_FIRST | DIGIT_LAST | APOSTROPHE)) | word_bit(text) | OPEN
     if text != token:
         return kind | IN_WORD | CONTINUES
     return kind | (POINT if text == "." else 0) | (TAIL if text in _ENDINGS else 0)
 
 
-def _whole(text: str) -> int:
+def word_bit(text: str) -> int:
     """IN_WORD, or 0 for spaces, hyphens and slashes."""
     return 0 if _NO_WORD.match(text) else IN_WORD
 
 
-def _inside(text: str) -> int:
+def kind_with_spaces(text: str) -> int:
     """The kind of a token whose text shows the spaces around it."""
-    kind = _whole(text)
+    kind = word_bit(text)
     for bit, holds in (
         (CONTINUES, _CONTINUES.match(text)),
         (OPEN, _OPEN.search(text)),

@@ -193,7 +193,7 @@ CASES = {
         None,
         ["query", "value", "word_state"],
         "log_probs",
-        heads=["mixture"],
+        heads=["generator"],
     ),
 }
 ON_LINEARS = {

@@ -29,8 +29,8 @@ def folder(tiny_exhird, tokenizer_for, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     model = tiny_exhird("bigru", initializer_range=0.7, exclusion_window=-1)
     with torch.no_grad():  # copies more, so that some phrases are present
-        model.mixture.copy.bias.fill_(0.0)
-        model.mixture.vocabulary.bias[4] += 8.0
+        model.generator.copy.bias.fill_(0.0)
+        model.generator.vocabulary.bias[4] += 8.0
     model.save_pretrained(folder)
     tokenizer_for("bigru").save_pretrained(folder)
     return str(folder)

@@ -34,7 +34,7 @@ def test_a_recurrent_encoder_ends_at_each_documents_own_ends(kind, side, tiny_ex
         encoded = model.encoder(**given)
         for b, inside in enumerate(given["attention_mask"].bool()):
             words = model.encoder.embeddings(given["input_ids"][b, inside])
-            alone = model.encoder.reader.rnn(words[None])[0][0]  # (L, d)
+            alone = model.encoder.word_encoder.rnn(words[None])[0][0]  # (L, d)
             assert_close(encoded.last_hidden_state[b, inside], alone, rtol=0, atol=1e-6)
             assert_close(encoded.decoder_initial_state[b], torch.cat([alone[-1, :8], alone[0, 8:]]), rtol=0, atol=1e-6)
 
@@ -54,7 +54,7 @@ def test_the_decoder_starts_from_the_mean_or_from_zeros(kind, tiny_exhird, batch
 def test_a_words_state_is_the_mean_of_its_sub_words(tiny_exhird, batch_for):
     """And that of the mark after a title, which has none, is a vector of its own."""
     model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
-    reader, given = model.encoder.reader, {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
+    reader, given = model.encoder.word_encoder, {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
     with torch.no_grad():
         memory = model.encoder(**given).last_hidden_state
         windows = {name: batch[name].squeeze(1) for name in ("subword_ids", "subword_mask", "subword_word_ids")}
@@ -64,7 +64,7 @@ def test_a_words_state_is_the_mean_of_its_sub_words(tiny_exhird, batch_for):
             for l in range(length):
                 own = states[b, windows["subword_word_ids"][b] == l]
                 without += [] if len(own) else [(b, int(batch["input_ids"][b, l]))]
-                expected = reader.project(own.mean(0) if len(own) else reader.nothing.weight[0])
+                expected = reader.project(own.mean(0) if len(own) else reader.no_subword_embedding.weight[0])
                 assert_close(memory[b, l], expected, rtol=0, atol=1e-6)
     mark = model.config.title_end_token_id
     assert without == [(0, mark), (2, mark)]
@@ -81,7 +81,7 @@ def test_long_texts_are_read_in_windows(tiny_exhird, tokenizer_for, batch_for):
     )
     long, short = ({name: values[0] for name, values in row.items()} for row in (long, short))
     model = tiny_exhird("pretrained").eval()
-    reader, batch = model.encoder.reader, collate([long, short])
+    reader, batch = model.encoder.word_encoder, collate([long, short])
     N = len(long["subword_ids"])
     assert N > 3 and batch["subword_ids"].shape == (2, N, limit)
     assert not batch["subword_mask"][1, 1:].any()
@@ -98,7 +98,7 @@ def test_long_texts_are_read_in_windows(tiny_exhird, tokenizer_for, batch_for):
             for state, w in zip(states, words, strict=True)
             if w == word
         ]
-        expected = reader.project(torch.stack(own).mean(0) if own else reader.nothing.weight[0])
+        expected = reader.project(torch.stack(own).mean(0) if own else reader.no_subword_embedding.weight[0])
         assert_close(memory[0, word], expected, rtol=0, atol=1e-5)
 
 
@@ -223,13 +223,13 @@ def test_words_have_one_distribution_that_sums_to_one(kind, tiny_exhird, batch_f
     alpha = torch.rand(copy_ids.shape) * batch["attention_mask"]
     alpha = alpha / alpha.sum(1, keepdim=True)
     with torch.no_grad():
-        p = model.mixture.probabilities(a, alpha, copy_ids, extra)
+        p = model.generator.probabilities(a, alpha, copy_ids, extra)
         assert p.shape == (4, V + extra) and extra == 5
         assert_close(p.sum(1), torch.ones(4))
         assert (p[:, config.pad_token_id] == 0).all()
         rows, words = (x.flatten() for x in torch.meshgrid(torch.arange(4), torch.arange(V + extra), indexing="ij"))
-        assert_close(model.mixture(a, alpha, copy_ids, rows, words).view_as(p), p, rtol=0, atol=1e-7)
-        g = model.mixture.copy(a).sigmoid()[:, 0]
+        assert_close(model.generator(a, alpha, copy_ids, rows, words).view_as(p), p, rtol=0, atol=1e-7)
+        g = model.generator.copy(a).sigmoid()[:, 0]
     # a word outside the vocabulary is copied or has probability 0; documents do not share these words
     for b in range(4):
         for k in range(extra):

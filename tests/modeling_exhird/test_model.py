@@ -128,7 +128,7 @@ def test_all_weights_are_drawn_from_the_same_range(kind, literal, tiny_exhird):
         else:
             assert p.any() and p.abs().max() <= 0.1 and (p.numel() < 8 or abs(p.std() - 0.0577) < 0.03), name
     if kind == "pretrained":  # its own: normal, biases 0
-        backbone = dict(model.encoder.reader.backbone.named_parameters())
+        backbone = dict(model.encoder.word_encoder.backbone.named_parameters())
         words, norm = backbone["embeddings.word_embeddings.weight"], backbone["embeddings.LayerNorm.weight"]
         assert abs(words.std() - 0.02) < 0.002 and (norm == 1).all()
         assert not any(p.any() for name, p in backbone.items() if name.endswith("bias"))
@@ -172,16 +172,21 @@ def test_a_frozen_backbone_does_not_change(saved_encoder, tokenizer_for, batch_f
     batch, found = batch_for("pretrained"), []
     for one in (model, ExhirdForKeyphraseGeneration.from_pretrained(tmp_path)):
         one.train()
-        assert one.decoder.training and not any(module.training for module in one.encoder.reader.backbone.modules())
+        assert one.decoder.training and not any(
+            module.training for module in one.encoder.word_encoder.backbone.modules()
+        )
         one(**batch).loss.backward()
         touched = set(gradients(one))
         assert touched == {name for name, p in one.named_parameters() if p.requires_grad}
-        assert not any(".backbone." in name for name in touched) and "encoder.reader.nothing.weight" in touched
+        assert (
+            not any(".backbone." in name for name in touched)
+            and "encoder.word_encoder.no_subword_embedding.weight" in touched
+        )
         found.append(one(**batch).log_probs)
     assert torch.equal(*found)  # no dropout in a frozen backbone
     encoder = ExhirdEncoder.from_pretrained(tmp_path)
     assert (
-        not any(p.requires_grad for p in encoder.reader.backbone.parameters())
+        not any(p.requires_grad for p in encoder.word_encoder.backbone.parameters())
         and encoder.embeddings.weight.requires_grad
     )
 

@@ -18,12 +18,12 @@ EXPECTED = VECTORS["expected"]
 V = len(VECTORS["vocab"])
 MODULES = {
     "encoder.embeddings.make_embedding.emb_luts.0.": "encoder.embeddings.",
-    "encoder.rnn.": "encoder.reader.rnn.",
+    "encoder.rnn.": "encoder.word_encoder.rnn.",
     "decoder.sent_attn.linear_in.": "decoder.phrase_attention.",
     "decoder.word_attn.linear_in.": "decoder.word_attention.",
     "decoder.word_attn.linear_out.": "decoder.output.",
-    "generator.linear.": "mixture.vocabulary.",
-    "generator.linear_copy.": "mixture.copy.",
+    "generator.linear.": "generator.vocabulary.",
+    "generator.linear_copy.": "generator.copy.",
 }
 CELLS = {"decoder.sent_dec_rnn.layers.0.": "phrase", "decoder.word_dec_rnn.layers.0.": "word"}
 WORD_SIZE = VECTORS["dims"]["emb"]

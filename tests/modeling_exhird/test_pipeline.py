@@ -24,8 +24,8 @@ def model_for(tiny_exhird):
     def make(kind="bigru", **options):
         model = tiny_exhird(kind, **{"initializer_range": 0.7, "exclusion_window": -1, **options})
         with torch.no_grad():
-            model.mixture.copy.bias.fill_(0.0)
-            model.mixture.vocabulary.bias[4] += 8.0
+            model.generator.copy.bias.fill_(0.0)
+            model.generator.vocabulary.bias[4] += 8.0
         return model
 
     return make

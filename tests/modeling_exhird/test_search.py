@@ -21,9 +21,9 @@ def biased(model, **biases):
     with torch.no_grad():
         for name, bias in biases.items():
             if name == "copy":
-                model.mixture.copy.bias.fill_(bias)
+                model.generator.copy.bias.fill_(bias)
             else:
-                model.mixture.vocabulary.bias[int(name.removeprefix("w"))] += bias
+                model.generator.vocabulary.bias[int(name.removeprefix("w"))] += bias
     return model
 
 
@@ -332,7 +332,7 @@ def test_a_model_in_training_is_put_back_to_it(tiny_exhird, tokenizer_for):
     model.train()
     model.decoder.eval()
     assert generate(texts) == expected  # no dropout
-    assert model.training and model.encoder.reader.layers[0].dropout.training and not model.decoder.training
+    assert model.training and model.encoder.word_encoder.layers[0].dropout.training and not model.decoder.training
     with pytest.raises(TypeError, match="Document 1 is 3"):
         generate([texts[0], 3])
     with pytest.raises(TypeError, match="max_phrase"):

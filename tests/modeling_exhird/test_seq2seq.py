@@ -82,7 +82,7 @@ def test_hidden_states_and_attentions_have_their_shapes_and_are_part_of_the_grap
     options = {"dropout": 0.0} if kind == "pretrained" else {}
     model, batch = tiny_exhird(kind, **options), batch_for(kind, padding_side=side)
     if kind == "pretrained":
-        model.encoder.reader.backbone.set_attn_implementation("eager")
+        model.encoder.word_encoder.backbone.set_attn_implementation("eager")
     labels, (B, L) = batch["labels"], batch["input_ids"].shape
     T, d, layers = labels.shape[1], 16, model.config.num_hidden_layers
     plain, shown = model(**batch), model(**batch, **SHOW)
@@ -154,7 +154,7 @@ def test_gradient_checkpointing_recomputes_its_own_layers(kind, options, tiny_ex
         if checkpointing:
             model.gradient_checkpointing_enable(options)
             assert model.is_gradient_checkpointing
-        reader = model.encoder.reader
+        reader = model.encoder.word_encoder
         if kind == "transformer":
             inner = reader.layers[0].up
         elif kind == "cnn":

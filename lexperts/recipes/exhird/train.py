@@ -70,7 +70,7 @@ def apply_ablation(name: str, *arguments):
 
 def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.optim.Optimizer:
     """The reference's Adam, with a separate learning rate for a pretrained encoder."""
-    backbone = set(getattr(model.encoder.reader, "backbone", torch.nn.Module()).parameters())
+    backbone = set(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
     groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in backbone]}]
     trained = [p for p in backbone if p.requires_grad]
     if trained:
