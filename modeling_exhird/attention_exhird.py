@@ -19,25 +19,13 @@ from .patterns_exhird import SparsePattern, segment_mask, top_k_mask
 
 logger = logging.get_logger(__name__)
 
-RELATIVE = ("shared", "separate", "none", None)
-IMPLEMENTATIONS = ("auto", "dense", "block")
 BLOCK_SIZE = 64  # minimum number of queries of a block; 32 to 64 is fastest on a CPU
 MAX_SCORES = 1 << 25  # scores in memory at once, over all heads, texts and pairs
 WARN_LENGTH = 20_000  # with more tokens, scoring all pairs takes minutes
 
 
-def check_even(width: int):
-    """Raises a `ValueError` for a size of which sinusoids cannot be computed."""
-    if width % 2:
-        raise ValueError(
-            f"width={width} is odd, but sinusoids need an even number. "
-            f"Use a hidden size, or with relative='none' a head size, of {width + 1} or another even number."
-        )
-
-
 def sinusoids(positions: torch.Tensor, width: int, dtype=torch.float32) -> torch.Tensor:
     """Positions (...) -> (..., width): [sin(p f_0), ..., cos(p f_0), ...], f_m = 10000^(-2m / width)."""
-    check_even(width)
     float_dtype = torch.promote_types(dtype, torch.float32)
     frequencies = 10000 ** (-torch.arange(0, width, 2, device=positions.device, dtype=float_dtype) / width)
     angles = positions.to(float_dtype)[..., None] * frequencies
@@ -99,14 +87,19 @@ def band(x: torch.Tensor, width: int) -> torch.Tensor:
     return flat[..., : n * width].unflatten(-1, (n, width))
 
 
-def attend(scores: torch.Tensor, visible: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Scores (..., n, m), overwritten; a mask `visible` that broadcasts to them; v (..., m, d) -> softmax(scores) v (..., n, d).
+def visible_softmax(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """Scores (..., n, m), overwritten, and a mask `visible` that broadcasts to them -> softmax over the visible keys.
 
-    The output of a query without a visible key is 0. Masked scores get a finite number, since -inf would give nan.
+    Masked scores get a finite number, since -inf would give nan in a row without a visible key.
     """
     dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill_(~visible, torch.finfo(scores.dtype).min).softmax(-1, dtype=dtype)
-    return (weights.to(v.dtype) @ v).masked_fill(~visible.any(-1, keepdim=True), 0)
+    return scores.masked_fill_(~visible, torch.finfo(scores.dtype).min).softmax(-1, dtype=dtype)
+
+
+def attend(scores: torch.Tensor, visible: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Scores (..., n, m), overwritten, a mask `visible`, v (..., m, d) -> softmax(scores) v (..., n, d), 0 without a visible key."""
+    weights = visible_softmax(scores, visible).to(v.dtype)
+    return (weights @ v).masked_fill(~visible.any(-1, keepdim=True), 0)
 
 
 def row_scores(q, k, relative: RelativeTerms | None, scale: float, r: torch.Tensor | None) -> torch.Tensor:
@@ -135,10 +128,10 @@ def dense_attention(q, k, v, mask, pattern: SparsePattern, relative: RelativeTer
 
 def attention_weights(q, k, mask, pattern: SparsePattern, relative: RelativeTerms | None = None, scale: float = 1.0):
     """The attention weights (B, A, L, L), 0 where j is not visible to i or i is padding; for `output_attentions`."""
-    dtype, chunks = torch.promote_types(q.dtype, torch.float32), []
-    for scores, visible in dense_scores(q, k, mask, pattern, relative, scale):
-        weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1, dtype=dtype)
-        chunks.append(weights.masked_fill(~visible, 0).to(q.dtype))
+    chunks = [
+        visible_softmax(scores, visible).masked_fill(~visible, 0).to(q.dtype)
+        for scores, visible in dense_scores(q, k, mask, pattern, relative, scale)
+    ]
     return torch.cat(chunks, 2).transpose(0, 1) * mask[:, None, :, None]
 
 
@@ -170,7 +163,6 @@ def block_sparse_attention(
 
     q, k, v (A, B, L, d), mask (B, L) -> (A, B, L, d), 0 for tokens without a visible key, undefined outside the mask.
     """
-    check_no_top_k(pattern)
     L = q.shape[2]
     if pattern.covers_segments(L):
         return segment_attention(q, k, v, mask, min(pattern.segment or L, L), relative, scale)
@@ -185,15 +177,6 @@ def block_sparse_attention(
     r = offset_keys(relative, g - 1, g + L, q.device)
     lead = attend(row_scores(q[:, :, :g], k, relative, scale, r), visible, v)
     return torch.cat([lead, y[:, :, g:]], 2)
-
-
-def check_no_top_k(pattern: SparsePattern):
-    """Raises a `ValueError` for a pattern that the block implementation cannot compute."""
-    if pattern.use_top_k:
-        raise ValueError(
-            f"implementation='block' does not support top_k={pattern.top_k}, which needs the scores of all pairs. "
-            "Use implementation='dense' or 'auto', or SparsePattern(use_top_k=False)."
-        )
 
 
 def blocks(x: torch.Tensor, C: int, dim: int) -> torch.Tensor:
@@ -288,9 +271,6 @@ class SparseRelativeAttention(nn.Module):
             (Transformer-XL); "none", neither is projected, and a head's keys are its slice of x (TENER); `None`,
             plain attention without positions.
         implementation: "dense", "block", or "auto" for the faster one.
-
-    Raises:
-        ValueError: for sizes that do not fit, unknown names, and "block" with a top-k pattern.
     """
 
     def __init__(
@@ -303,22 +283,7 @@ class SparseRelativeAttention(nn.Module):
         implementation: str = "auto",
     ):
         super().__init__()
-        width = hidden_size // max(1, num_heads)
-        if num_heads < 1 or hidden_size % num_heads:
-            raise ValueError(
-                f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}. "
-                f"Use a multiple, such as hidden_size={max(1, num_heads) * 64}."
-            )
-        for name, value, known in (
-            ("relative", relative, RELATIVE),
-            ("implementation", implementation, IMPLEMENTATIONS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, known))}.")
-        if implementation == "block":
-            check_no_top_k(pattern)
-        if relative is not None:
-            check_even(width if relative == "none" else hidden_size)
+        width = hidden_size // num_heads
         self.num_heads, self.pattern, self.relative, self.implementation = num_heads, pattern, relative, implementation
         self.scale = width**-0.5
         self.query = nn.Linear(hidden_size, hidden_size)
@@ -334,26 +299,11 @@ class SparseRelativeAttention(nn.Module):
         """For `print(model)`."""
         return f"num_heads={self.num_heads}, {self.pattern}, relative={self.relative!r}, scale={self.scale:.4g}"
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """x (B, L, H), mask (B, L), true at the tokens of a row, which must be contiguous -> (B, L, H), 0 outside the mask.
-
-        Positions count from a row's first token, so padding on either side has no effect.
-        """
-        if mask.shape != x.shape[:2]:
-            raise ValueError(
-                f"mask of shape {tuple(mask.shape)} does not fit x of shape {tuple(x.shape)}. "
-                f"Pass a mask of shape {tuple(x.shape[:2])}, true at tokens."
-            )
-        mask = mask.bool()
-        shift = left_padding_lengths(mask)
-        if shift is None:
-            return self.attend_aligned(x, mask)[0]
-        return roll_rows(self.attend_aligned(roll_rows(x, shift), roll_rows(mask, shift))[0], -shift)
-
-    def attend_aligned(
+    def forward(
         self, x: torch.Tensor, mask: torch.Tensor, output_attentions: bool = False, shift: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same for rows that start at position 0; with `output_attentions` it also returns the weights (B, A, L, L).
+        """x (B, L, H), mask (B, L), true at the tokens of a row, which start at position 0 -> (B, L, H), 0 outside the mask;
+        and with `output_attentions` the weights (B, A, L, L), otherwise `None`.
 
         Args:
             shift (`(B,)`): how far the rows were rolled. The weights are rolled back.

@@ -123,9 +123,9 @@ class TransformerLayer(GradientCheckpointingLayer):
     def forward(self, x: torch.Tensor, mask: torch.Tensor, output_attentions: bool = False, shift=None):
         """x (B, L, d) and mask (B, L) of rows that start at position 0 -> x, and attention weights or `None`.
 
-        `shift` is that of `SparseRelativeAttention.attend_aligned`.
+        `shift` is that of `SparseRelativeAttention.forward`.
         """
-        y, weights = self.attention.attend_aligned(self.attention_norm(x), mask, output_attentions, shift)
+        y, weights = self.attention(self.attention_norm(x), mask, output_attentions, shift)
         x = x + self.dropout(y)
         return x + self.dropout(self.down(self.dropout(self.up(self.feed_forward_norm(x)).relu()))), weights
 

@@ -80,6 +80,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
 
     def __init__(self, config: ExhirdConfig):
         super().__init__(config)
+        config.check()
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
         self.word_encoder: nn.Module
         if config.encoder_type == "pretrained":

@@ -46,7 +46,8 @@ class SparsePattern:
     """The visible keys of each token: lead or neighbour or top-k, and in the same segment   (Eq. 8)
 
     The default numbers are ours; the paper does not state its own. With all switches off every token attends to its whole
-    segment. A token with no visible key gets a zero output; with the lead mask alone this happens in later segments.
+    segment. A token with no visible key gets a zero output; with the lead mask alone this happens in later segments. The
+    configuration validates the numbers.
 
     Args:
         lead: g; the first g tokens attend to all tokens, and all tokens to them.
@@ -54,9 +55,6 @@ class SparsePattern:
         top_k: k; keys by their scores, for each head and query, selected among all keys of the segment.
         use_lead, use_window, use_top_k: alpha, beta, gamma.
         segment: N; attention stays within segments of N tokens. `None` for no segments.
-
-    Raises:
-        ValueError: for negative numbers, and patterns without any visible key.
     """
 
     lead: int = 10
@@ -66,19 +64,6 @@ class SparsePattern:
     use_window: bool = True
     use_top_k: bool = True
     segment: int | None = None
-
-    def __post_init__(self):
-        for name in ("lead", "window", "top_k"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is a negative number of tokens. Use {name}=0 or more.")
-        if self.use_top_k and self.top_k == 0:
-            raise ValueError("top_k=0 selects no keys. Use top_k=1 or more, or use_top_k=False.")
-        if self.use_lead and self.lead == 0 and not (self.use_window or self.use_top_k):
-            raise ValueError(
-                "lead=0 without a window or top-k leaves no key visible. Use lead=1 or more, or use_lead=False."
-            )
-        if self.segment is not None and self.segment < 1:
-            raise ValueError(f"segment={self.segment} must be at least 1. Use segment=None for no segments.")
 
     @property
     def sparse(self) -> bool:

@@ -8,12 +8,21 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modeling_exhird import attention_exhird
-from modeling_exhird.attention_exhird import RELATIVE, SparseRelativeAttention, choose_implementation, sinusoids
+from modeling_exhird.attention_exhird import (
+    SparseRelativeAttention,
+    choose_implementation,
+    left_padding_lengths,
+    roll_rows,
+    sinusoids,
+)
+from modeling_exhird.configuration_exhird import RELATIVE_ATTENTIONS
 from modeling_exhird.patterns_exhird import SparsePattern, lead_mask, segment_mask, top_k_mask, window_mask
 
 H, HEADS, D = 8, 2, 4
 FULL = {"use_lead": False, "use_window": False, "use_top_k": False}
 NO_TOP_K = {"use_top_k": False}
+each_relative = pytest.mark.parametrize("relative", RELATIVE_ATTENTIONS)
+each_implementation = pytest.mark.parametrize("implementation", ["dense", "block"])
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +31,21 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(attention_exhird, "BLOCK_SIZE", 4)
 
 
-def make(pattern: dict, relative="shared", implementation="dense", dtype=torch.float64, **options):
+def make(pattern: dict, relative="shared", implementation="dense", dtype=torch.float64):
     torch.manual_seed(0)
-    layer = SparseRelativeAttention(
-        H, HEADS, SparsePattern(**pattern), relative=relative, implementation=implementation, **options
-    ).to(dtype)
+    pattern = SparsePattern(**pattern)
+    layer = SparseRelativeAttention(H, HEADS, pattern, relative=relative, implementation=implementation).to(dtype)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer
+
+
+def attend(layer, x, mask):
+    """The layer's output for rows with padding on either side, rolled as the encoder rolls them."""
+    shift = left_padding_lengths(mask)
+    if shift is None:
+        return layer(x, mask)[0]
+    return roll_rows(layer(roll_rows(x, shift), roll_rows(mask, shift))[0], -shift)
 
 
 def batch(length: int, padding: list[tuple[int, int]], dtype=torch.float64):
@@ -43,9 +59,9 @@ def batch(length: int, padding: list[tuple[int, int]], dtype=torch.float64):
     return x, mask
 
 
-def results(layer, x, mask, read=None):
+def results(layer, x, mask, read=attend):
     """The output, and the gradients of x and all parameters."""
-    y = layer(x, mask) if read is None else read(layer, x, mask)
+    y = read(layer, x, mask)
     upstream = torch.arange(y.numel(), dtype=torch.float64).sin().view_as(y).to(y.dtype)
     return [y.detach(), *torch.autograd.grad((y * upstream).sum(), [x, *layer.parameters()])]
 
@@ -175,7 +191,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
+@each_relative
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_both_formulations_are_eq_9_in_values_and_all_gradients(pattern, relative):
     x, mask = batch(8, [(0, 0), (2, 1)])
@@ -190,16 +206,9 @@ def test_both_formulations_are_eq_9_in_values_and_all_gradients(pattern, relativ
 @pytest.mark.parametrize("relative", ["shared", "separate", "none"])
 def test_the_query_is_offset_from_the_key_and_not_the_key_from_the_query(relative):
     layer, (x, mask) = make(FULL, relative), batch(6, [(0, 0)])
-    y = layer(x, mask)
-    assert_close(y, loop(layer, x, mask), rtol=1e-10, atol=1e-10)
+    y = attend(layer, x, mask)
+    assert layer.scale == 0.5  # of the four terms together
     assert (y - loop(layer, x, mask, sign=-1)).abs().amax() > 1e-2
-
-
-def test_the_four_terms_are_scaled_together():
-    x, mask = batch(6, [(0, 1)])
-    layer = make({"lead": 1, "window": 2, **NO_TOP_K})
-    assert layer.scale == 0.5
-    assert_close(layer(x, mask), loop(layer, x, mask), rtol=1e-10, atol=1e-10)
 
 
 # Blocks
@@ -224,7 +233,7 @@ SPARSE = [
 ]
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
+@each_relative
 @pytest.mark.parametrize("pattern", SPARSE, ids=str)
 def test_blocks_equal_all_pairs_in_values_and_all_gradients(pattern, relative):
     for length in LENGTHS:
@@ -244,13 +253,13 @@ def test_long_texts_are_warned_of(monkeypatch):
     monkeypatch.setattr(attention_exhird, "WARN_LENGTH", 7)
     monkeypatch.setattr(attention_exhird.logger, "warning_once", warnings.append)
     x, mask = batch(8, [(0, 0)])
-    make({"lead": 2, "window": 3, **NO_TOP_K}, implementation="block")(x, mask)
+    attend(make({"lead": 2, "window": 3, **NO_TOP_K}, implementation="block"), x, mask)
     assert warnings == []
-    make({"lead": 2, "window": 3, "top_k": 2})(x, mask)
+    attend(make({"lead": 2, "window": 3, "top_k": 2}), x, mask)
     assert len(warnings) == 1 and "8 tokens" in warnings[0]
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
+@each_relative
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_chunks_of_queries_change_nothing(pattern, relative, monkeypatch):
     x, mask = batch(11, [(0, 0), (3, 2)])
@@ -262,23 +271,13 @@ def test_chunks_of_queries_change_nothing(pattern, relative, monkeypatch):
             assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("implementation", ["dense", "block"])
+@each_implementation
 def test_another_pattern_gives_another_answer(implementation):
     x, mask = batch(13, [(0, 0)])
-    answers = [
-        make({**NO_TOP_K, "lead": 2, "window": 4, **change}, implementation=implementation)(x, mask)
-        for change in (
-            {},
-            {"window": 5},
-            {"window": 6},
-            {"lead": 3},
-            {"use_lead": False},
-            {"use_window": False},
-            {"segment": 7},
-            {"segment": 6},
-            FULL,
-        )
-    ]
+    changes = [{}, {"window": 5}, {"window": 6}, {"lead": 3}, {"use_lead": False}, {"use_window": False}]
+    changes += [{"segment": 7}, {"segment": 6}, FULL]
+    patterns = [{**NO_TOP_K, "lead": 2, "window": 4, **change} for change in changes]
+    answers = [attend(make(pattern, implementation=implementation), x, mask) for pattern in patterns]
     assert torch.equal(answers[0], answers[1])  # floor(4 / 2) = floor(5 / 2)
     for number, a in enumerate(answers[1:]):
         for b in answers[number + 2 :]:
@@ -316,12 +315,8 @@ def test_blocks_need_memory_that_grows_with_the_length_alone(pattern):
 def test_auto_takes_blocks_where_they_pay(monkeypatch):
     monkeypatch.setattr(attention_exhird, "BLOCK_SIZE", 64)
     sparse, segments = SparsePattern(**NO_TOP_K), SparsePattern(**FULL, segment=50)
-    assert [choose_implementation(sparse, length) for length in (100, 200, 300, 8192)] == [
-        "dense",
-        "dense",
-        "block",
-        "block",
-    ]
+    chosen = [choose_implementation(sparse, length) for length in (100, 200, 300, 8192)]
+    assert chosen == ["dense", "dense", "block", "block"]
     assert [choose_implementation(segments, length) for length in (50, 100, 101)] == ["dense", "dense", "block"]
     assert choose_implementation(SparsePattern(), 8192) == choose_implementation(SparsePattern(**FULL), 8192) == "dense"
     assert choose_implementation(SparsePattern(window=1000, **NO_TOP_K), 1000) == "dense"
@@ -329,7 +324,7 @@ def test_auto_takes_blocks_where_they_pay(monkeypatch):
     for name in ("dense_attention", "block_sparse_attention"):
         monkeypatch.setattr(attention_exhird, name, lambda q, *_, name=name: called.append(name) or q)
     for length in (40, 400):
-        make({**NO_TOP_K}, implementation="auto")(*batch(length, [(0, 0)]))
+        attend(make({**NO_TOP_K}, implementation="auto"), *batch(length, [(0, 0)]))
     assert called == ["dense_attention", "block_sparse_attention"]
 
 
@@ -351,15 +346,15 @@ def test_values_at_padding_change_nothing(pattern, implementation, garbage):
         assert (each[~mask] == 0).all() and (each[mask] != 0).all()
 
 
-@pytest.mark.parametrize("relative", RELATIVE)
+@each_relative
 @pytest.mark.parametrize("pattern, implementation", BOTH)
 def test_a_row_is_the_same_alone_in_a_batch_and_with_any_padding(pattern, implementation, relative):
     layer = make(pattern, relative, implementation, torch.float32)
     x, mask = batch(13, [(0, 0), (0, 5), (7, 0), (3, 2), (12, 0)], torch.float32)
-    together = layer(x, mask)
+    together = attend(layer, x, mask)
     for row, inside, y in zip(x, mask, together, strict=True):
         n = int(inside.sum())
-        alone = layer(row[None, inside], torch.ones(1, n, dtype=torch.long))
+        alone = attend(layer, row[None, inside], torch.ones(1, n, dtype=torch.bool))
         assert_close(y[inside], alone[0], rtol=1e-5, atol=1e-6)
 
 
@@ -367,7 +362,7 @@ def test_a_token_without_a_visible_key_gets_zero():
     """Lead tokens alone, and segments: those after the lead's segment."""
     for implementation in ("dense", "block"):
         layer = make({"lead": 2, "use_window": False, "segment": 4, **NO_TOP_K}, implementation=implementation)
-        y = layer(*batch(10, [(0, 0)]))
+        y = attend(layer, *batch(10, [(0, 0)]))
         assert_close(y[0, 4:], layer.output.bias.expand(6, -1))
         assert (y[0, :4] - layer.output.bias).abs().amin() > 1e-6
 
@@ -381,19 +376,21 @@ def test_no_gradient_passes_through_the_choice():
     layer = make({**FULL, "use_top_k": True, "top_k": 2})
     x, mask = batch(5, [(0, 0), (1, 1)])
     inputs = (x, *layer.parameters())
-    assert torch.autograd.gradcheck(lambda x, *_: layer(x, mask), inputs, fast_mode=True)  # the choice is constant
+    assert torch.autograd.gradcheck(
+        lambda x, *_: attend(layer, x, mask), inputs, fast_mode=True
+    )  # the choice is constant
 
 
 def test_top_k_goes_by_the_scores_with_their_relative_terms():
     x, mask = batch(8, [(0, 0)])
     top = {**FULL, "use_top_k": True, "top_k": 1}
     layer = make(top)
-    near = layer(x, mask)
+    near = attend(layer, x, mask)
     with torch.no_grad():
         layer.position_bias.mul_(-9)
-    assert (near - layer(x, mask)).abs().amax(-1).gt(1e-3).any()  # one key each, by v alone another one
+    assert (near - attend(layer, x, mask)).abs().amax(-1).gt(1e-3).any()  # one key each, by v alone another one
     # with k as large as the text, all keys are selected
-    assert torch.equal(make({**top, "top_k": 99})(x, mask), make(FULL)(x, mask))
+    assert torch.equal(attend(make({**top, "top_k": 99}), x, mask), attend(make(FULL), x, mask))
 
 
 # Precision, checkpoints, graphs
@@ -403,24 +400,23 @@ def test_top_k_goes_by_the_scores_with_their_relative_terms():
 def test_low_precision_is_nearby(pattern, implementation):
     layer = make(pattern, implementation=implementation, dtype=torch.float32)
     x, mask = batch(13, [(0, 0), (3, 2)], torch.float32)
-    exact = layer(x, mask)
+    exact = attend(layer, x, mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_close(layer(x, mask).float(), exact, rtol=0.1, atol=0.1)
+        assert_close(attend(layer, x, mask).float(), exact, rtol=0.1, atol=0.1)
     low, *gradients = results(layer.bfloat16(), x.detach().bfloat16().requires_grad_(), mask)
     assert low.dtype == torch.bfloat16 and all(g.isfinite().all() for g in gradients)
     assert_close(low.float(), exact, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("implementation", ["dense", "block"])
+@each_implementation
 def test_the_softmax_is_taken_in_float32(implementation, monkeypatch):
     kinds, softmax = [], torch.Tensor.softmax
     monkeypatch.setattr(
         torch.Tensor, "softmax", lambda x, dim, dtype: kinds.append((x.dtype, dtype)) or softmax(x, dim, dtype=dtype)
     )
     for dtype in (torch.bfloat16, torch.float64):
-        make({"lead": 1, "window": 2, **NO_TOP_K}, implementation=implementation, dtype=dtype)(
-            *batch(9, [(0, 0)], dtype)
-        )
+        layer = make({"lead": 1, "window": 2, **NO_TOP_K}, implementation=implementation, dtype=dtype)
+        attend(layer, *batch(9, [(0, 0)], dtype))
     assert set(kinds) == {(torch.bfloat16, torch.float32), (torch.float64, torch.float64)}
 
 
@@ -435,7 +431,7 @@ def test_checkpoints_hold_projections_and_biases_alone():
     }
     for relative, names in expected.items():
         layer = make(FULL, relative)
-        layer(*batch(5, [(0, 0)]))
+        attend(layer, *batch(5, [(0, 0)]))
         assert set(layer.state_dict()) == names
     assert layer.content_bias is None and make(FULL).content_bias.shape == (HEADS, D)
 
@@ -446,54 +442,3 @@ def test_a_compiled_layer_equals_the_eager_one():
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     for a, b in zip(results(layer, x, mask), results(compiled, x, mask), strict=True):
         assert_close(a, b)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    "pattern, message",
-    [
-        ({"lead": -1}, r"lead=-1 .* Use lead=0"),
-        ({"window": -2}, r"window=-2 "),
-        ({"top_k": -3}, r"top_k=-3 "),
-        ({"top_k": 0}, r"top_k=0 .*use_top_k=False"),
-        ({"lead": 0, "use_window": False, **NO_TOP_K}, r"lead=0 .* Use lead=1"),
-        ({"segment": 0}, r"segment=0 must be at least 1.*segment=None"),
-    ],
-)
-def test_invalid_patterns_are_refused(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        SparsePattern(**pattern)
-
-
-def test_switched_off_numbers_may_be_0():
-    SparsePattern(lead=0, window=0, top_k=0, use_lead=False, use_top_k=False)
-    SparsePattern(lead=0)
-
-
-@pytest.mark.parametrize(
-    "sizes, options, message",
-    [
-        ((10, 3), {}, r"hidden_size=10 .* num_heads=3.* hidden_size=192"),
-        ((10, 0), {}, r"hidden_size=10 .* num_heads=0"),
-        ((9, 3), {}, r"width=9 is odd.* 10 "),
-        ((9, 3), {"relative": "none"}, r"width=3 is odd"),
-        ((8, 2), {"relative": "xl"}, r"relative='xl' .*'shared', 'separate', 'none', None"),
-        ((8, 2), {"implementation": "flex"}, r"implementation='flex' .*'auto', 'dense', 'block'"),
-        ((8, 2), {"implementation": "block"}, r"'block' .*top_k=10.*use_top_k=False"),
-    ],
-)
-def test_layers_that_cannot_be_built_are_refused(sizes, options, message):
-    with pytest.raises(ValueError, match=message):
-        SparseRelativeAttention(*sizes, SparsePattern(), **options)
-
-
-def test_odd_heads_need_no_sinusoids_of_their_own():
-    SparseRelativeAttention(6, 2, SparsePattern())
-    SparseRelativeAttention(9, 3, SparsePattern(), relative=None)
-
-
-def test_a_mask_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"\(1, 4\) .* \(1, 5, 8\)"):
-        make(FULL)(torch.zeros(1, 5, H), torch.ones(1, 4))
