@@ -16,11 +16,6 @@ from modeling_exhird.decoder_exhird import (
 from .conftest import each_kind
 from .test_parity import phrase_attention
 
-
-def is_label(labels):
-    return labels != -100
-
-
 # ---- encoders, and the decoder's initial state
 
 
@@ -118,12 +113,8 @@ def slow_decoder(decoder, embedded, labels, start, states, mask, end_ids):
     """Chen et al. 2020 a document, a phrase and a word at a time: two softmaxes, and their product made to sum to 1."""
     word_weights = torch.cat([decoder.word_input.weight, decoder.word_feedback.weight], 1)
     word_gates = word_weights, decoder.word_state.weight, decoder.word_input.bias, decoder.word_state.bias
-    phrase_gates = (
-        decoder.phrase_input.weight,
-        decoder.phrase_state.weight,
-        decoder.phrase_input.bias,
-        decoder.phrase_state.bias,
-    )
+    of_input, of_state = decoder.phrase_input, decoder.phrase_state
+    phrase_gates = of_input.weight, of_state.weight, of_input.bias, of_state.bias
     vectors, attention = {}, {}
     for b in range(len(labels)):
         m = states[b][mask[b]]  # its own words
@@ -173,7 +164,7 @@ def test_the_decoder_equals_a_loop_over_documents_phrases_and_words(lengths):
     vectors, attention = slow_decoder(decoder, embedded, labels, start, states, mask, ends)
 
     places = list(vectors)
-    assert sorted(map(list, places)) == is_label(labels).nonzero().tolist()
+    assert sorted(map(list, places)) == (labels != -100).nonzero().tolist()
     slow = torch.stack([vectors[place] for place in places])
     fast = torch.stack([a[place] for place in places])
     assert_close(fast, slow, rtol=0, atol=1e-12)
@@ -181,7 +172,7 @@ def test_the_decoder_equals_a_loop_over_documents_phrases_and_words(lengths):
         b = place[0]
         assert_close(alpha[place][mask[b]], attention[place], rtol=0, atol=1e-12)
         assert (alpha[place][~mask[b]] == 0).all()
-    silent = ~is_label(labels).any(2)
+    silent = (labels == -100).all(2)
     assert (a[silent] == 0).all() and (alpha[silent] == 0).all()
 
     weights = torch.randn_like(fast)
@@ -277,11 +268,8 @@ def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for)
     batch = batch_for("bigru")
     model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
     outputs = model(**batch)
-    (labels, _), V, expected = (
-        labels_by_phrase(batch["labels"], model.config.end_phrase_token_id),
-        model.config.vocab_size,
-        0.0,
-    )
+    labels, _ = labels_by_phrase(batch["labels"], model.config.end_phrase_token_id)
+    V, expected = model.config.vocab_size, 0.0
     with torch.no_grad():
         for b, i, word in slow_pairs(labels, V, 0, window):
             instead = labels.clone()

@@ -7,14 +7,8 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModel, T5Config, T5ForConditionalGeneration
 
-from modeling_exhird import (
-    ExhirdConfig,
-    ExhirdEncoder,
-    ExhirdForKeyphraseGeneration,
-)
-from modeling_exhird.decoder_exhird import (
-    labels_by_phrase,
-)
+from modeling_exhird import ExhirdConfig, ExhirdEncoder, ExhirdForKeyphraseGeneration
+from modeling_exhird.decoder_exhird import labels_by_phrase
 
 from .conftest import KINDS, SIZES, each_kind, without_labels
 
@@ -31,10 +25,6 @@ def saved_encoder(backbone_config, tiny_tokenizer, tmp_path_factory):
 
 def gradients(model):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def is_label(labels):
-    return labels != -100
 
 
 # ---- the contract
@@ -254,26 +244,14 @@ def test_a_configuration_has_the_tokenizers_ids(tokenizer_for, tmp_path):
     tokenizer = tokenizer_for()
     config = ExhirdConfig.from_tokenizer(tokenizer, hidden_size=32, num_attention_heads=2)
     assert config.vocab_size == len(tokenizer) and config.hidden_size == 32
-    for name, word in {
-        "unk": "<unk>",
-        "pad": "<blank>",
-        "bos": "<s>",
-        "eos": "</s>",
-        "end_phrase": ";",
-        "present": "<p_start>",
-        "absent": "<a_start>",
-        "title_end": "<eot>",
-    }.items():
-        assert getattr(config, f"{name}_token_id") == tokenizer.convert_tokens_to_ids(word)
+    names = ("unk", "pad", "bos", "eos", "end_phrase", "present", "absent", "title_end")
+    words = ("<unk>", "<blank>", "<s>", "</s>", ";", "<p_start>", "<a_start>", "<eot>")
+    ids = [getattr(config, f"{name}_token_id") for name in names]
+    assert ids == tokenizer.convert_tokens_to_ids(list(words))
     config.save_pretrained(tmp_path)
     again = ExhirdConfig.from_pretrained(tmp_path)
     assert again.to_dict() == config.to_dict() and again.text_config is None
-    assert [ExhirdConfig(encoder_type=kind).resolved_decoder_init for kind in KINDS] == [
-        "mean",
-        "last",
-        "last",
-        "mean",
-        "mean",
-    ]
-    assert [ExhirdConfig(encoder_type=kind).word_size for kind in KINDS] == [300, 100, 100, 100, 100]
+    configs = [ExhirdConfig(encoder_type=kind) for kind in KINDS]
+    assert [config.resolved_decoder_init for config in configs] == ["mean", "last", "last", "mean", "mean"]
+    assert [config.word_size for config in configs] == [300, 100, 100, 100, 100]
     assert ExhirdConfig(encoder_type="pretrained").text_config.model_type == "bert"

@@ -5,21 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    pipeline,
-)
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, pipeline
 
 from modeling_exhird import DataCollatorForKeyphraseGeneration
 from tests import tiny_models
 
-from .conftest import DOCUMENTS, each_kind, generate_keyphrases, without_labels
+from .conftest import DOCUMENTS, generate_keyphrases, without_labels
 
 
 @pytest.fixture(scope="module")
 def rows(rows_for):
-    return {kind: rows_for(kind) * 2 for kind in ("transformer", "bigru", "bilstm", "cnn", "pretrained")}
+    return {kind: rows_for(kind) * 2 for kind in ("transformer", "bigru", "pretrained")}
 
 
 def make_trainer(model, rows, tokenizer, folder, **options):
@@ -28,18 +24,12 @@ def make_trainer(model, rows, tokenizer, folder, **options):
     return tiny_models.make_trainer(model, rows, folder, parts=parts, **options)
 
 
-@each_kind
+@pytest.mark.parametrize("kind", ["transformer", "bigru"])
 def test_the_stock_trainer_lowers_the_loss_until_the_model_generates_its_labels(
-    kind, tiny_exhird, tokenizer_for, backbone_config, rows, tmp_path
+    kind, tiny_exhird, tokenizer_for, rows, tmp_path
 ):
-    still = {
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }  # the model is to memorise its documents
-    backbone = {"text_config": backbone_config("bert", **still)} if kind == "pretrained" else {}
-    tokenizer, model = tokenizer_for(kind), tiny_exhird(kind, max_words_per_phrase=6, **backbone)
-    steps, schedule = (300, "linear") if kind == "pretrained" else (120, "constant")  # falling, against its jumps
-    options = {"max_steps": steps, "learning_rate": 5e-3, "lr_scheduler_type": schedule}
+    tokenizer, model = tokenizer_for(kind), tiny_exhird(kind, max_words_per_phrase=6)
+    options = {"max_steps": 120, "learning_rate": 5e-3, "lr_scheduler_type": "constant"}
     trainer = make_trainer(model, rows[kind], tokenizer, tmp_path, **options)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -62,7 +52,7 @@ def perplexity(prediction):
     return {"perplexity": math.exp(-np.concatenate(log_probs).mean())}
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("size", [1, 3])
 def test_evaluation_gives_log_probabilities_and_nothing_else(
     size, tiny_exhird, tokenizer_for, rows, batch_for, tmp_path
 ):
@@ -87,8 +77,9 @@ def test_evaluation_gives_log_probabilities_and_nothing_else(
     assert trainer.predict(to_predict).label_ids is None
 
 
-@pytest.mark.parametrize("kind", ["bigru", "pretrained"])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"max_length": 9}])
+@pytest.mark.parametrize(
+    "kind, options", [("bigru", {}), ("bigru", {"num_beams": 2}), ("pretrained", {"max_length": 9})]
+)
 def test_seq2seq_trainer_predicts_with_generate(kind, options, tiny_exhird, tokenizer_for, rows, batch_for, tmp_path):
     """Several batches: sequences of unlike lengths and labels of unlike widths are gathered, and none is cut."""
     model, tokenizer, seen = tiny_exhird(kind), tokenizer_for(kind), {}
