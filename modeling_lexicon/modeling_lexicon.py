@@ -81,7 +81,7 @@ class LexiconSequenceClassifierOutput(LexiconCausalLMOutput):
 class LexiconPreTrainedModel(RoutedModelMixin, CompleteCheckpointMixin, LlamaPreTrainedModel):
     """Initialisation, saving and loading of LM-Lexicon models."""
 
-    card_family = "LM-Lexicon: a Llama decoder with routed experts (Anonymous, Definition Modeling with Mixture-of-Experts)"
+    card_family = "LM-Lexicon: a Llama decoder with routed experts (Definition Modeling with Mixture-of-Experts)"
     config: LexiconConfig
     config_class = LexiconConfig
     _no_split_modules = ["LexiconDecoderLayer"]
