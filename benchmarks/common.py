@@ -1,22 +1,20 @@
-"""Shared by all benchmarks: interleaved timing, results with their provenance, and checks before anything is reused.
+"""Shared by all benchmarks: results with their provenance, runs of commands, and checks before anything is reused.
 
 A benchmark reuses finished rows (`Record`) and finished runs (`run_once`, `check_same_settings`) only if they were made with the
 same settings, data and versions of torch and transformers. Otherwise it stops with an error that names the difference.
 """
 
 import argparse
-import ctypes
-import gc
 import glob
 import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from threading import Lock
@@ -89,10 +87,24 @@ def write(name: str, results, **settings) -> Path:
     return path
 
 
-def add_record_arguments(parser: argparse.ArgumentParser, name: str | None = None) -> None:
-    """Adds `--name` and `--overwrite`, to which the errors of `Record` and `check_same_settings` refer."""
+def make_parser(doc: str, name: str | None = None, data: str = "", work: bool = False) -> argparse.ArgumentParser:
+    """A parser with `--name` and `--overwrite`, to which the errors of `Record` and `check_same_settings` refer.
+
+    Args:
+        doc: of the script; its first line is the description.
+        name: of the file in benchmarks/results.
+        data: what the folder of `--data` holds; empty for none.
+        work: whether there are runs, in the folder of `--work`, `--jobs` of them at a time.
+    """
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     parser.add_argument("--name", default=name, help="name of the file in benchmarks/results, without .json")
     parser.add_argument("--overwrite", action="store_true", help="remove earlier rows and runs, and measure again")
+    if data:
+        parser.add_argument("--data", type=Path, required=True, help=f"folder with {data}")
+    if work:
+        parser.add_argument("--work", type=lambda path: Path(path).resolve(), required=True, help="folder for runs")
+        parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, with one thread each")
+    return parser
 
 
 class Record:
@@ -153,6 +165,12 @@ class Record:
         with self.lock:  # read again: another process may have added rows
             write(self.name, [*self.rows(), row], **self.settings)
         return row
+
+    def complete(self, measure: Callable[..., dict], keys: list[dict], jobs: int = 1) -> None:
+        """Adds the rows that are missing: `measure(**key)` returns the row of a key, and some run at the same time."""
+        pending = [key for key in keys if not self.find(**key)]
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda key: self.add({**key, **measure(**key)}), pending))
 
     def remove(self, **key) -> None:
         """Removes the rows with the values of a key, which are about to be measured again."""
@@ -274,56 +292,3 @@ def as_json(value):
     if isinstance(value, Path) and value.exists():
         return fingerprint(value)
     return json.loads(json.dumps(value, default=str))
-
-
-def interleaved(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, dict]:
-    """Times candidates in turns (A B A B ...) after one warm-up each.
-
-    Returns:
-        For each candidate the median and all rounds, in milliseconds.
-    """
-    seconds = {name: [] for name in candidates}
-    for call in candidates.values():
-        call()
-    for _ in range(rounds):
-        for name, call in candidates.items():
-            wait_for_device()
-            start = time.perf_counter()
-            call()
-            wait_for_device()
-            seconds[name].append(time.perf_counter() - start)
-    return {
-        name: {"median_ms": 1e3 * statistics.median(times), "rounds_ms": [round(1e3 * t, 3) for t in times]}
-        for name, times in seconds.items()
-    }
-
-
-def wait_for_device() -> None:
-    """Waits until all work of the accelerator is done, if this process uses one."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def peak_of(call: Callable[[], object], cuda: bool = False) -> float:
-    """Peak memory of a call in MiB, above what was allocated before."""
-    gc.collect()
-    if cuda:
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: freed tensors are returned to the system instead of being cached
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
-    before = resident("VmRSS")
-    call()
-    return resident("VmHWM") - before
-
-
-def resident(field: str) -> float:
-    """A field of /proc/self/status in MiB."""
-    line = next(
-        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(field)
-    )
-    return int(line.split()[1]) / 2**10

@@ -7,22 +7,21 @@ default ranking is compared with reading the beginning only (`on_long="truncate"
 ranker, and with YAKE (`pip install yake`).
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from common import peer_versions, write
-from keyphrase_sets import Documents, data_file, yake_phrases
-from lexperts.recipes.common.fingerprints import fingerprint
+from common import make_parser, peer_versions, write
+from keyphrase_sets import Documents, data_file, describe_f1, yake_phrases
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.default_model import find_default_model
 from keyphrase_tools.evaluation import score_phrases
 from lexperts.recipes.seke.scoring import join_neighbours
+from run_tools.fingerprints import fingerprint
 
 PARAGRAPH = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "paragraph.txt"
 FIRST = f"""
@@ -66,18 +65,14 @@ def score_long(options, extract, name: str) -> dict:
         "YAKE": yake_phrases(texts),
     }
     scores = {way: score_phrases(phrases, gold, k=(5, 10)) for way, phrases in found.items()}
-    print(
-        f"{name}, long: "
-        + "   ".join(f"{way} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for way, s in scores.items())
-    )
+    print(f"{name}, long: " + "; ".join(f"{way} {describe_f1(one)}" for way, one in scores.items()), flush=True)
     row = {"documents": len(texts), "words": words / len(texts), "seconds_per_1000_words": 1000 * seconds / words}
     return row | {"joined": JOINED[name], "scores": scores}
 
 
 def main():
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
+    parser = make_parser(__doc__, "default_model", "keyphrases/NAME/")
     parser.add_argument("--long_documents", type=int, default=6, help="long documents of each set")
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()
@@ -85,18 +80,10 @@ def main():
     print(f"first result after {statistics.median(seconds):.1f} s")
     extract = pipeline("keyphrase-extraction")
     results = {"first_result_seconds": seconds, "first_screen": extract(PARAGRAPH.read_text(encoding="utf-8"), top_k=3)}
-    results["long"] = {}
-    for name in JOINED:
-        results["long"][name] = score_long(options, extract, name)
+    results["long"] = {name: score_long(options, extract, name) for name in JOINED}
+    settings = {"rounds": options.rounds, "long_documents": options.long_documents, "peers": peer_versions()}
     weights = Path(find_default_model()) / "model.safetensors"
-    write(
-        "default_model",
-        results,
-        weights=fingerprint(weights),
-        rounds=options.rounds,
-        long_documents=options.long_documents,
-        peers=peer_versions(),
-    )
+    write(options.name, results, weights=fingerprint(weights), **settings)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ is tested. Runs in the work folder and rows in results/exhird_quality.json are r
 the same.
 """
 
-import argparse
 import json
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from common import Record, add_record_arguments, run_once
+from common import Record, make_parser, run_once
+from keyphrase_sets import data_file
 
 TRAIN = ("kp20k_sample", "stackexchange", "inspec")
 TEST = ("kp20k_sample", "inspec", "krapivin", "nus", "semeval2010")
@@ -46,16 +46,11 @@ SYSTEMS = {
 }
 
 
-def data_file(options, name: str, split: str) -> Path:
-    """The file of a data set's split."""
-    return Path(options.data) / "keyphrases" / name / f"{split}.jsonl"
-
-
 def prepare(options, warm: bool) -> Path:
     """Prepares the documents once, with sub-words for a warm start."""
-    folder = Path(options.work).resolve() / ("data-minilm" if warm else "data")
-    settings = {"train_files": [data_file(options, name, "train") for name in TRAIN]}
-    settings |= {"validation_files": [data_file(options, "kp20k_sample", "validation")]}
+    folder = options.work / ("data-minilm" if warm else "data")
+    settings = {"train_files": [data_file(options.data, name, "train") for name in TRAIN]}
+    settings |= {"validation_files": [data_file(options.data, "kp20k_sample", "validation")]}
     settings |= {"backbone": "minilm"} if warm else {}
     run_once("train", "exhird-data", output=folder, done="validation", options=settings, overwrite=options.overwrite)
     return folder
@@ -63,7 +58,7 @@ def prepare(options, warm: bool) -> Path:
 
 def test(options, model: Path, name: str, mode: str) -> dict:
     """Scores of a trained model on a test set, with or without exclusion."""
-    output, file = model.parent / "scores" / f"{model.name}-{mode}-{name}", data_file(options, name, "test")
+    output, file = model.parent / "scores" / f"{model.name}-{mode}-{name}", data_file(options.data, name, "test")
     window = WINDOWS.get(name, 1) if mode == "exclusion" else 0
     settings = {"model": model, "test_files": f"{name}={file}", "exclusion_window": window}
     settings |= {"max_rows": options.rows} if options.rows else {}
@@ -72,10 +67,10 @@ def test(options, model: Path, name: str, mode: str) -> dict:
     return json.loads((output / "scores.json").read_text(encoding="utf-8"))[name]
 
 
-def run(options, system: str, seed: int) -> dict:
+def measure(options, system: str, seed: int) -> dict:
     """One training and its test scores, with and without exclusion."""
     settings = SYSTEMS[system]
-    folder = Path(options.work).resolve() / f"{system.replace(' ', '-').replace(',', '')}-{seed}"
+    folder = options.work / f"{system.replace(' ', '-').replace(',', '')}-{seed}"
     start = time.perf_counter()
     data = prepare(options, settings["encoder_type"] == "pretrained")
     arguments = SHARED | settings | {"data": data, "seed": seed, "use_cpu": options.device == "cpu"}
@@ -84,41 +79,27 @@ def run(options, system: str, seed: int) -> dict:
         shutil.rmtree(checkpoint)
     scores = {mode: {name: test(options, folder, name, mode) for name in TEST} for mode in ("exclusion", "none")}
     seconds = time.perf_counter() - start
-    row = {
-        "system": system,
-        "seed": seed,
-        "device": options.device,
-        "settings": settings,
-        "scores": scores,
-        "seconds": seconds,
-    }
     present = "   ".join(f"{name} {100 * s['present']['F1@M']:.1f}" for name, s in scores["exclusion"].items())
     print(f"{system}, seed {seed}: present F1@M {present}   ({seconds:.0f} s)", flush=True)
-    return row
+    return {"device": options.device, "settings": settings, "scores": scores, "seconds": seconds}
 
 
 def main():
     """Runs what is missing in the results."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with keyphrases/")
-    parser.add_argument("--work", required=True, help="folder for runs")
+    parser = make_parser(__doc__, "exhird_quality", "keyphrases/", work=True)
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="number of test documents of each set; by default all")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device for training")
-    parser.add_argument("--jobs", type=int, default=2, help="number of parallel jobs, with one thread each")
-    add_record_arguments(parser, "exhird_quality")
     options = parser.parse_args()
     settings = {"shared": SHARED, "rows": options.rows, "device": options.device}
-    settings["data"] = {name: data_file(options, name, "train") for name in TRAIN}
-    settings["data"] |= {f"{name}, test": data_file(options, name, "test") for name in TEST}
+    settings["data"] = {name: data_file(options.data, name, "train") for name in TRAIN}
+    settings["data"] |= {f"{name}, test": data_file(options.data, name, "test") for name in TEST}
     record = Record(options.name, overwrite=options.overwrite, **settings)
-    runs = [(system, seed) for seed in options.seeds for system in options.systems]
-    pending = [(system, seed) for system, seed in runs if not record.find(system=system, seed=seed)]
-    for warm in sorted({SYSTEMS[system]["encoder_type"] == "pretrained" for system, _ in pending}):
-        prepare(options, warm)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda pair: record.add(run(options, *pair)), pending))
+    for warm in sorted({SYSTEMS[system]["encoder_type"] == "pretrained" for system in options.systems}):
+        prepare(options, warm)  # before the jobs, of which several need it
+    keys = [{"system": system, "seed": seed} for seed in options.seeds for system in options.systems]
+    record.complete(partial(measure, options), keys, options.jobs)
 
 
 if __name__ == "__main__":

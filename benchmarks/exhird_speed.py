@@ -10,14 +10,11 @@ words at each step. Attention: a layer of 512, 8 heads, g 10, w 50, one document
 process. The dense implementation processes the queries of long texts in chunks; "at once" is its peak without chunks.
 """
 
-import argparse
-import json
-import subprocess
 import sys
-from functools import partial
+from collections.abc import Iterator
 
 import torch
-from common import interleaved, peak_of, write
+from timing import both_ways, compare, in_new_process, measure_parts, peak_of, speed_parser
 
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, attention_exhird
 from modeling_exhird.attention_exhird import SparseRelativeAttention
@@ -36,6 +33,9 @@ def make(documents: int, **options):
     ids = torch.randint(8, VOCABULARY, (documents, WORDS))
     copies = torch.cat([ids[:, :-4], VOCABULARY + torch.arange(4).expand(documents, 4)], 1)
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": copies}
+
+
+ENCODERS = (("bigru", 2), ("transformer", 4))  # with their layers
 
 
 def plain_step(model, word, s, a, h, memory, copy_ids, extra):
@@ -89,131 +89,83 @@ def plain_loss(model, batch, labels):
     return loss / len(labels)
 
 
-def time_decoding(rounds: int) -> list[dict]:
-    results = []
-    for kind, layers in (("bigru", 2), ("transformer", 4)):
+def measure_decoding(options) -> Iterator[dict]:
+    """Greedy decoding to the full length; the documents per second are computed from the times."""
+    for kind, layers in ENCODERS:
         model, batch = make(DOCUMENTS, encoder_type=kind, num_hidden_layers=layers)
         config = model.config
         with torch.no_grad():  # no phrase and no document ends early
             model.generator.vocabulary.bias[[config.eos_token_id, config.end_phrase_token_id]] = -1e4
-        assert torch.equal(
-            model.generate_phrases(**batch, exclusion_window=0).ids.flatten(), plain_decode(model, batch, 20, 6)
-        ), "not the same words"
+        ours = model.generate_phrases(**batch, exclusion_window=0).ids.flatten()
+        assert torch.equal(ours, plain_decode(model, batch, 20, 6)), "not the same words"
         calls = {
             "ours": lambda m=model, b=batch: m.generate_phrases(**b),
             "plain": lambda m=model, b=batch: plain_decode(m, b, 20, 6),
         }
-        times = interleaved(calls, rounds)
-        rate = {name: 1e3 * DOCUMENTS / entry["median_ms"] for name, entry in times.items()}
-        results.append({"what": "decoding", "encoder": kind, "times": times, "documents_per_second": rate})
-        results[-1]["ratio"] = rate["ours"] / rate["plain"]
-        print(
-            f"decoding, {kind}: {rate['ours']:.2f} documents/s, plain {rate['plain']:.2f}: {results[-1]['ratio']:.1f}x",
-            flush=True,
-        )
-    return results
+        yield compare(calls, options.rounds, encoder=kind)
 
 
-def train_step(model, loss):
-    model.zero_grad()
-    loss().backward()
-
-
-def time_training(rounds: int) -> list[dict]:
-    results = []
-    for kind, layers in (("bigru", 2), ("transformer", 4)):
+def measure_training(options) -> Iterator[dict]:
+    """A training step."""
+    for kind, layers in ENCODERS:
         model, batch = make(TRAINED, encoder_type=kind, num_hidden_layers=layers)
         model.train()
         words = torch.randint(8, VOCABULARY, (TRAINED, PHRASES, 2))
         labels = torch.full((TRAINED, PHRASES + 1, 4), -100)
         labels[:, :-1] = torch.cat([torch.full_like(words[..., :1], 5), words, torch.full_like(words[..., :1], 4)], 2)
         labels[:, -1, 0] = 3
-
         losses = {
             "ours": lambda m=model, b=batch, y=labels: m(**b, labels=y).loss,
             "plain": lambda m=model, b=batch, y=labels: plain_loss(m, b, y),
         }
         torch.testing.assert_close(losses["ours"](), losses["plain"](), rtol=1e-4, atol=1e-3)
-        times = interleaved({name: partial(train_step, model, loss) for name, loss in losses.items()}, rounds)
-        ratio = times["plain"]["median_ms"] / times["ours"]["median_ms"]
-        results.append({"what": "training", "encoder": kind, "times": times, "ratio": ratio})
-        print(f"training step, {kind}: {times['ours']['median_ms']:.0f} ms, {ratio:.1f}x as fast as plain", flush=True)
-    return results
+
+        def step(loss, model=model):
+            model.zero_grad()
+            loss().backward()
+
+        steps = {name: lambda loss=loss, step=step: step(loss) for name, loss in losses.items()}
+        yield compare(steps, options.rounds, encoder=kind)
 
 
-def make_layer(length: int, implementation: str):
+def layer_call(length: int, implementation: str, way: str):
+    """A call of an attention layer on a text of random states."""
     torch.manual_seed(0)
     pattern = SparsePattern(lead=10, window=50, use_lead=True, use_window=True, use_top_k=False)
     layer = SparseRelativeAttention(512, 8, pattern, relative="shared", implementation=implementation)
     for p in layer.parameters():
         torch.nn.init.uniform_(p, -0.1, 0.1)
-    x = torch.randn(1, length, 512, requires_grad=True)
-    return layer, x, torch.ones(1, length, dtype=torch.bool)
+    x, mask = torch.randn(1, length, 512, requires_grad=True), torch.ones(1, length, dtype=torch.bool)
+    return both_ways(lambda: layer(x, mask), [x, *layer.parameters()])[way]
 
 
-def attention_step(layer, x, mask, train: bool):
-    with torch.set_grad_enabled(train):
-        y, _ = layer(x, mask)
-        if train:
-            y.square().mean().backward()
-
-
-def peak(length: int, implementation: str, train: bool) -> float:
-    """Peak memory in MiB above the start, in a separate process."""
+def peak(length: int, implementation: str, way: str) -> float:
+    """Peak memory of the layer in MiB. Call it in a new process."""
     if implementation == "at once":
         implementation, attention_exhird.MAX_SCORES = "dense", sys.maxsize
-    inputs = make_layer(length, implementation)
-    return peak_of(lambda: attention_step(*inputs, train))
+    return peak_of(layer_call(length, implementation, way))
 
 
-def measure_attention(rounds: int) -> list[dict]:
-    results = []
+def measure_attention(options) -> Iterator[dict]:
+    """Time and memory of an attention layer by the number of words."""
     for length in LENGTHS:
-        for train in (False, True):
-            layers = {name: make_layer(length, name) for name in ("dense", "block")}
-            calls = {name: lambda inputs=inputs, t=train: attention_step(*inputs, t) for name, inputs in layers.items()}
-            times = interleaved(calls, rounds)
-            del layers
-            memory = {}
-            for name in ("at once", "dense", "block"):
-                command = [sys.executable, __file__, "--peak", str(length), name, str(int(train))]
-                memory[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            row = {
-                "what": "attention",
-                "way": "forward and backward" if train else "forward",
-                "length": length,
-                "times": times,
-                "peak_MiB": memory,
-                "faster": times["dense"]["median_ms"] / times["block"]["median_ms"],
-                "smaller": {name: memory[name] / max(memory["block"], 1e-3) for name in ("at once", "dense")},
-            }
-            results.append(row)
-            print(
-                f"attention, {length} words, {row['way']}: dense {times['dense']['median_ms']:.0f} ms {memory['dense']:.0f} MiB, "
-                f"at once {memory['at once']:.0f} MiB, block {times['block']['median_ms']:.0f} ms {memory['block']:.0f} MiB: "
-                f"{row['faster']:.1f}x, {row['smaller']['dense']:.1f}x, {row['smaller']['at once']:.1f}x",
-                flush=True,
-            )
-    return results
+        for way in ("forward", "forward and backward"):
+            calls = {name: layer_call(length, name, way) for name in ("dense", "block")}
+            row = compare(calls, options.rounds, way=way, length=length)
+            del calls
+            memory = {name: in_new_process(peak, length, name, way) for name in ("at once", "dense", "block")}
+            print("   ".join(f"{name} {mib:.0f} MiB" for name, mib in memory.items()), flush=True)
+            yield {**row, "peak_MiB": memory}
 
 
-MEASURES = {"decoding": time_decoding, "training": time_training, "attention": measure_attention}
+PARTS = {"decoding": measure_decoding, "training": measure_training, "attention": measure_attention}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=tuple(MEASURES))
-    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.peak:
-        length, name, train = args.peak
-        print(json.dumps(peak(int(length), name, bool(int(train)))))
-        return
-    results = [row for name in MEASURES if args.only in (None, name) for row in MEASURES[name](args.rounds)]
-    if args.only is None:
-        settings = {"words": WORDS, "documents": DOCUMENTS, "trained": TRAINED, "vocabulary": VOCABULARY}
-        write("exhird_speed", results, rounds=args.rounds, **settings)
+    """Measures the parts and writes their rows."""
+    options = speed_parser(__doc__, PARTS, rounds=3).parse_args()
+    settings = {"words": WORDS, "documents": DOCUMENTS, "trained": TRAINED, "vocabulary": VOCABULARY}
+    measure_parts(options, "exhird_speed", PARTS, **settings)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ like ours, but materialises the potentials of every step and computes marginals 
 results agree.
 """
 
-import argparse
+from collections.abc import Iterator
 
 import torch
-from common import commit, interleaved, write
+from timing import compare, measure_parts, speed_parser
 from torch_struct import LinearChainCRF
 from torchcrf import CRF
 
@@ -20,10 +20,11 @@ from modeling_hypernet.crf_hypernet import LinearChainCrf
 LinearChainCRF.set_default_validate_args(False)  # otherwise it warns that there is nothing to validate
 ROWS, TAGS = 16, 3
 LENGTHS = (32, 128, 512)
+QUANTITIES = ("likelihood", "marginals", "best path")
 
 
-def systems(length: int, shortest: float) -> tuple[dict, list]:
-    """Calls by quantity and system, and the leaf tensors that receive gradients."""
+def systems(length: int, shortest: float) -> dict[str, dict]:
+    """Calls by quantity and system."""
     torch.manual_seed(0)
     lengths = torch.linspace(shortest * length, length, ROWS).long()
     mask = torch.arange(length) < lengths[:, None]
@@ -45,46 +46,42 @@ def systems(length: int, shortest: float) -> tuple[dict, list]:
         return LinearChainCRF((potentials + first + last).contiguous(), lengths)
 
     def struct_likelihood():
-        d = chain()
         events = LinearChainCRF.struct.to_parts(tags, TAGS, lengths)
-        return d.log_prob(events.type_as(emissions))
+        return chain().log_prob(events.type_as(emissions))
 
     def struct_paths():
         with torch.no_grad():
             return LinearChainCRF.struct.from_parts(chain().argmax)[0]
 
-    calls = {
-        "likelihood": {
-            "ours": lambda: ours.log_likelihood(emissions, tags, mask),
-            "pytorch-crf": lambda: theirs(emissions, tags, mask, reduction="none"),
-            "torch-struct": struct_likelihood,
-        },
-        "marginals": {
-            "ours": torch.no_grad()(lambda: ours.log_marginals(emissions, mask)),
-            "torch-struct": lambda: chain().marginals,
-        },
-        "best path": {
-            "ours": lambda: ours.viterbi(emissions, mask)[0],
-            "pytorch-crf": lambda: theirs.decode(emissions, mask),
-            "torch-struct": struct_paths,
-        },
+    likelihood = {
+        "ours": lambda: ours.log_likelihood(emissions, tags, mask),
+        "pytorch-crf": lambda: theirs(emissions, tags, mask, reduction="none"),
+        "torch-struct": struct_likelihood,
     }
+    marginals = {
+        "ours": torch.no_grad()(lambda: ours.log_marginals(emissions, mask)),
+        "torch-struct": lambda: chain().marginals,
+    }
+    paths = {
+        "ours": lambda: ours.viterbi(emissions, mask)[0],
+        "pytorch-crf": lambda: theirs.decode(emissions, mask),
+        "torch-struct": struct_paths,
+    }
+    check(likelihood, marginals, paths, mask, lengths)
     leaves = [emissions, *ours.parameters(), *theirs.parameters()]
-    check(calls, mask, lengths)
-    return calls, leaves
+    likelihood = {name: with_gradients(call, leaves) for name, call in likelihood.items()}
+    return dict(zip(QUANTITIES, (likelihood, marginals, paths), strict=True))
 
 
-def check(calls: dict, mask: torch.Tensor, lengths: torch.Tensor):
+def check(likelihood: dict, marginals: dict, paths: dict, mask: torch.Tensor, lengths: torch.Tensor):
     """Raises an AssertionError if two systems differ."""
-    likelihood = {name: call() for name, call in calls["likelihood"].items()}
     for name in ("pytorch-crf", "torch-struct"):
-        torch.testing.assert_close(likelihood["ours"], likelihood[name], rtol=1e-4, atol=1e-3)
-    ours = calls["marginals"]["ours"]().exp()[:, 1:]
-    inside = mask[:, 1:, None]
-    torch.testing.assert_close(ours * inside, calls["marginals"]["torch-struct"]().sum(-1) * inside, rtol=0, atol=1e-4)
-    paths = {name: call() for name, call in calls["best path"].items()}
+        torch.testing.assert_close(likelihood["ours"](), likelihood[name](), rtol=1e-4, atol=1e-3)
+    ours, inside = marginals["ours"]().exp()[:, 1:], mask[:, 1:, None]
+    torch.testing.assert_close(ours * inside, marginals["torch-struct"]().sum(-1) * inside, rtol=0, atol=1e-4)
+    found = [call() for call in paths.values()]
     for i, n in enumerate(lengths.tolist()):
-        tags = [list(map(int, path[i][:n])) for path in paths.values()]
+        tags = [list(map(int, path[i][:n])) for path in found]
         assert tags[0] == tags[1] == tags[2], f"row {i}"
 
 
@@ -99,27 +96,18 @@ def with_gradients(call, leaves):
     return run
 
 
+def measure(what: str, options) -> Iterator[dict]:
+    """The rows of a quantity at all lengths."""
+    for longest in LENGTHS:
+        for shortest in (1.0, 0.3):
+            yield compare(systems(longest, shortest)[what], options.rounds, longest=longest, shortest=shortest)
+
+
 def main():
     """Times all systems at all lengths."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
-    options = parser.parse_args()
-    rows = []
-    for length in LENGTHS:
-        for shortest in (1.0, 0.3):
-            calls, leaves = systems(length, shortest)
-            for what, candidates in calls.items():
-                if what == "likelihood":
-                    candidates = {name: with_gradients(call, leaves) for name, call in candidates.items()}
-                times = interleaved(candidates, options.rounds)
-                ratios = {name: times[name]["median_ms"] / times["ours"]["median_ms"] for name in times}
-                rows.append({"what": what, "longest": length, "shortest": shortest, "times": times, "ratios": ratios})
-                rows[-1]["commit"] = commit()
-                summary = "   ".join(
-                    f"{name} {times[name]['median_ms']:.1f} ms ({ratio:.1f}x)" for name, ratio in ratios.items()
-                )
-                print(f"{what}, {length} from {shortest}: {summary}", flush=True)
-    write("hypernet_crf", rows, rows=ROWS, tags=TAGS, rounds=options.rounds)
+    parts = {what: lambda options, what=what: measure(what, options) for what in QUANTITIES}
+    options = speed_parser(__doc__, parts, rounds=9).parse_args()
+    measure_parts(options, "hypernet_crf", parts, rows=ROWS, tags=TAGS)
 
 
 if __name__ == "__main__":

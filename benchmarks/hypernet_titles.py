@@ -6,10 +6,8 @@
 Prints F1 of the test texts' keyphrases, and the share of its keyphrases that a text keeps (intersection over union, top ten).
 """
 
-import argparse
-from pathlib import Path
-
-from common import write
+from common import make_parser, write
+from keyphrase_sets import data_file
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
@@ -29,11 +27,10 @@ def mean_overlap(first: list[list[dict]], second: list[list[dict]]) -> float:
 
 def main():
     """Extracts with each kind of title and writes the scores."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with keyphrases/inspec/test.jsonl")
+    parser = make_parser(__doc__, "hypernet_titles", "keyphrases/inspec/test.jsonl")
     parser.add_argument("--model", required=True, help="folder of a trained model")
     options = parser.parse_args()
-    rows = read_jsonl(Path(options.data) / "keyphrases" / "inspec" / "test.jsonl")
+    rows = read_jsonl(data_file(options.data, "inspec", "test"))
     extract = pipeline("keyphrase-extraction", model=options.model)
     gold = [present(split_words(row["text"]), row["keyphrases"]) for row in rows]
     titles = [row["title"] for row in rows]
@@ -47,7 +44,7 @@ def main():
         results[name] = {f"F1@{k}": 100 * scores[f"f1@{k}"] for k in (5, 10)}
         results[name]["kept"] = mean_overlap(phrases["own"], phrases[name])
         print(f"{name}: " + "   ".join(f"{key} {value:.2f}" for key, value in results[name].items()), flush=True)
-    write("hypernet_titles", results, documents=len(rows))
+    write(options.name, results, documents=len(rows))
 
 
 if __name__ == "__main__":

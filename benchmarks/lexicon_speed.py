@@ -9,16 +9,15 @@ reference implementations called for each pair. Clustering: up to 100,000 embedd
 k-means-constrained from the same first centroids. FOLDER keeps the embeddings.
 """
 
-import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import interleaved, peak_of, write
 from moe_speed import MODELS, VOCABULARY, E, K, check_equal, models_of
-from tqdm import tqdm
+from timing import compare, describe, measure_parts, peak_of, speed_parser
 
 from lexperts.recipes.lexicon import scores
 from merge_tools.clustering.balanced_kmeans import balanced_kmeans
@@ -51,28 +50,26 @@ def padded_prompts(rows: list[dict], batch: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def generation(rows: list[dict], device: str, rounds: int) -> list[dict]:
-    found = []
-    for size in MODELS[device]:
-        models = {name: model.eval() for name, model in models_of(size, device).items()}
-        check_equal(models, device)
+def measure_generation(options) -> Iterator[dict]:
+    """Tokens per second of all models, in batches of prompts."""
+    rows = read_rows(options.data, "wordnet", "test")
+    for size in MODELS[options.device]:
+        models = {name: model.eval() for name, model in models_of(size, options.device).items()}
+        check_equal(models, options.device)
         for batch in BATCHES:
-            inputs = {name: value.to(device) for name, value in padded_prompts(rows, batch).items()}
-            mixed = torch.arange(batch, device=device) % E
+            inputs = {name: value.to(options.device) for name, value in padded_prompts(rows, batch).items()}
+            mixed = torch.arange(batch, device=options.device) % E
             domains = {"domain": {"domain_ids": mixed}, "grouped": {"domain_ids": torch.zeros_like(mixed)}}
 
-            def calls(name, inputs=inputs, domains=domains, models=models):
+            def call_of(name, inputs=inputs, domains=domains, models=models):
                 model, more = models["domain" if name in domains else name], inputs | domains.get(name, {})
                 return lambda: model.generate(**more, do_sample=False, max_new_tokens=WRITTEN)
 
-            names = ("dense", "stock", "token", "domain", "grouped")
-            times = interleaved({name: calls(name) for name in names}, rounds)
-            speeds = {name: batch * WRITTEN / entry["median_ms"] * 1e3 for name, entry in times.items()}
+            calls = {name: call_of(name) for name in ("dense", "stock", "token", "domain", "grouped")}
             place = {"d": size[0], "layers": size[2], "batch": batch, "length": inputs["input_ids"].shape[1]}
-            found.append(place | {"times": times, "tokens_per_second": speeds})
-            text = "   ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-            print(f"generation, {place}, tokens per second: {text}", flush=True)
-    return found
+            row = compare(calls, options.rounds, **place)
+            speeds = {name: batch * WRITTEN / entry["median_ms"] * 1e3 for name, entry in row["times"].items()}
+            yield {**row, "tokens_per_second": speeds}
 
 
 # Scores
@@ -96,28 +93,23 @@ def plain_metrics() -> dict:
     }
 
 
-def scoring(rows: list[dict], rounds: int) -> dict:
-    """Seconds for all rows and references, our metrics with nothing kept from before; the answers are definitions of neighbouring terms."""
-    rows = sorted(rows[:SCORED], key=lambda row: row["term"])
+def measure_scores(options) -> Iterator[dict]:
+    """Seconds for all rows and references; the answers are definitions of neighbouring terms."""
+    rows = sorted(read_rows(options.data, "wordnet", "train")[:SCORED], key=lambda row: row["term"])
     answers = [scores.without_full_stops(row["definition"]) for row in rows[1:] + rows[:1]]
     lists = scores.references_of(rows)["term"]
     pairs = [(answer, gold) for answer, golds in zip(answers, lists, strict=True) for gold in golds]
-    found = {"rows": len(rows), "pairs": len(pairs), "seconds": {}}
-    ours = {"BLEU": scores.bleu, "ROUGE-L": scores.rouge_l, "METEOR": scores.meteor}
-    for name in ours:
+    for name, ours in {"BLEU": scores.bleu, "ROUGE-L": scores.rouge_l, "METEOR": scores.meteor}.items():
         ways = {
-            "ours": lambda name=name: scores.score_pairs(ours[name]()[0], pairs),
+            "ours": lambda ours=ours: scores.score_pairs(ours()[0], pairs),  # nothing is kept from an earlier call
             "pair by pair": lambda name=name: scores.score_pairs(plain_metrics()[name], pairs),
         }
         values, wanted = ways["ours"](), ways["pair by pair"]()
         if not np.allclose(values, wanted, atol=1e-9):
             worst = int(np.abs(values - wanted).argmax())
             raise RuntimeError(f"{name} of {pairs[worst]}: {values[worst]}, and {wanted[worst]} by its reference.")
-        times = interleaved(ways, rounds)
-        found["seconds"][name] = {way: entry["median_ms"] / 1e3 for way, entry in times.items()}
-        text = "   ".join(f"{way} {seconds:.1f} s" for way, seconds in found["seconds"][name].items())
-        print(f"{name}, {len(pairs):,} pairs: {text}", flush=True)
-    return found
+        row = compare(ways, options.rounds, metric=name, rows=len(rows), pairs=len(pairs))
+        yield {**row, "seconds": {way: entry["median_ms"] / 1e3 for way, entry in row.pop("times").items()}}
 
 
 # Clusters
@@ -143,8 +135,8 @@ def inertia(x: np.ndarray, labels: np.ndarray) -> float:
     return float(sum((labels == k).mean() * x[labels == k].var(0).sum() for k in np.unique(labels)))
 
 
-def timed(call) -> tuple[float, float, np.ndarray]:
-    """-> seconds, MiB at the peak, labels."""
+def clustered(call, x: np.ndarray) -> dict:
+    """Seconds and MiB at the peak of a clustering of rows, its mean squared distance, and its smallest and largest cluster."""
     found = {}
 
     def run():
@@ -152,8 +144,10 @@ def timed(call) -> tuple[float, float, np.ndarray]:
         found["labels"] = call()
         found["seconds"] = time.perf_counter() - start
 
-    peak = peak_of(run)
-    return found["seconds"], peak, found["labels"]
+    peak, labels = peak_of(run), found.pop("labels")
+    sizes = np.bincount(labels)
+    found |= {"peak_mib": peak, "inertia": inertia(x, labels)}
+    return found | {"sizes": [int(sizes.min()), int(sizes.max())]}
 
 
 def constrained(x: np.ndarray, k: int, seed: int) -> np.ndarray:
@@ -168,61 +162,32 @@ def constrained(x: np.ndarray, k: int, seed: int) -> np.ndarray:
     return model.fit_predict(x)
 
 
-def clustering(x: np.ndarray, peer: bool) -> list[dict]:
-    found = []
+def measure_clusters(options) -> Iterator[dict]:
+    """Seconds, memory and mean squared distance of clusterings; k-means-constrained gets the smallest only."""
+    x = embeddings(options.data, options.work)
     candidates = {"ours": lambda rows, k: balanced_kmeans(rows, k, seed=42)[0]}
-    candidates |= {"k-means-constrained": lambda rows, k: constrained(rows, k, 42)} if peer else {}
-    places = [(n, k) for n in CLUSTERED for k in CLUSTERS]
-    for n, k in tqdm(places, unit="clustering", disable=None):
+    candidates |= {} if options.no_peer else {"k-means-constrained": lambda rows, k: constrained(rows, k, 42)}
+    for n in CLUSTERED:
         rows = np.ascontiguousarray(np.random.default_rng(0).permutation(x)[:n])
-        for name, call in candidates.items():
-            if name != "ours" and (n > PEER_ROWS or k > CLUSTERS[0]):
-                continue
-            seconds, peak, labels = timed(lambda call=call, rows=rows, k=k: call(rows, k))
-            sizes = np.bincount(labels)
-            row = {
-                "name": name,
-                "rows": n,
-                "k": k,
-                "seconds": seconds,
-                "peak_mib": peak,
-                "inertia": inertia(rows, labels),
-            }
-            found.append(row | {"sizes": [int(sizes.min()), int(sizes.max())]})
-            print(
-                f"{name}, {n:,} rows, {k} clusters: {seconds:.1f} s, {peak:,.0f} MiB, inertia {row['inertia']:.6f}",
-                flush=True,
-            )
-    return found
+        for k in CLUSTERS:
+            for name, call in candidates.items():
+                if name == "ours" or (n <= PEER_ROWS and k == CLUSTERS[0]):
+                    row = {"name": name, "rows": n, "k": k, **clustered(lambda c=call, r=rows, k=k: c(r, k), rows)}
+                    print(describe(row), flush=True)
+                    yield row
+
+
+PARTS = {"generation": measure_generation, "scores": measure_scores, "clusters": measure_clusters}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--work", required=True, type=Path)
-    parser.add_argument("--device", choices=MODELS, default="cpu", help="for generation")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=("generation", "scores", "clusters"))
-    parser.add_argument("--name", help="of the file in results/; without it, a part is not written")
+    """Measures the parts and writes their rows."""
+    parser = speed_parser(__doc__, PARTS, devices=tuple(MODELS))
+    parser.add_argument("--data", required=True, type=Path, help="folder with definitions/")
+    parser.add_argument("--work", required=True, type=Path, help="folder for embeddings")
     parser.add_argument("--no_peer", action="store_true", help="without k-means-constrained")
     options = parser.parse_args()
-    parts = {
-        "generation": lambda: generation(read_rows(options.data, "wordnet", "test"), options.device, options.rounds),
-        "scores": lambda: scoring(read_rows(options.data, "wordnet", "train"), options.rounds),
-        "clusters": lambda: clustering(embeddings(options.data, options.work), not options.no_peer),
-    }
-    settings = {
-        "device": options.device,
-        "rounds": options.rounds,
-        "experts": E,
-        "experts_per_token": K,
-        "new": WRITTEN,
-    }
-    found = {}
-    for part in options.only or parts:
-        found[part] = parts[part]()
-        if options.name or not options.only:
-            write(options.name or "lexicon_speed", found, **settings)
+    measure_parts(options, "lexicon_speed", PARTS, experts=E, experts_per_token=K, new=WRITTEN)
 
 
 if __name__ == "__main__":

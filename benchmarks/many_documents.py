@@ -9,8 +9,6 @@ resident size of each process that has loaded the model, every two seconds. All 
 occurs twice, each bad row is reported, and the keyphrases are the same.
 """
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,17 +20,22 @@ from threading import Event, Thread
 
 import psutil
 import pyarrow
-from common import write
+from common import make_parser, write
 from pyarrow import parquet
+from tiny_model import read_documents
 
 ROOT = Path(__file__).resolve().parents[1]
 BAD = 1000  # one row in so many has no text
 LOADED = 300e6  # bytes of a process that has loaded the model
+EXTRACT = [sys.executable, "-m", "lexperts", "keyphrases", "extract"]
+
+
+WAYS = ("local", "ray, 1 worker", "ray, 2 workers", "spark, local[2]")
 
 
 def make_source(data: Path, documents: int, path: Path) -> None:
     """The Parquet file."""
-    rows = [json.loads(line) for file in sorted(data.glob("*/test.jsonl")) for line in file.open(encoding="utf-8")]
+    rows = read_documents(data)
     columns = {"id": [f"{i:09d}" for i in range(documents)]}
     for name in ("title", "text"):
         columns[name] = [rows[i % len(rows)].get(name) for i in range(documents)]
@@ -40,19 +43,14 @@ def make_source(data: Path, documents: int, path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
-def commands(source: Path, output: Path, wanted: list[str]) -> dict[str, tuple[list[str], Path]]:
-    """For each way its command and output."""
-    extract = [sys.executable, "-m", "lexperts", "keyphrases", "extract", str(source)]
-    example = [sys.executable, str(ROOT / "examples" / "spark_keyphrases.py"), str(source)]
-    ways = {
-        "local": (extract, [], output / "local.parquet"),
-        "ray, 1 worker": (extract, ["--engine", "ray", "--workers", "1"], output / "ray1.parquet"),
-        "ray, 2 workers": (extract, ["--engine", "ray", "--workers", "2"], output / "ray2.parquet"),
-        "spark, local[2]": (example, ["--master", "local[2]"], output / "spark"),
-    }
-    return {
-        name: ([*start, str(path), *options], path) for name, (start, options, path) in ways.items() if name in wanted
-    }
+def command_of(way: str, source: Path, folder: Path) -> tuple[list[str], Path]:
+    """The command of a way, and its output."""
+    if way.startswith("spark"):
+        script, output = ROOT / "examples" / "spark_keyphrases.py", folder / "spark"
+        return [sys.executable, str(script), str(source), str(output), "--master", "local[2]"], output
+    output = folder / "out.parquet"
+    engine = ["--engine", "ray", "--workers", way.split()[1]] if way.startswith("ray") else []
+    return [*EXTRACT, str(source), str(output), *engine], output
 
 
 def run(command: list[str]) -> dict:
@@ -133,55 +131,44 @@ def names(phrases: list[dict] | None) -> list[str] | None:
     return phrases and [phrase["keyphrase"] for phrase in phrases]
 
 
+def measure(way: str, documents: int, folder: Path, reference: Path | None) -> tuple[dict, Path]:
+    """One run of a way -> its row, and its output. Start-up is the time of the same command on two documents."""
+    seconds = {}
+    for name in ("start", "in"):
+        source, output = folder.parent / f"{name}.parquet", folder / name
+        output.mkdir(parents=True)
+        command, path = command_of(way, source, output)
+        result = run(command)
+        seconds[name] = result["seconds"]
+    row = {**result, **worker_memory(result), "start_seconds": seconds["start"], **check(path, source, reference)}
+    row["documents_per_second"] = documents / (seconds["in"] - seconds["start"])
+    print(f"{way:16} {row['documents_per_second']:7.1f} documents/s  {row['seconds']:7.1f} s", end="  ")
+    print(f"{row['rows']:,} rows, {row['lost']} lost, {row['twice']} twice, {row['errors']} errors", flush=True)
+    return row, path
+
+
 def main() -> None:
-    ways = ["local", "ray, 1 worker", "ray, 2 workers", "spark, local[2]"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
+    """Runs the ways in turns, and compares their outputs with the first one's."""
+    parser = make_parser(__doc__, "many_documents", "data sets")
     parser.add_argument("--documents", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
-    parser.add_argument("--name", default="many_documents")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     args = parser.parse_args()
+    rows, reference = {way: [] for way in args.ways}, None
     with tempfile.TemporaryDirectory() as folder:
-        sources = [Path(folder, name) for name in ("start.parquet", "in.parquet")]
-        for source, documents in zip(sources, (2, args.documents), strict=True):
-            make_source(args.data, documents, source)
-        results = {name: {"rounds": []} for name in args.ways}
+        for name, documents in (("start", 2), ("in", args.documents)):
+            make_source(args.data, documents, Path(folder, f"{name}.parquet"))
         for number in range(args.rounds):
-            for name in args.ways:
-                # start-up: the same command on two documents
-                start, whole = (
-                    (run(commands(source, Path(folder, f"{number}-{source.stem}"), args.ways)[name][0]), source)
-                    for source in sources
-                )
-                path = commands(sources[1], Path(folder, f"{number}-in"), args.ways)[name][1]
-                reference = (
-                    None
-                    if name == args.ways[0]
-                    else commands(sources[1], Path(folder, "0-in"), args.ways)[args.ways[0]][1]
-                )
-                seconds = whole[0]["seconds"] - start[0]["seconds"]
-                row = {
-                    **whole[0],
-                    **worker_memory(whole[0]),
-                    "start_seconds": start[0]["seconds"],
-                    **check(path, sources[1], reference),
-                }
-                row["documents_per_second"] = args.documents / seconds
-                results[name]["rounds"].append(row)
-                print(f"{name:16} {row['documents_per_second']:7.1f} documents/s  {row['seconds']:7.1f} s", flush=True)
-        first = None
-        for _, result in results.items():
-            rate = statistics.median(row["documents_per_second"] for row in result["rounds"])
-            first = first or rate
-            result |= {"documents_per_second": rate, "ratio_to_first": rate / first}
-        for name, result in results.items():
-            last = result["rounds"][-1]
-            print(
-                f"{name:16} {result['documents_per_second']:7.1f} documents/s  {result['ratio_to_first']:.2f}x of {args.ways[0]}, ",
-                end="",
-            )
-            print(f"{last['rows']:,} rows, {last['lost']} lost, {last['twice']} twice, {last['errors']} errors")
+            for way in args.ways:
+                row, path = measure(way, args.documents, Path(folder, f"{number}-{WAYS.index(way)}"), reference)
+                rows[way].append(row)
+                reference = reference or path
+    rates = {way: statistics.median(row["documents_per_second"] for row in found) for way, found in rows.items()}
+    first = rates[args.ways[0]]
+    results = {
+        way: {"rounds": rows[way], "documents_per_second": rate, "ratio_to_first": rate / first}
+        for way, rate in rates.items()
+    }
     write(args.name, results, documents=args.documents, rounds=args.rounds, bad_rows=-(-args.documents // BAD))
 
 

@@ -11,12 +11,9 @@ import torch
 from common import check_same_settings
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-MERGEKIT = "0.1.5"
-MERGOO = "0.0.10"
-# mergoo works with no later transformers
-MERGOO_PACKAGES = ("transformers==4.44.2", "peft==0.12.0", "accelerate", "sentencepiece", "protobuf", "tqdm")
+PEERS = {"mergekit": "0.1.5", "mergoo": "0.0.10"}
 CANDIDATES = ("floor", "base", "no-verify", "mean", "ties", "mergekit", "mergoo", "check", "hidden", "mergekit-hidden")
 VOCABULARY, SPECIAL = 128256, 256
 # Two prompts for each expert, for gates from hidden states.
@@ -26,17 +23,14 @@ PROMPTS = (
     ("def main():\n    import sys", "How do I sort a list in Python?"),
     ("Once upon a time there was a fox", "The knight drew his sword and"),
 )
-# SmolLM2-135M's shape, for experts made from its weights; Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers and a tied head, so that 8 experts fit on a disk of 25 GB; a small one
+# SmolLM2-135M's shape, for experts made from its weights; Llama-3.2-1B's shape; Llama-3-8B's width with 2 layers, so that 8 experts
+# fit on a disk of 25 GB; a small one. All have tied heads.
 SHAPES = {
-    "smollm2": {
-        "hidden": 576, "intermediate": 1536, "layers": 30, "head_dim": 64, "kv_heads": 3, "vocabulary": 49152, "tied": True,
-        "experts": 4,
-    },
-    "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True, "experts": 4},
-    "8b-wide": {"hidden": 4096, "intermediate": 14336, "layers": 2, "head_dim": 128, "tied": True, "experts": 8},
-    "small": {"hidden": 2048, "intermediate": 8192, "layers": 2, "head_dim": 64, "tied": True, "experts": 4},
+    "smollm2": {"hidden": 576, "intermediate": 1536, "layers": 30, "head_dim": 64, "kv_heads": 3, "vocabulary": 49152, "experts": 4},
+    "1b": {"hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "experts": 4},
+    "8b-wide": {"hidden": 4096, "intermediate": 14336, "layers": 2, "head_dim": 128, "experts": 8},
+    "small": {"hidden": 2048, "intermediate": 8192, "layers": 2, "head_dim": 64, "experts": 4},
 }  # fmt: skip
-HEADS, KV_HEADS = 32, 8
 # only copies the bytes: a lower bound for any merge on this disk
 FLOOR = """
 import os, sys
@@ -61,90 +55,30 @@ composer.save_checkpoint(out)
 """
 
 
-# Experts
-
-
-def config_of(shape: dict) -> dict:
-    """config.json in the Hub's spelling for Llama 3."""
-    rope = {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "bos_token_id": VOCABULARY - SPECIAL,
-        "eos_token_id": VOCABULARY - SPECIAL + 1,
-        "head_dim": shape["head_dim"],
-        "hidden_act": "silu",
-        "hidden_size": shape["hidden"],
-        "initializer_range": 0.02,
-        "intermediate_size": shape["intermediate"],
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": shape["layers"],
-        "num_key_value_heads": KV_HEADS,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": rope,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": shape["tied"],
-        "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
-    }
-
-
-def tensors_of(shape: dict) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of one expert, in the order of the file."""
-    d, i, kv = shape["hidden"], shape["intermediate"], shape.get("kv_heads", KV_HEADS) * shape["head_dim"]
-    rows = shape.get("vocabulary", VOCABULARY)
-    one_layer = {
-        "input_layernorm": (d,),
-        "mlp.down_proj": (d, i),
-        "mlp.gate_proj": (i, d),
-        "mlp.up_proj": (i, d),
-        "post_attention_layernorm": (d,),
-        "self_attn.k_proj": (kv, d),
-        "self_attn.o_proj": (d, d),
-        "self_attn.q_proj": (d, d),
-        "self_attn.v_proj": (kv, d),
-    }
-    sizes = {} if shape["tied"] else {"lm_head.weight": (rows, d)}
-    sizes["model.embed_tokens.weight"] = (rows, d)
-    for layer in range(shape["layers"]):
-        sizes |= {f"model.layers.{layer}.{name}.weight": size for name, size in one_layer.items()}
-    return sizes | {"model.norm.weight": (d,)}
+def config_of(shape: dict) -> LlamaConfig:
+    """A Llama of this shape."""
+    return LlamaConfig(
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["intermediate"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["hidden"] // shape["head_dim"],
+        num_key_value_heads=shape.get("kv_heads", 8),
+        head_dim=shape["head_dim"],
+        vocab_size=shape.get("vocabulary", VOCABULARY),
+        bos_token_id=VOCABULARY - SPECIAL,
+        eos_token_id=VOCABULARY - SPECIAL + 1,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
 
 
 def bytes_of(shape: dict, experts: int) -> int:
     """Bytes of a mixture's tensors in bf16; of one expert's for experts=1."""
-    sizes = {name: 2 * torch.Size(size).numel() for name, size in tensors_of(shape).items()}
+    with torch.device("meta"):
+        sizes = {name: 2 * p.numel() for name, p in LlamaForCausalLM(config_of(shape)).named_parameters()}
     routed = sum(count for name, count in sizes.items() if ".mlp." in name)
     gates = 2 * experts * shape["hidden"] * shape["layers"] if experts > 1 else 0
     return sum(sizes.values()) + (experts - 1) * routed + gates
-
-
-def write_weights(path: Path, shape: dict, seed: int):
-    """model.safetensors of N(0, 0.02), norms around 1; 64 MB of it in memory at a time."""
-    sizes, header, end = tensors_of(shape), {"__metadata__": {"format": "pt"}}, 0
-    for name, size in sizes.items():
-        start, end = end, end + 2 * torch.Size(size).numel()
-        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    generator, part = torch.Generator().manual_seed(seed), 1 << 24
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, size in sizes.items():
-            left, mean = torch.Size(size).numel(), float("norm" in name)
-            while left:
-                values = torch.empty(min(left, part)).normal_(mean, 0.02, generator=generator)
-                values.bfloat16().view(torch.uint8).numpy().tofile(file)
-                left -= len(values)
 
 
 def write_tokenizer(folder: Path):
@@ -198,17 +132,13 @@ def make_experts(folder: Path, shape: dict, overwrite: bool, source: Path | None
     experts = [folder / f"expert_{i}" for i in range(shape["experts"])]
     folder.mkdir(parents=True, exist_ok=True)
     for seed, expert in enumerate(experts):
-        origin = {"source": source} if source else {"config": config_of(shape)}
+        origin = {"source": source} if source else {"config": config_of(shape).to_dict()}
         check_same_settings(expert, {**origin, "seed": seed}, overwrite)
-    missing = sum(not expert.exists() for expert in experts)
-    needed, free = missing * bytes_of(shape, 1) + bytes_of(shape, len(experts)), shutil.disk_usage(folder).free
+    missing = {seed: expert for seed, expert in enumerate(experts) if not expert.exists()}
+    needed, free = len(missing) * bytes_of(shape, 1) + bytes_of(shape, len(experts)), shutil.disk_usage(folder).free
     if free < 1.05 * needed:
-        raise SystemExit(
-            f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed. Use another --work folder."
-        )
-    for seed, expert in enumerate(experts):
-        if expert.exists():
-            continue
+        raise SystemExit(f"{folder} has {free / 1e9:.1f} GB free of {needed / 1e9:.1f} GB. Use another --work folder.")
+    for seed, expert in missing.items():
         print(f"making {expert.name}, {bytes_of(shape, 1) / 1e9:.2f} GB", flush=True)
         unfinished = folder / f"unfinished_{seed}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -216,9 +146,10 @@ def make_experts(folder: Path, shape: dict, overwrite: bool, source: Path | None
         if source:
             write_perturbed(unfinished, source, seed)
         else:
-            (unfinished / "config.json").write_text(json.dumps(config_of(shape), indent=2) + "\n", encoding="utf-8")
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM._from_config(config_of(shape), dtype=torch.bfloat16)
+            model.save_pretrained(unfinished, max_shard_size="100GB")
             write_tokenizer(unfinished)
-            write_weights(unfinished / "model.safetensors", shape, seed)
         unfinished.rename(expert)
     return experts
 
@@ -247,66 +178,40 @@ def recipe(experts: list[Path], path: Path, **more) -> Path:
     return path
 
 
-def environment(folder: Path, package: str, number: str, installs: list[list[str]]) -> dict[str, str]:
-    """Creates a virtual environment with a package, if it has none. Returns the versions of what matters in it.
+def versions_of(package: str, folder: Path) -> dict[str, str]:
+    """Versions of what matters in a virtual environment.
 
     Raises:
-        SystemExit: if it exists with another version of the package or of torch.
+        SystemExit: if it has another version of the package or of torch than expected.
     """
-    python = folder / "bin" / "python"
-    if not python.exists():
-        print(f"creating an environment with {package} {number}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for words in ([f"torch=={torch.__version__.split('+')[0]}"], *installs):
-            subprocess.run([python, "-m", "pip", "install", "-q", *words], check=True)
     names = (package, "torch", "transformers", "safetensors")
     show = f"import json; from importlib.metadata import version; print(json.dumps({{n: version(n) for n in {names}}}))"
-    versions = json.loads(subprocess.check_output([python, "-c", show], text=True))
-    for name, expected in ((package, number), ("torch", torch.__version__)):
+    versions = json.loads(subprocess.check_output([folder / "bin" / "python", "-c", show], text=True))
+    for name, expected in ((package, PEERS[package]), ("torch", torch.__version__)):
         if versions[name].split("+")[0] != expected.split("+")[0]:
             raise SystemExit(f"{folder} has {name} {versions[name]}, not {expected}. Use another folder.")
     return versions
 
 
-def mergekit_environment(folder: Path) -> dict[str, str]:
-    """An environment with mergekit."""
-    return environment(folder, "mergekit", MERGEKIT, [[f"mergekit=={MERGEKIT}"]])
-
-
-def mergoo_environment(folder: Path) -> dict[str, str]:
-    """An environment with mergoo, whose own requirements cannot be installed together."""
-    return environment(folder, "mergoo", MERGOO, [list(MERGOO_PACKAGES), ["--no-deps", f"mergoo=={MERGOO}"]])
-
-
-def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, peers: dict[str, Path | None]) -> dict:
+def commands(names: list[str], experts: list[Path], folder: Path, shape: dict, peers: dict[str, Path]) -> dict:
     """The command of each candidate; all but `check` write folder/out."""
     out, ours = folder / "out", [sys.executable, "-m", "lexperts", "merge"]
-    candidates = {}
-    for name in names:
-        if name == "floor":
-            count = bytes_of(shape, len(experts))
-            candidates[name] = [sys.executable, "-c", FLOOR, out, count, *(e / "model.safetensors" for e in experts)]
-        elif name == "mergekit":
-            tool = peers["mergekit"] / "bin" / "mergekit-moe"
-            candidates[name] = [tool, recipe(experts, folder / "mergekit.yml"), out]
-        elif name == "mergekit-hidden":
-            tool = peers["mergekit"] / "bin" / "mergekit-moe"
-            candidates[name] = [tool, recipe(experts, folder / "mergekit_hidden.yml", gate_mode="hidden"), out]
-        elif name == "hidden":
-            options = {"average": "base", "gate_mode": "hidden"}
-            candidates[name] = [*ours, "compose", recipe(experts, folder / "hidden.yml", **options), out]
-        elif name == "mergoo":
-            candidates[name] = [peers["mergoo"] / "bin" / "python", "-c", COMPOSE_BY_MERGOO, out, *experts]
-        elif name == "check":
-            candidates[name] = [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")]
-        elif name == "no-verify":
-            candidates[name] = [
-                *ours,
-                "compose",
-                recipe(experts, folder / "base.yml", average="base"),
-                out,
-                "--no-verify",
-            ]
-        else:
-            candidates[name] = [*ours, "compose", recipe(experts, folder / f"{name}.yml", average=name), out]
-    return {name: list(map(str, command)) for name, command in candidates.items()}
+
+    def compose(name: str, *flags, **options) -> list:
+        return [*ours, "compose", recipe(experts, folder / f"{name}.yml", **options), out, *flags]
+
+    def mergekit(name: str, **options) -> list:
+        return [peers["mergekit"] / "bin" / "mergekit-moe", recipe(experts, folder / f"{name}.yml", **options), out]
+
+    weights = [expert / "model.safetensors" for expert in experts]
+    candidates = {
+        "floor": lambda name: [sys.executable, "-c", FLOOR, out, bytes_of(shape, len(experts)), *weights],
+        "no-verify": lambda name: compose(name, "--no-verify", average="base"),
+        "hidden": lambda name: compose(name, average="base", gate_mode="hidden"),
+        "check": lambda name: [*ours, "check", recipe(linked(experts, 8), folder / "check.yml")],
+        "mergekit": mergekit,
+        "mergekit-hidden": lambda name: mergekit(name, gate_mode="hidden"),
+        "mergoo": lambda name: [peers["mergoo"] / "bin" / "python", "-c", COMPOSE_BY_MERGOO, out, *experts],
+    }
+    average = lambda name: compose(name, average=name)  # noqa: E731
+    return {name: list(map(str, candidates.get(name, average)(name))) for name in names}

@@ -9,11 +9,11 @@ decoding is `generate` for one sequence, training is forward and backward. The s
 same.
 """
 
-import argparse
 import functools
+from collections.abc import Iterator
 
 import torch
-from common import interleaved, write
+from timing import compare, measure_parts, speed_parser
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
@@ -122,78 +122,51 @@ def check_equal(models: dict, device: str):
         model.to(dtypes[name])
 
 
-def ways_of(ids: torch.Tensor, device: str) -> dict:
-    """Way of running -> (call) -> something to time."""
-
-    def wait():
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    def prefill(call):
-        def run():
-            with torch.inference_mode():
-                call(ids, use_cache=True, logits_to_keep=1)
-            wait()
-
-        return run
-
-    def decode(call):
-        model, more = call.func, call.keywords
-
-        def run():
-            model.generate(ids, do_sample=False, max_new_tokens=WRITTEN, **more)
-            wait()
-
-        return run
-
-    def train(call):
-        model = call.func
-
-        def run():
-            model.zero_grad(set_to_none=True)
-            call(ids, labels=ids, use_cache=False).loss.backward()
-            wait()
-
-        return run
-
-    return {"prefill": prefill, "decode": decode, "training": train}
+def prefill(call, ids: torch.Tensor) -> None:
+    """One forward pass that fills a cache."""
+    with torch.inference_mode():
+        call(ids, use_cache=True, logits_to_keep=1)
 
 
-def time_group(title, way, candidates, timed, rounds, results, **where):
-    """Times one comparison, prints it and adds it; ratios are the time over the first candidate's: below 1 is faster."""
-    for call in candidates.values():
-        call.func.train(way == "training")
-    times = interleaved({name: timed(call) for name, call in candidates.items()}, rounds)
-    for call in candidates.values():
-        call.func.zero_grad(set_to_none=True)
-    first = next(iter(times.values()))["median_ms"]
-    ratios = {name: entry["median_ms"] / first for name, entry in times.items()}
-    results.append({"what": title, "way": way, **where, "times": times, "ratios": ratios})
-    place = ", ".join(f"{name} {value}" for name, value in where.items())
-    names = "   ".join(f"{name} {entry['median_ms']:.1f} ms ({ratios[name]:.2f})" for name, entry in times.items())
-    print(f"{title}, {way}, {place}   {names}", flush=True)
+def decode(call, ids: torch.Tensor) -> None:
+    """`generate` for WRITTEN tokens."""
+    call.func.generate(ids, do_sample=False, max_new_tokens=WRITTEN, **call.keywords)
+
+
+def train(call, ids: torch.Tensor) -> None:
+    """Forward and backward."""
+    call.func.zero_grad(set_to_none=True)
+    call(ids, labels=ids, use_cache=False).loss.backward()
+
+
+WAYS = {"prefill": prefill, "decode": decode, "training": train}
+
+
+def measure(title: str, options) -> Iterator[dict]:
+    """The rows of a comparison, "token" or "domain"; times are compared with the stock model's."""
+    for size in MODELS[options.device]:
+        models = models_of(size, options.device)
+        check_equal(models, options.device)
+        shape = dict(zip(("d", "I", "layers"), size, strict=False))
+        for way in options.ways:
+            for batch, length in [(1, PROMPT)] if way == "decode" else BATCHES[options.device]:
+                ids = torch.randint(VOCABULARY, (batch, length), device=options.device)
+                candidates = groups_of(models, batch, options.device)[title]
+                for call in candidates.values():
+                    call.func.train(way == "training")
+                calls = {name: functools.partial(WAYS[way], call, ids) for name, call in candidates.items()}
+                yield compare(calls, options.rounds, way=way, **shape, sequences=batch, length=length)
+                for call in candidates.values():
+                    call.func.zero_grad(set_to_none=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=MODELS, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", choices=("prefill", "decode", "training"))
-    parser.add_argument("--name", help="of the file in results/; another one for a part")
-    args = parser.parse_args()
-    ways, results = args.ways or ["prefill", "decode", "training"], []
-    for size in MODELS[args.device]:
-        models = models_of(size, args.device)
-        check_equal(models, args.device)
-        shape = dict(zip(("d", "I", "layers"), size, strict=False))
-        for way in ways:
-            for batch, length in [(1, PROMPT)] if way == "decode" else BATCHES[args.device]:
-                ids = torch.randint(VOCABULARY, (batch, length), device=args.device)
-                where = {**shape, "sequences": batch, "length": length, **({"new": WRITTEN} if way == "decode" else {})}
-                for title, candidates in groups_of(models, batch, args.device).items():
-                    time_group(title, way, candidates, ways_of(ids, args.device)[way], args.rounds, results, **where)
-    settings = {"device": args.device, "rounds": args.rounds, "experts": E, "experts_per_token": K}
-    write(args.name or ("moe_speed" if args.device == "cpu" else "moe_speed_cuda"), results, **settings)
+    """Times both comparisons at all sizes."""
+    parts = {title: lambda options, title=title: measure(title, options) for title in ("token", "domain")}
+    parser = speed_parser(__doc__, parts, devices=tuple(MODELS))
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
+    options = parser.parse_args()
+    measure_parts(options, "moe_speed", parts, experts=E, experts_per_token=K, ways=options.ways, new=WRITTEN)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ The comparison with the training of the authors' code:
         --systems moesumm "authors' settings" "margin of the last layer" --few_systems --settings in_domain
 """
 
-import argparse
 import glob
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import add_record_arguments, check_same_settings, run_lexperts, run_once, write
+from common import check_same_settings, make_parser, run_lexperts, run_once, write
 
 IN_DOMAIN = {"mail": "aeslc", "news": "inshorts_news", "papers": "scitldr"}
 OUT_OF_DOMAIN = {"radiology": "radiology_indiana", "chat": "samsum", "consultation": "mts_dialog"}
@@ -67,8 +66,8 @@ TRAINING = {
 class Work:
     """The folder of a run, and calls of the recipe's commands."""
 
-    def __init__(self, options: argparse.Namespace):
-        self.options, self.folder = options, Path(options.work).resolve()
+    def __init__(self, options):
+        self.options, self.folder = options, options.work
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Path:
@@ -90,7 +89,7 @@ class Work:
 def copy_data(work: Work) -> None:
     """The first rows of each data set; the validation split replaces a missing train split."""
     for name, source in (IN_DOMAIN | OUT_OF_DOMAIN | DENOISING_ONLY).items():
-        folder, origin = work / "data" / name, Path(work.options.data) / "summarization" / source
+        folder, origin = work / "data" / name, work.options.data / "summarization" / source
         train, test = origin / "train.jsonl", origin / "test.jsonl"
         train = train if train.exists() else origin / "validation.jsonl"
         settings = {"train": train, "test": test, "test_rows": work.options.test_rows}
@@ -120,13 +119,8 @@ def pretrain(work: Work) -> None:
 
 def variant_of(system: str) -> dict:
     """The options of `lexperts train moesumm` for a system."""
-    if system in BACKBONES:
-        return {"variant": "backbone"}
-    if system == "random start":
-        return {"variant": "moesumm", "deputy_init_std": 0.02}
-    if system in AUTHORS:
-        return {"variant": "moesumm", **AUTHORS[system]}
-    return {"variant": system}
+    options = AUTHORS | {"random start": {"deputy_init_std": 0.02}} | dict.fromkeys(BACKBONES, {"variant": "backbone"})
+    return {"variant": "moesumm", **options[system]} if system in options else {"variant": system}
 
 
 def train(work: Work, system: str, seed: int) -> None:
@@ -260,27 +254,16 @@ def score(work: Work) -> list[dict]:
 
 def main():
     """Runs what is missing in the work folder, and writes the scores."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with summarization/")
-    parser.add_argument("--work", required=True, help="folder for runs")
+    parser = make_parser(__doc__, "moesumm_quality", "summarization/", work=True)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--systems", nargs="+", choices=[*SYSTEMS, *AUTHORS], default=list(SYSTEMS))
     parser.add_argument("--baseline", choices=SYSTEMS, default="mix", help="system that the others are compared with")
-    parser.add_argument(
-        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="settings, in addition to few-shot"
-    )
-    parser.add_argument(
-        "--few_systems", nargs="*", choices=SYSTEMS, default=[s for s in SYSTEMS if s != "random start"]
-    )
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--denoising_steps", type=int, default=2500)
-    parser.add_argument("--few_steps", type=int, default=40)
-    parser.add_argument("--draws", type=int, default=1, help="samples of rows for each seed")
-    parser.add_argument("--deputy_intermediate_size", type=int, default=64)
-    parser.add_argument("--test_rows", type=int, default=200)
-    parser.add_argument("--jobs", type=int, default=2, help="commands that run at the same time")
-    parser.add_argument("--threads", type=int, default=1, help="threads of each command")
-    add_record_arguments(parser, "moesumm_quality")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="besides few-shot")
+    few = [system for system in SYSTEMS if system != "random start"]
+    parser.add_argument("--few_systems", nargs="*", choices=SYSTEMS, default=few, help="systems in few-shot")
+    numbers = {"steps": 400, "denoising_steps": 2500, "few_steps": 40, "draws": 1, "deputy_intermediate_size": 64}
+    for name, value in {**numbers, "test_rows": 200, "threads": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
     work = Work(parser.parse_args())
     copy_data(work)
     pretrain(work)

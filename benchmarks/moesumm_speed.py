@@ -2,7 +2,7 @@
 
     python benchmarks/moesumm_speed.py                   # on a CPU in float32, about an hour on two cores
     python benchmarks/moesumm_speed.py --device cuda     # in bfloat16, larger batches; writes moesumm_speed_cuda.json
-    python benchmarks/moesumm_speed.py --ways generation --shapes base --deputies 3 --name moesumm_part
+    python benchmarks/moesumm_speed.py --only generation --shapes base --deputies 3 --name moesumm_part
 
 Forward (source and target, no cache), a training step (forward and backward, with and without the margin loss), and beam
 search with four beams; BART-base and BART-large with random weights and deputies of 512. Compared with the stock model: the
@@ -11,12 +11,12 @@ spread tokens over the deputies about evenly. First the benchmark checks that th
 for bit, and that all implementations agree.
 """
 
-import argparse
 import functools
 import gc
+from collections.abc import Iterator
 
 import torch
-from common import interleaved, peak_of, write
+from timing import compare, describe, measure_parts, peak_of, speed_parser
 from transformers import BartConfig, BartForConditionalGeneration
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
@@ -30,7 +30,7 @@ BATCHES = {
 }
 IMPLEMENTATIONS = ("auto", "batched_mm", "grouped_mm", "eager")
 DATASETS = ["news", "letters", "papers"]
-WAYS = ("forward", "training", "generation")
+WAYS = ("forward", "generation", "training")
 BEAMS = 4
 
 
@@ -86,6 +86,8 @@ def check_equal(stock, ours, device: str):
 
 
 def with_implementation(ours, name: str, call):
+    """The call with an implementation of the deputies."""
+
     def run():
         ours.set_experts_implementation(name)
         call()
@@ -93,30 +95,35 @@ def with_implementation(ours, name: str, call):
     return run
 
 
+def forward(model, inputs: dict) -> None:
+    """Source and target, without a cache."""
+    with torch.inference_mode():
+        model(**inputs, use_cache=False)
+
+
+def train(model, inputs: dict, coef: float = 0.0) -> None:
+    """A training step; `coef` is that of the margin loss."""
+    model.config.margin_loss_coef = coef
+    model.zero_grad(set_to_none=True)
+    model(**inputs).loss.backward()
+
+
+def train_by_two_passes(model, inputs: dict) -> None:
+    """The margin loss with two calls of the model, instead of one with twice the rows."""
+    model.config.margin_loss_coef = 0.0
+    model.zero_grad(set_to_none=True)
+    labels = inputs["labels"].flatten()
+    full = token_losses(model(**inputs).logits.flatten(0, 1), labels)
+    main = token_losses(model(**plain(inputs), main_expert_only=True).logits.flatten(0, 1), labels)
+    ((full + margin_losses(full, main)).sum() / (labels != -100).sum()).backward()
+
+
 def candidates_of(way: str, stock, ours, batch: dict, new: int, implementations) -> dict:
     """The calls to time, by name; the stock model is the first."""
-    cuda = batch["input_ids"].is_cuda
-
-    def wait():
-        if cuda:
-            torch.cuda.synchronize()
-
-    def forward(model, inputs):
-        with torch.inference_mode():
-            model(**inputs, use_cache=False)
-        wait()
-
-    def training(model, inputs, coef=0.0):
-        ours.config.margin_loss_coef = coef
-        model.zero_grad(set_to_none=True)
-        model(**inputs).loss.backward()
-        wait()
-
-    def generation(model, inputs):
-        model.generate(**inputs, num_beams=BEAMS, do_sample=False, max_new_tokens=new, min_new_tokens=new)
-        wait()
-
-    call = {"forward": forward, "training": training, "generation": generation}[way]
+    generation = {"num_beams": BEAMS, "do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
+    call = {"forward": forward, "training": train, "generation": lambda model, x: model.generate(**x, **generation)}[
+        way
+    ]
     if way == "forward":  # the same target as in training, and no loss
         batch = {**batch, "decoder_input_ids": stock.prepare_decoder_input_ids_from_labels(batch["labels"])}
     if way != "training":
@@ -125,101 +132,66 @@ def candidates_of(way: str, stock, ours, batch: dict, new: int, implementations)
         "stock": functools.partial(call, stock, plain(batch)),
         "main only": functools.partial(call, ours, {**batch, "main_expert_only": True}),
     }
-    for name in implementations:
-        candidates[name] = with_implementation(ours, name, functools.partial(call, ours, batch))
+    calls = {name: (name, functools.partial(call, ours, batch)) for name in implementations}
     if way == "training":
-        margin = functools.partial(training, ours, batch, 1.0)
-        candidates["auto, margin loss"] = with_implementation(ours, "auto", margin)
-        two = functools.partial(train_by_two_passes, ours, batch, wait)
-        candidates["auto, margin loss, two passes"] = with_implementation(ours, "auto", two)
-    return candidates
+        calls["auto, margin loss"] = "auto", functools.partial(train, ours, batch, 1.0)
+        calls["auto, margin loss, two passes"] = "auto", functools.partial(train_by_two_passes, ours, batch)
+    return candidates | {name: with_implementation(ours, *pair) for name, pair in calls.items()}
 
 
-def train_by_two_passes(ours, batch: dict, wait):
-    """The margin loss with two calls of the model, instead of one with twice the rows."""
-    ours.config.margin_loss_coef = 0.0
-    ours.zero_grad(set_to_none=True)
-    labels = batch["labels"].flatten()
-    full = token_losses(ours(**batch).logits.flatten(0, 1), labels)
-    main = token_losses(ours(**plain(batch), main_expert_only=True).logits.flatten(0, 1), labels)
-    ((full + margin_losses(full, main)).sum() / (labels != -100).sum()).backward()
-    wait()
-
-
-def measure_memory(args, results: list):
-    """The memory of a call without parameters and their gradients; measured last, because it slows calls down."""
-    for shape in args.shapes:
-        texts, source, target, written, new = BATCHES[args.device][shape]
-        stock, ours = models_of(shape, 3, args.device)
-        for way in args.ways:
-            size = (written if way == "generation" else texts, source, target)
-            batch = batch_of(*size, stock.config.vocab_size, args.device)
+def cases(way: str, options, deputies_of: dict[str, list[int]], implementations) -> Iterator[tuple]:
+    """Yields the models, the candidates of a way of running, and where they run, for each shape and number of deputies."""
+    for shape, counts in deputies_of.items():
+        texts, source, target, generated, new = BATCHES[options.device][shape]
+        for deputies in counts:
+            stock, ours = models_of(shape, deputies, options.device)
+            check_equal(stock, ours, options.device)
+            size = (generated if way == "generation" else texts, source, target)
+            batch = batch_of(*size, stock.config.vocab_size, options.device)
             for model in (stock, ours):
                 model.train(way == "training")
-            peaks = {}
-            for name, call in candidates_of(way, stock, ours, batch, new, ["auto"]).items():
-                peak = peak_of(call, args.device == "cuda")
-                made = [p.grad for model in (stock, ours) for p in model.parameters() if p.grad is not None]
-                peaks[name] = round(peak - sum(grad.nbytes for grad in made) / 2**20, 1)
-                for model in (stock, ours):
-                    model.zero_grad(set_to_none=True)
-            results.append({"what": "memory", "way": way, "shape": shape, "deputies": 3, "peak_mib": peaks})
-            print(
-                f"memory, {way}, shape {shape}   " + "   ".join(f"{n} {m:,.0f} MiB" for n, m in peaks.items()),
-                flush=True,
-            )
-        del stock, ours
+            # batched_mm with 32 deputies takes minutes
+            chosen = [name for name in implementations if deputies <= 8 or name != "batched_mm"]
+            where = {"shape": shape, "deputies": deputies, "texts": size[0], "source": source}
+            where |= {"new": new} if way == "generation" else {"target": target}
+            yield (stock, ours), candidates_of(way, stock, ours, batch, new, chosen), where
+            del stock, ours
+            gc.collect()
 
 
-def time_group(way: str, candidates: dict, rounds: int, results: list, where: dict):
-    """Times one comparison and adds it to the results, with the ratios to the stock model's time."""
-    times = interleaved(candidates, rounds)
-    stock = times["stock"]["median_ms"]
-    ratios = {name: entry["median_ms"] / stock for name, entry in times.items()}
-    row = {"what": way, **where, "times": times, "ratios": ratios}
-    if "auto, margin loss" in ratios:
-        row["margin_ratio"] = ratios["auto, margin loss"] / ratios["auto"]
-        row["two_passes_ratio"] = ratios["auto, margin loss, two passes"] / ratios["auto"]
-    results.append(row)
-    description = ", ".join(f"{name} {value}" for name, value in where.items())
-    names = "   ".join(f"{name} {entry['median_ms']:.0f} ms ({ratios[name]:.2f})" for name, entry in times.items())
-    print(f"{way}, {description}   {names}", flush=True)
+def measure_times(way: str, options) -> Iterator[dict]:
+    """Times of a way of running: the first shape with all numbers of deputies, the others with the first of them."""
+    first, *others = options.shapes
+    deputies_of = {first: options.deputies} | dict.fromkeys(others, options.deputies[:1])
+    for _, candidates, where in cases(way, options, deputies_of, options.implementations):
+        yield compare(candidates, options.rounds, **where)
+
+
+def measure_memory(options) -> Iterator[dict]:
+    """The memory of a call without parameters and their gradients; measured last, because it slows calls down."""
+    for shape in options.shapes:
+        for way in WAYS:
+            for models, candidates, where in cases(way, options, {shape: [3]}, ["auto"]):
+                peaks = {}
+                for name, call in candidates.items():
+                    peak = peak_of(call, options.device == "cuda")
+                    made = [p.grad for model in models for p in model.parameters() if p.grad is not None]
+                    peaks[name] = round(peak - sum(grad.nbytes for grad in made) / 2**20, 1)
+                    for model in models:
+                        model.zero_grad(set_to_none=True)
+                print(f"memory, {way}, {describe(peaks)}", flush=True)
+                yield {"way": way, **where, "peak_mib": peaks}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=BATCHES, default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    """Measures the ways of running, and their memory."""
+    parts = {way: lambda options, way=way: measure_times(way, options) for way in WAYS} | {"memory": measure_memory}
+    parser = speed_parser(__doc__, parts, devices=tuple(BATCHES))
     parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
     parser.add_argument("--deputies", nargs="+", type=int, default=[3, 8, 32])
     parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
-    parser.add_argument("--name", help="name of the file in results/")
-    args = parser.parse_args()
-    results = []
-    for shape in args.shapes:
-        texts, source, target, written, new = BATCHES[args.device][shape]
-        for deputies in args.deputies if shape == args.shapes[0] else args.deputies[:1]:
-            stock, ours = models_of(shape, deputies, args.device)
-            check_equal(stock, ours, args.device)
-            for way in args.ways:
-                size = (written if way == "generation" else texts, source, target)
-                batch = batch_of(*size, stock.config.vocab_size, args.device)
-                for model in (stock, ours):
-                    model.train(way == "training")
-                # batched_mm with 32 deputies takes minutes
-                implementations = [name for name in args.implementations if deputies <= 8 or name != "batched_mm"]
-                candidates = candidates_of(way, stock, ours, batch, new, implementations)
-                where = {"shape": shape, "deputies": deputies, "texts": size[0], "source": source}
-                where["new" if way == "generation" else "target"] = new if way == "generation" else target
-                time_group(way, candidates, args.rounds, results, where)
-                for model in (stock, ours):
-                    model.zero_grad(set_to_none=True)
-            del stock, ours, candidates
-            gc.collect()
-    measure_memory(args, results)
-    settings = {"device": args.device, "rounds": args.rounds, "deputy_intermediate_size": 512, "beams": BEAMS}
-    write(args.name or ("moesumm_speed" if args.device == "cpu" else "moesumm_speed_cuda"), results, **settings)
+    options = parser.parse_args()
+    measure_parts(options, "moesumm_speed", parts, deputy_intermediate_size=512, beams=BEAMS)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 python benchmarks/quickstart.py        # about 5 minutes on two cores
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from common import add_record_arguments, check_same_settings, write
+from common import check_same_settings, make_parser, write
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
@@ -21,9 +20,8 @@ STEPS = 200
 
 def main():
     """Runs the quickstart unless it is finished, and records its results."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__, "quickstart")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "quickstart_benchmark", help="folder of the run")
-    add_record_arguments(parser, "quickstart")
     options = parser.parse_args()
     output = options.work.resolve()
     check_same_settings(output, {"steps": STEPS, "script": SCRIPT, "corpus": CORPUS}, options.overwrite)

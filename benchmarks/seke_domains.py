@@ -10,12 +10,21 @@ Rows in results/seke_domains.json, those of YAKE and KeyBERT in results/seke_dom
 reused if their settings, data and versions are the same.
 """
 
-import argparse
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
-from common import Record, add_record_arguments, peer_versions
-from keyphrase_sets import BASELINES, HEADS, STYLES, STYLES_OF_TESTS, Documents, data_file, describe_f1, train_seke
+from common import Record, make_parser, peer_versions
+from keyphrase_sets import (
+    BASELINES,
+    HEADS,
+    SPLITS,
+    STYLES,
+    STYLES_OF_TESTS,
+    Documents,
+    data_file,
+    describe_f1,
+    train_seke,
+)
 
 
 def train(options, left_out: str | None, head: str, seed: int) -> dict:
@@ -23,39 +32,33 @@ def train(options, left_out: str | None, head: str, seed: int) -> dict:
     names = [name for name in STYLES if name != left_out]
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
-        tests = {name: name for name in STYLES_OF_TESTS} | {
-            f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()
-        }
-    files = {
-        "train_files": [data_file(options.data, name, "train") for name in names],
-        "validation_files": [data_file(options.data, name, "validation") for name in names],
-        "test_files": [data_file(options.data, name, "test") for name in tests.values()],
-    }
-    validation = files["validation_files"]
-    if not left_out:
-        validation = [f"{STYLES[name]}={path}" for name, path in zip(names, validation, strict=True)]
+        tests = {name: name for name in STYLES_OF_TESTS}
+        tests |= {f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()}
+    files = {f"{split}_files": [data_file(options.data, name, split) for name in names] for split in SPLITS[:2]}
+    files["test_files"] = [data_file(options.data, name, "test") for name in tests.values()]
+
+    def with_styles(paths: list) -> list[str]:
+        return [f"{STYLES[name]}={path}" for name, path in zip(names, paths, strict=True)]
+
     settings = {
-        "train_files": [f"{STYLES[name]}={path}" for name, path in zip(names, files["train_files"], strict=True)],
-        "validation_files": validation,
+        "train_files": with_styles(files["train_files"]),
+        "validation_files": files["validation_files"] if left_out else with_styles(files["validation_files"]),
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
-        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
+        "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
+        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1,
     }  # fmt: skip
-    folder = Path(options.work).resolve() / f"{head}-without-{left_out or 'none'}-{seed}"
+    folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
     run = {"overwrite": options.overwrite, **files, "styles": [STYLES[name] for name in names]}
     return train_seke("default", folder, head, settings, **run)
 
 
-def score_baselines(options, record: Record) -> None:
-    """YAKE and KeyBERT on each test set."""
-    for system, extract in BASELINES.items():
-        for name in STYLES_OF_TESTS:
-            if record.find(system=system, set=name):
-                continue
-            limit = options.keybert_documents if system == "KeyBERT" else None
-            documents = Documents(data_file(options.data, name, "test"), limit)
-            scores = documents.score(extract(documents.texts))
-            record.add({"system": system, "set": name, "documents": len(documents.texts), "seke": scores})
-            print(f"{system}, {name}: {describe_f1(scores)}", flush=True)
+def measure_peer(options, system: str, **key) -> dict:
+    """Scores of YAKE or KeyBERT on a test set."""
+    name, limit = key["set"], options.keybert_documents if system == "KeyBERT" else None
+    documents = Documents(data_file(options.data, name, "test"), limit)
+    scores = documents.score(BASELINES[system](documents.texts))
+    print(f"{system}, {name}: {describe_f1(scores)}", flush=True)
+    return {"documents": len(documents.texts), "seke": scores}
 
 
 def measure(options, record: Record, left_out: str | None, head: str, seed: int) -> None:
@@ -70,10 +73,8 @@ def measure(options, record: Record, left_out: str | None, head: str, seed: int)
 
 def main():
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with keyphrases/NAME/")
-    parser.add_argument("--work", required=True, help="folder for runs")
-    parser.add_argument("--left_out", nargs="+", choices=("none", *STYLES), default=["none", *STYLES])
+    parser = make_parser(__doc__, "seke_domains", "keyphrases/NAME/", work=True)
+    parser.add_argument("--left_out", nargs="*", choices=("none", *STYLES), default=["none", *STYLES])
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=["moe_rnn"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--epochs", type=float, default=3, help="of the model that is trained on all sets")
@@ -81,21 +82,18 @@ def main():
         "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
     )
     parser.add_argument("--keybert_documents", type=int, default=200, help="documents of each set that KeyBERT reads")
-    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each")
-    parser.add_argument("--baselines_only", action="store_true", help="score YAKE and KeyBERT, and train nothing")
-    parser.add_argument("--systems_only", action="store_true", help="train, and do not score YAKE and KeyBERT")
-    add_record_arguments(parser, "seke_domains")
+    parser.add_argument("--baselines", nargs="*", choices=tuple(BASELINES), default=list(BASELINES))
     options = parser.parse_args()
     data = {name: data_file(options.data, name, "test").parent for name in STYLES_OF_TESTS}
-    if not options.systems_only:
+    if options.baselines:
         settings = {"keybert_documents": options.keybert_documents, "data": data, "peers": peer_versions()}
-        score_baselines(options, Record(f"{options.name}_peers", overwrite=options.overwrite, **settings))
-    if options.baselines_only:
-        return
+        record = Record(f"{options.name}_peers", overwrite=options.overwrite, **settings)
+        keys = [{"system": system, "set": name} for system in options.baselines for name in STYLES_OF_TESTS]
+        record.complete(partial(measure_peer, options), keys)
     settings = {"epochs": options.epochs, "left_out_epochs": options.left_out_epochs, "data": data}
     record = Record(options.name, overwrite=options.overwrite, **settings)
-    runs = [(None if name == "none" else name, head, seed)
-            for seed in options.seeds for head in options.heads for name in options.left_out]  # fmt: skip
+    left_out = [None if name == "none" else name for name in options.left_out]
+    runs = [(name, head, seed) for seed in options.seeds for head in options.heads for name in left_out]
     pending = [run for run in runs if not record.find(system=run[1], left_out=run[0], seed=run[2])]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda run: measure(options, record, *run), pending))

@@ -1,6 +1,6 @@
 """How well does SEKE on MiniLM extract Inspec's keyphrases, epoch by epoch, compared with the vanilla head?
 
-    python benchmarks/seke_inspec.py --data PATH      # PATH/keyphrases/inspec/{train,validation,test}.jsonl
+    python benchmarks/seke_inspec.py --data PATH --work FOLDER      # PATH/keyphrases/inspec/{train,validation,test}.jsonl
 
 Runs `lexperts train seke` once per head (about 20 minutes each on two free cores; a finished run
 with the same settings, data and versions is reused) with the
@@ -9,11 +9,10 @@ remaining checkpoints on the test documents, with the most likely labels and at 
 documents.
 """
 
-import argparse
 import json
 from pathlib import Path
 
-from common import add_record_arguments, write
+from common import make_parser, write
 from keyphrase_sets import HEADS, data_files, train_seke
 from transformers import pipeline
 
@@ -24,7 +23,7 @@ from lexperts.recipes.seke.arguments import DataArguments
 from lexperts.recipes.seke.data import load_documents
 
 
-def train(head: str, args: argparse.Namespace) -> dict:
+def train(head: str, args) -> dict:
     """Trains a head, unless its folder holds the finished run, and returns the record of the run."""
     files = data_files(args.data, "inspec")
     options = {
@@ -84,13 +83,10 @@ def score_checkpoints(head: str, data: Path, work: Path) -> list[dict]:
 
 def main():
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with keyphrases/inspec/")
+    parser = make_parser(__doc__, "seke_inspec", "keyphrases/inspec/", work=True)
     parser.add_argument("--heads", nargs="+", default=["moe_rnn", "vanilla"], choices=HEADS)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--work", type=Path, default=Path("runs"), help="folder for runs")
-    add_record_arguments(parser, "seke_inspec")
     args = parser.parse_args()
     results = {}
     for head in args.heads:

@@ -8,12 +8,12 @@ validation split, and the test split is scored with gold keyphrases by both sets
 reused if their settings, data and versions are the same. An interrupted run is resumed.
 """
 
-import argparse
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from common import Record, add_record_arguments, peer_versions
+from common import Record, make_parser, peer_versions
 from keyphrase_sets import BASELINES, RULES, Documents, data_files, train_seke
+from timing import describe
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
@@ -24,7 +24,7 @@ HEADS = ("moe_rnn", "vanilla", "rnn", "moe", "moe_rnn" + UNIFORM, "moe" + UNIFOR
 
 def train(options, head: str, seed: int) -> tuple[Path, dict]:
     """Trains a head, unless its folder holds the finished run; the folder, and the run's results."""
-    folder = Path(options.work).resolve() / f"{head.replace(UNIFORM, '-uniform')}-{seed}"
+    folder = options.work / f"{head.replace(UNIFORM, '-uniform')}-{seed}"
     settings = {f"{split}_files": path for split, path in data_files(options.data, "inspec").items()}
     settings |= {"seed": seed, "num_train_epochs": options.epochs, "show": 0, "bf16": options.bf16}
     settings |= {"disable_tqdm": True, "save_total_limit": 1, "use_cpu": options.device == "cpu"}
@@ -39,58 +39,47 @@ def score(documents: Documents, phrases: list[list[dict]]) -> dict[str, float]:
     return {f"F1@{k}, {rules}": 100 * scores[rules][f"f1@{k}"] for rules in RULES for k in (5, 10)}
 
 
-def measure(options, head: str, seed: int, splits: dict[str, Documents]) -> dict:
+def measure(options, splits: dict[str, Documents], system: str, seed: int) -> dict:
     """Test and validation scores, ranked by score and by position, and the calibration that the run recorded."""
-    folder, record = train(options, head, seed)
+    folder, record = train(options, system, seed)
     extract = pipeline("keyphrase-extraction", model=str(folder), device=options.device)
-    row = {
-        "system": head,
-        "seed": seed,
-        "device": options.device,
-        "calibration": record["calibration"],
-        "threshold": record["threshold"],
-    }
+    row = {"device": options.device, "calibration": record["calibration"], "threshold": record["threshold"]}
     row["epochs"] = max(entry.get("epoch", 0) for entry in record["epochs"])
     for name, documents in splits.items():
         ranked = extract(documents.texts, batch_size=16, top_k=None)
         best = [phrases[:10] for phrases in ranked]
         by_position = [sorted(phrases, key=lambda phrase: phrase["start"]) for phrases in ranked]
         row[name] = {"by score": score(documents, best), "by place": score(documents, by_position)}
-    scores = "   ".join(f"{name} {value:.1f}" for name, value in row["test"]["by score"].items())
-    print(f"{head}, seed {seed}: {scores}", flush=True)
+    print(f"{system}, seed {seed}: {describe(row['test']['by score'])}", flush=True)
     return row
+
+
+def measure_peer(documents: Documents, system: str, version: str) -> dict:
+    """Test scores of YAKE or KeyBERT."""
+    scores = score(documents, BASELINES[system](documents.texts))
+    print(f"{system}: {describe(scores)}", flush=True)
+    return {"test": {"by score": scores}}
 
 
 def main():
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder with keyphrases/inspec/")
-    parser.add_argument("--work", required=True, help="folder for runs")
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
+    parser = make_parser(__doc__, "seke_quality", "keyphrases/inspec/", work=True)
+    parser.add_argument("--heads", nargs="*", choices=HEADS, default=list(HEADS), help="none: only YAKE and KeyBERT")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--bf16", action="store_true", help="matrix products of training in bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each")
-    parser.add_argument("--baselines_only", action="store_true", help="score YAKE and KeyBERT, and train nothing")
-    add_record_arguments(parser, "seke_quality")
     options = parser.parse_args()
+    files = data_files(options.data, "inspec")
     settings = {name: getattr(options, name) for name in ("epochs", "bf16", "device")}
-    record = Record(options.name, overwrite=options.overwrite, **settings, data=data_files(options.data, "inspec"))
-    splits = {name: Documents(data_files(options.data, "inspec")[name]) for name in ("test", "validation")}
-    for name, extract in BASELINES.items():
-        version = peer_versions().get(name)
-        if not record.find(system=name, version=version):
-            record.remove(system=name)  # of another version
-            scores = score(splits["test"], extract(splits["test"].texts))
-            print(f"{name}: " + "   ".join(f"{k} {v:.1f}" for k, v in scores.items()), flush=True)
-            record.add({"system": name, "version": version, "test": {"by score": scores}})
-    if options.baselines_only:
-        return
-    runs = [(head, seed) for seed in options.seeds for head in options.heads]
-    pending = [(head, seed) for head, seed in runs if not record.find(system=head, seed=seed)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda run: record.add(measure(options, *run, splits)), pending))
+    record = Record(options.name, overwrite=options.overwrite, **settings, data=files)
+    splits = {name: Documents(files[name]) for name in ("test", "validation")}
+    for system, version in peer_versions().items():
+        if not record.find(system=system, version=version):
+            record.remove(system=system)  # of another version
+        record.complete(partial(measure_peer, splits["test"]), [{"system": system, "version": version}])
+    keys = [{"system": head, "seed": seed} for seed in options.seeds for head in options.heads]
+    record.complete(partial(measure, options, splits), keys, options.jobs)
 
 
 if __name__ == "__main__":

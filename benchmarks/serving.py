@@ -8,7 +8,6 @@ single one again. The model is the default model; the server and all clients sha
 size at the end of each load.
 """
 
-import argparse
 import asyncio
 import re
 import subprocess
@@ -20,7 +19,8 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import psutil
-from common import write
+from common import make_parser, write
+from timing import describe
 
 from run_tools.jsonl import read_jsonl
 from run_tools.versions import package_versions
@@ -87,7 +87,7 @@ def batches(url: str) -> tuple[float, float]:
 
 def main():
     """Measures each number of clients in turn."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = make_parser(__doc__, "serving")
     parser.add_argument("--seconds", type=float, default=60, help="for each number of clients")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128, 1])
     parser.add_argument("--data", type=Path, default=CORPUS, help="a .jsonl file with text and optionally title")
@@ -104,14 +104,14 @@ def main():
             row = asyncio.run(load(url, clients, args.seconds, documents))
             row["server_megabytes"] = round(psutil.Process(process.pid).memory_info().rss / 1e6)
             results.append(row)
-            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            print(describe(row), flush=True)
     finally:
         process.terminate()
         process.wait()
     words = float(np.mean([len(row["text"].split()) for row in rows]))
     settings = {"seconds": args.seconds, "data": args.data.name, "documents": len(rows), "words": round(words, 1)}
     servers = package_versions(("fastapi", "uvicorn"))
-    write("serving", results, **settings, **server, **servers)
+    write(args.name, results, **settings, **server, **servers)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,28 @@
 
 import importlib.util
 import json
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = [
+    path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "\ndef main()" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_shows_its_options(script, monkeypatch, capsys):
+    if script.stem == "hypernet_crf":
+        pytest.importorskip("torch_struct")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(script), run_name="__main__")
+    assert end.value.code == 0 and "--help" in capsys.readouterr().out
 
 
 @pytest.fixture(name="common")

@@ -1,8 +1,8 @@
 """Definition modeling."""
 
-from statistics import mean, stdev
+from statistics import mean
 
-from . import load, provenance
+from . import load, page, rows_of, spread, table
 
 SYSTEMS = {
     "dense": "a dense model, trained as long",
@@ -43,9 +43,8 @@ SCORES = {
 
 
 def cell(values: list[float | None]) -> str:
-    if None in values:
-        return ""
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+    """Mean and standard deviation; empty without values."""
+    return "" if None in values else spread(values, 2)
 
 
 def less_dense(found: list[dict], rows: list[dict]) -> str:
@@ -57,30 +56,30 @@ def less_dense(found: list[dict], rows: list[dict]) -> str:
 
 
 def systems_table(rows: list[dict]) -> list[str]:
-    lines = [f"| | seeds | {' | '.join(SCORES)} | BLEU / perplexity, difference from the dense model |"]
-    lines.append("| --- | --- |" + " --- |" * (len(SCORES) + 1))
+    """All scores of all systems."""
+    lines = []
     for name, title in SYSTEMS.items():
         if found := [row for row in rows if row["system"] == name]:
-            cells = [cell([score(row) for row in found]) for score in SCORES.values()]
-            cells.append("" if name == "dense" else less_dense(found, rows))
-            lines.append(f"| {title} | {len(found)} | {' | '.join(cells)} |")
-    return lines
+            cells = (cell([score(row) for row in found]) for score in SCORES.values())
+            lines.append((title, len(found), *cells, "" if name == "dense" else less_dense(found, rows)))
+    return table(("", "seeds", *SCORES, "BLEU / perplexity, difference from the dense model"), lines)
 
 
 def curves_table(rows: list[dict]) -> list[str]:
-    lines = ["| chosen by | seeds | 1 | 2 | 4 | 8 |", "| --- | --- | --- | --- | --- | --- |"]
+    """Scores of the best of several samples."""
+    lines = []
     for name, title in CHOOSERS.items():
         if found := [row["scores"] for row in rows if row["system"] == name and "best_of_8" in row["scores"]]:
             both = (
                 [[scores[f"best_of_{n}"][f"{metric} (context)"] for scores in found] for metric in ("bleu", "rouge")]
                 for n in (1, 2, 4, 8)
             )
-            cells = (" / ".join(map(cell, pair)) for pair in both)
-            lines.append(f"| {title} | {len(found)} | {' | '.join(cells)} |")
-    return lines
+            lines.append((title, len(found), *(" / ".join(map(cell, pair)) for pair in both)))
+    return table(("chosen by", "seeds", "1", "2", "4", "8"), lines)
 
 
 def rows_read(record: dict) -> str:
+    """How many rows the systems were trained on, from which bases."""
     bases = [row["perplexity"] for row in record["results"] if row["system"] == "base"]
     return (
         f"WordNet's test rows, {record['settings']['rows']:,} training rows, from {'bases' if len(bases) > 1 else 'a base'} of "
@@ -89,68 +88,53 @@ def rows_read(record: dict) -> str:
 
 
 def lexicon_quality() -> str:
+    """The recipe and its ablations, and the best of several samples."""
     record = load("lexicon_quality")
-    return "\n".join(
-        [
-            f"{rows_read(record)}; means over seeds, in per cent, except perplexity and entropy:",
-            "",
-            *systems_table(record["results"]),
-            "",
-            "BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:",
-            "",
-            *curves_table(record["results"]),
-            "",
-            f"{provenance(record)} `python benchmarks/lexicon_quality.py --data PATH --work FOLDER`",
-        ]
-    )
+    title = f"{rows_read(record)}; means over seeds, in per cent, except perplexity and entropy:"
+    lines = [title, "", *systems_table(record["results"]), ""]
+    lines += ["BLEU / ROUGE-L, same context, of the best of several samples of the recipe's mixture:", ""]
+    return page([*lines, *curves_table(record["results"])], record, "lexicon_quality.py --data PATH --work FOLDER")
 
 
 def lexicon_quality_medium() -> str:
+    """The same with larger models."""
     record = load("lexicon_quality_medium")
-    return "\n".join(
-        [
-            f"{rows_read(record)}, with 10.6 million parameters besides the embeddings (`medium.yml`):",
-            "",
-            *systems_table(record["results"]),
-            "",
-            f"{provenance(record)} `python benchmarks/lexicon_quality.py --data PATH --work FOLDER --config medium.yml "
-            "--rows 20000`",
-        ]
-    )
+    title = f"{rows_read(record)}, with 10.6 million parameters besides the embeddings (`medium.yml`):"
+    command = "lexicon_quality.py --data PATH --work FOLDER --config medium.yml --rows 20000"
+    return page([title, "", *systems_table(record["results"])], record, command)
 
 
 def lexicon_speed() -> str:
+    """Tokens per second of generation, and seconds of scores and clusterings."""
     record, generation = load("lexicon_speed"), load("lexicon_generation")
-    found, settings = record["results"], generation["settings"]
+    new, experts = (generation["settings"][name] for name in ("new", "experts"))
     names = {
         "dense": "dense",
         "stock": "Mixtral, top 2",
         "token": "ours, top 2 per token",
         "domain": "by domain, all in a batch",
+        "grouped": "by domain, one in a batch",
     }
-    names["grouped"] = "by domain, one in a batch"
-    lines = [
-        f"Generation, tokens per second, {settings['new']} after each prompt, {settings['experts']} experts of the dense model's size:",
-        "",
-        f"| d, layers | rows per batch | {' | '.join(names.values())} |",
-        "| --- | --- |" + " --- |" * len(names),
-    ]
-    for row in generation["results"]["generation"]:
-        cells = " | ".join(f"{row['tokens_per_second'][name]:,.0f}" for name in names)
-        lines.append(f"| {row['d']}, {row['layers']} | {row['batch']} | {cells} |")
-    scores, command = found["scores"], "`python benchmarks/lexicon_speed.py --data PATH --work FOLDER"
-    lines += ["", f"{provenance(generation)} {command} --only generation --name lexicon_generation`"]
+    speeds = []
+    for row in rows_of(generation, "generation"):
+        cells = (f"{row['tokens_per_second'][name]:,.0f}" for name in names)
+        speeds.append((f"{row['d']}, {row['layers']}", row["batch"], *cells))
+    scores, clusters = rows_of(record, "scores"), []
+    seconds = ((row["metric"], *(f"{row['seconds'][way]:.1f}" for way in ("ours", "pair by pair"))) for row in scores)
+    for row in rows_of(record, "clusters"):
+        cells = (f"{row['seconds']:,.1f}", f"{row['peak_mib']:,.0f} MiB", f"{row['inertia']:.5f}")
+        clusters.append((row["name"], f"{row['rows']:,}", row["k"], *cells))
+    command, first = "lexicon_speed.py --data PATH --work FOLDER", scores[0]
+    title = f"Generation, tokens per second, {new} after each prompt, {experts} experts of the dense model's size:"
+    lines = [title, "", *table(("d, layers", "rows per batch", *names.values()), speeds)]
+    lines = [page(lines, generation, f"{command} --only generation --name lexicon_generation"), ""]
     lines += [
+        f"Scores of {first['rows']:,} rows, {first['pairs']:,} pairs, in seconds (BLEU is sacrebleu's on both sides):",
         "",
-        f"Scores of {scores['rows']:,} rows, {scores['pairs']:,} pairs, in seconds (BLEU is sacrebleu's on both sides):",
+        *table(("", "ours", "the reference implementation, pair by pair"), seconds),
         "",
+        "Balanced k-means of embeddings (384 numbers each), from the same first centroids:",
+        "",
+        *table(("", "rows", "clusters", "seconds", "memory at the peak", "mean squared distance"), clusters),
     ]
-    lines += ["| | ours | the reference implementation, pair by pair |", "| --- | --- | --- |"]
-    for name, seconds in scores["seconds"].items():
-        lines.append(f"| {name} | {seconds['ours']:.1f} | {seconds['pair by pair']:.1f} |")
-    lines += ["", "Balanced k-means of embeddings (384 numbers each), from the same first centroids:", ""]
-    lines += ["| | rows | clusters | seconds | memory at the peak | mean squared distance |", "| --- |" + " --- |" * 5]
-    for row in found["clusters"]:
-        cells = f"{row['seconds']:,.1f} | {row['peak_mib']:,.0f} MiB | {row['inertia']:.5f}"
-        lines.append(f"| {row['name']} | {row['rows']:,} | {row['k']} | {cells} |")
-    return "\n".join([*lines, "", f"{provenance(record)} {command}`"])
+    return page(lines, record, command)

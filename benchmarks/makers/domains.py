@@ -3,7 +3,7 @@
 import json
 from statistics import median
 
-from . import DOCS, RESULTS, load, provenance
+from . import DOCS, RESULTS, grouped, load, page, table
 
 SETS = {
     "inspec": "inspec (abstracts)", "kp20k_sample": "kp20k sample (abstracts)", "semeval2010": "semeval2010 (abstracts)",
@@ -30,9 +30,9 @@ def with_style(trained: dict, name: str) -> tuple[str, dict]:
     )
 
 
-def peer_cells(others: dict, name: str) -> str:
+def peer_cells(others: dict, name: str) -> list[str]:
     """The cells of YAKE, and of KeyBERT if it was run, for a set."""
-    return " | ".join(f1(others[system, name]["seke"]) for system in systems(others))
+    return [f1(others[system, name]["seke"]) for system in systems(others)]
 
 
 def systems(others: dict) -> list[str]:
@@ -53,27 +53,23 @@ def confident(row: dict) -> str:
 def all_sets() -> str:
     """The default model on every test set, without and with a style, beside YAKE and KeyBERT."""
     record, others, trained = load("default_model"), peers(), training_run()
-    others_names = systems(others)
-    lines = [
+    title = (
         "F1@5 / F1@10 in per cent (rules `seke`) of the default model on whole test splits. krapivin and nus have no training "
         "documents; of the other sets it was trained on the training split. Scores are those that the training run recorded, with "
-        "weights in float32; the package has them in float16." + keybert_note(others),
-        "",
-        f"| test set | documents | default model | `style=` | with the style | {' | '.join(others_names)} | calibration error, without and with | "
-        "scores over 0.8 with the style: number, right |",
-        "| --- |" + " --- |" * (6 + len(others_names)),
-    ]
+        "weights in float32; the package has them in float16." + keybert_note(others)
+    )
+    rows = []
     for name, label in SETS.items():
         row = trained["test_files"][name]
         style, styled = with_style(trained, name)
-        lines.append(
-            f"| {label} | {row['documents']:,} | {f1(row['seke'])} | {style} | {f1(styled['seke'])} | "
-            f"{peer_cells(others, name)} | {100 * row['calibration_error']:.1f}%, {100 * styled['calibration_error']:.1f}% | "
-            f"{confident(styled)} |"
-        )
-    seconds = median(record["results"]["first_result_seconds"])
-    note = f"A new process prints its first keyphrases after {seconds:.1f} s (median of {len(record['results']['first_result_seconds'])})."
-    return "\n".join([*lines, "", f"{note} {provenance(record)} `python benchmarks/default_model.py --data PATH`"])
+        errors = ", ".join(f"{100 * one['calibration_error']:.1f}%" for one in (row, styled))
+        scores = (f1(row["seke"]), style, f1(styled["seke"]), *peer_cells(others, name))
+        rows.append((label, f"{row['documents']:,}", *scores, errors, confident(styled)))
+    header = ("test set", "documents", "default model", "`style=`", "with the style", *systems(others))
+    header += ("calibration error, without and with", "scores over 0.8 with the style: number, right")
+    seconds = record["results"]["first_result_seconds"]
+    note = f"A new process prints its first keyphrases after {median(seconds):.1f} s (median of {len(seconds)}). "
+    return page([title, "", *table(header, rows)], record, "default_model.py --data PATH", note)
 
 
 def keybert_note(others: dict) -> str:
@@ -95,29 +91,22 @@ def peer(name: str, system: str) -> str:
 def left_out() -> str:
     """Models that were trained without a set, on this set: the full head, the recurrent encoder alone, YAKE and KeyBERT."""
     record, others = load("seke_domains"), peers()
-    rows: dict = {}
-    for row in record["results"]:
-        if row["left_out"]:
-            rows.setdefault((row["system"], row["set"]), []).append(row)
-    others_names = systems(others)
-    lines = [
+    found = grouped((row for row in record["results"] if row["left_out"]), "system", "set")
+    seeds = "" if max(map(len, found.values())) > 1 else ", one seed"
+    title = (
         "F1@5 / F1@10 in per cent (rules `seke`) on whole test splits of models that were trained on the other four sets, one epoch of "
-        f"4,000 documents{'' if max(map(len, rows.values())) > 1 else ', one seed'}. Scores over 0.8 and the calibration error are those of SEKE."
-        + keybert_note(others),
-        "",
-        f"| set left out | SEKE | BiLSTM without experts | {' | '.join(others_names)} | calibration error | scores over 0.8: number, right |",
-        "| --- |" + " --- |" * (4 + len(others_names)),
-    ]
-    for name, label in SETS.items():
-        if ("moe_rnn", name) in rows:
-            row = rows["moe_rnn", name][0]
-            cells = [mean_f1(rows.get((head, name))) for head in ("moe_rnn", "rnn")]
-            lines.append(
-                f"| {label} | {' | '.join(cells)} | {peer_cells(others, name)} | {100 * row['calibration_error']:.1f}% | {confident(row)} |"
-            )
-    return "\n".join(
-        [*lines, "", f"{provenance(record)} `python benchmarks/seke_domains.py --data PATH --work FOLDER`"]
+        f"4,000 documents{seeds}. Scores over 0.8 and the calibration error are those of SEKE." + keybert_note(others)
     )
+    rows = []
+    for name, label in SETS.items():
+        if ("moe_rnn", name) in found:
+            row = found["moe_rnn", name][0]
+            scores = (mean_f1(found.get((head, name))) for head in ("moe_rnn", "rnn"))
+            error = f"{100 * row['calibration_error']:.1f}%"
+            rows.append((label, *scores, *peer_cells(others, name), error, confident(row)))
+    header = ("set left out", "SEKE", "BiLSTM without experts", *systems(others), "calibration error")
+    lines = [title, "", *table((*header, "scores over 0.8: number, right"), rows)]
+    return page(lines, record, "seke_domains.py --data PATH --work FOLDER")
 
 
 def mean_f1(rows: list[dict] | None) -> str:
@@ -128,47 +117,44 @@ def mean_f1(rows: list[dict] | None) -> str:
 def long_documents() -> str:
     """Ways to read documents that were put together from neighbours."""
     record = load("default_model")
-    ways = ("default", "beginning", "best mention", "YAKE")
-    lines = [
+    title = (
         "F1@5 / F1@10 in per cent (rules `seke`) on long documents, each put together from 15 neighbouring test documents (6 of "
         "kpcrowd500). Their gold is that of all parts, so recall at 5 and 10 is low for every system. Compared with "
-        f"{peer('default_model', 'YAKE')}.",
-        "",
-        "| set | documents | words | whole, by all evidence (default) | the beginning only | whole, by the best mention | YAKE | seconds per 1,000 words |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, row in record["results"]["long"].items():
-        cells = " | ".join(f1(row["scores"][way]) for way in ways)
-        lines.append(
-            f"| {SETS[name]} | {row['documents']} | {row['words']:,.0f} | {cells} | {row['seconds_per_1000_words']:.2f} |"
-        )
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/default_model.py --data PATH`"])
+        f"{peer('default_model', 'YAKE')}."
+    )
+    ways = {
+        "default": "whole, by all evidence (default)",
+        "beginning": "the beginning only",
+        "best mention": "whole, by the best mention",
+        "YAKE": "YAKE",
+    }
+    rows = (
+        (SETS[name], row["documents"], f"{row['words']:,.0f}", *(f1(row["scores"][way]) for way in ways), f"{row['seconds_per_1000_words']:.2f}")
+        for name, row in record["results"]["long"].items()
+    )  # fmt: skip
+    header = ("set", "documents", "words", *ways.values(), "seconds per 1,000 words")
+    return page([title, "", *table(header, rows)], record, "default_model.py --data PATH")
 
 
 def first_screen() -> str:
     """The output of the README's first example."""
-    record = load("default_model")
-    return "```\n" + "\n".join(map(str, record["results"]["first_screen"])) + "\n```"
+    return "```\n" + "\n".join(map(str, load("default_model")["results"]["first_screen"])) + "\n```"
 
 
 def comparison() -> str:
     """F1@5 of the default model on each test set, in one line per system."""
     others, trained = peers(), training_run()
-    names = list(SETS)
-    rows = {
-        "**default model**": [trained["test_files"][name]["seke"] for name in names],
-        "default model, `style=`": [with_style(trained, name)[1]["seke"] for name in names],
-    } | {system: [others[system, name]["seke"] for name in names] for system in systems(others)}
-    lines = [
-        "| F1@5 (%) | " + " | ".join(name.removesuffix("_sample").removesuffix("500") for name in names) + " |",
-        "| --- |" + " --- |" * len(names),
-    ]
-    lines += [
-        f"| {name} | " + " | ".join(f"{100 * row['f1@5']:.1f}" if row else "" for row in scores) + " |"
-        for name, scores in rows.items()
-    ]
+    systems_scores = {
+        "**default model**": [trained["test_files"][name]["seke"] for name in SETS],
+        "default model, `style=`": [with_style(trained, name)[1]["seke"] for name in SETS],
+    } | {system: [others[system, name]["seke"] for name in SETS] for system in systems(others)}
+    rows = (
+        (name, *(f"{100 * row['f1@5']:.1f}" if row else "" for row in scores))
+        for name, scores in systems_scores.items()
+    )
+    header = ("F1@5 (%)", *(name.removesuffix("_sample").removesuffix("500") for name in SETS))
     return "\n".join([
-        *lines, "",
+        *table(header, rows), "",
         "The first five are abstracts of papers, kpcrowd is news, stackexchange are questions. Phrases are compared by their stems. kpcrowd "
         "has so many gold keyphrases that no F1@5 can exceed about "
         f"{100 * best_of_five(trained['test_files']['kpcrowd500']['seke']):.0f}. The default model was trained on the training splits of all sets "
@@ -188,8 +174,8 @@ def best_of_five(scores: dict) -> float:
 def inspec_alone() -> str:
     """The mean F1@5 of three heads that were trained on Inspec alone, and the number of seeds, as a phrase."""
     heads = {"moe_rnn": "a SEKE scores", "rnn": "one without experts", "vanilla": "a linear head"}
-    rows = [row for row in load("seke_quality")["results"] if row["system"] in heads]
-    scores = {head: [row["test"]["by score"]["F1@5, seke"] for row in rows if row["system"] == head] for head in heads}
+    rows = grouped(load("seke_quality")["results"], "system")
+    scores = {head: [row["test"]["by score"]["F1@5, seke"] for row in rows[head]] for head in heads}
     means = ", ".join(f"{name} {sum(scores[head]) / len(scores[head]):.1f}" for head, name in heads.items())
     return f"{means} (means of {min(map(len, scores.values()))} seeds)"
 
@@ -209,53 +195,39 @@ def speed() -> str:
 
 def exported() -> str:
     """The default model in PyTorch and as graphs, beside YAKE and KeyBERT: speed, quality, size, start-up and memory."""
-    record = load("export")
+    record, rows = load("export"), []
     base = record["results"]["PyTorch float32"]["per_second"]
-    lines = [
-        "| | documents a second | times float32 | F1@10 | keyphrases as in float32 | file, MB | start-up, s | peak memory, MB |",
-        "| --- |" + " --- |" * 7,
-    ]
     for system, row in record["results"].items():
-        export = row["export"] or {}
-        same = f"{100 * export['agreement']:.0f}%" if export else ""
-        size = f"{export['size'] / 1e6:.0f}" if export else ""
-        lines.append(
-            f"| {system} | {row['per_second']:.1f} | {row['per_second'] / base:.2f} | {100 * row['f1@10']:.1f} | {same} | {size} | "
-            f"{row['startup']:.1f} | {row['megabytes']:,.0f} |"
-        )
+        export = row["export"]
+        graph = (f"{100 * export['agreement']:.0f}%", f"{export['size'] / 1e6:.0f}") if export else ("", "")
+        speeds = (f"{row['per_second']:.1f}", f"{row['per_second'] / base:.2f}", f"{100 * row['f1@10']:.1f}")
+        rows.append((system, *speeds, *graph, f"{row['startup']:.1f}", f"{row['megabytes']:,.0f}"))
+    header = ("", "documents a second", "times float32", "F1@10", "keyphrases as in float32", "file, MB", "start-up, s")
     settings = record["settings"]
     note = (
         f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT read "
         f"the first 50. Compared with {peer('export', 'YAKE')} and {peer('export', 'KeyBERT')}. The share of equal keyphrases is that of validation documents. "
     )
-    return "\n".join(
-        [*lines, "", f"{note}{provenance(record)} `python benchmarks/export.py --data PATH --work FOLDER`"]
-    )
+    return page(table((*header, "peak memory, MB"), rows), record, "export.py --data PATH --work FOLDER", note)
 
 
 def pipeline_profile() -> str:
     """Milliseconds per document of the pipeline's stages, and how speed and memory grow."""
     record = load("pipeline_profile")
-    results, settings, growth = record["results"], record["settings"], record["results"]["growth"]
+    results, growth = record["results"], record["results"]["growth"]
     stages = {
         "clean": "cleaning, words", "tokenize": "tokenizer, windows", "pad": "padding", "model": "model", "rank": "phrases and ranks",
         "rest": "everything else", "total": "together",
     }  # fmt: skip
-    lines = ["| | milliseconds per document |", "| --- | --- |"]
-    lines += [f"| {text} | {results['after'][name]:.2f} |" for name, text in stages.items()]
-    words = " | ".join(f"{int(length):,}" for length in growth["words"])
-    speeds = " | ".join(f"{speed:,.0f}" for speed in growth["words"].values())
-    lines += ["", f"| words per document | {words} |", "| --- |" + " --- |" * len(growth["words"])]
-    lines += [f"| words a second | {speeds} |"]
+    times = ((text, f"{results['after'][name]:.2f}") for name, text in stages.items())
+    lengths = (f"{int(length):,}" for length in growth["words"])
+    speeds = [("words a second", *(f"{speed:,.0f}" for speed in growth["words"].values()))]
     sizes = ", ".join(f"{speed:.1f} at `batch_size={size}`" for size, speed in growth["batch_size"].items())
-    memory = [row["megabytes"] for row in growth["stream"]]
     first, last = growth["stream"][0], growth["stream"][-1]
+    lines = [*table(("", "milliseconds per document"), times), "", *table(("words per document", *lengths), speeds), ""]
     lines += [
-        "",
-        f"Documents a second: {sizes}. A stream of {last['documents']:,} short documents took {memory[0]:,.0f} MB after "
-        f"{first['documents']:,} of them and {memory[-1]:,.0f} MB at the end.",
-        "",
-        f"{settings['documents']} test documents of Inspec, the default model. {provenance(record)} "
-        f"`python benchmarks/pipeline_profile.py --data PATH --before {settings['before']}`",
+        f"Documents a second: {sizes}. A stream of {last['documents']:,} short documents took {first['megabytes']:,.0f} MB after "
+        f"{first['documents']:,} of them and {last['megabytes']:,.0f} MB at the end."
     ]
-    return "\n".join(lines)
+    note = f"{record['settings']['documents']} test documents of Inspec, the default model. "
+    return page(lines, record, "pipeline_profile.py --data PATH", note)

@@ -3,47 +3,35 @@
 from functools import partial
 from statistics import mean
 
-from . import load, provenance
+from . import grouped, load, milliseconds, page, ratio, rows_of, table
 
 
 def exhird_speed() -> str:
+    """Decoding and training beside plain implementations, and sparse attention beside dense."""
     record = load("exhird_speed")
-    of = {
-        what: [row for row in record["results"] if row["what"] == what]
-        for what in ("decoding", "training", "attention")
-    }
-    lines = ["| | encoder | ours | plain | ratio |", "| --- | --- | --- | --- | --- |"]
-    for row in of["decoding"]:
-        rates = row["documents_per_second"]
-        cells = f"{rates['ours']:.1f} documents/s | {rates['plain']:.2f} documents/s | {row['ratio']:.1f}x"
-        lines.append(f"| greedy decoding | {row['encoder']} | {cells} |")
-    for row in of["training"]:
-        seconds = [row["times"][name]["median_ms"] / 1e3 for name in ("ours", "plain")]
-        lines.append(
-            f"| training step | {row['encoder']} | {seconds[0]:.2f} s | {seconds[1]:.2f} s | {row['ratio']:.1f}x |"
-        )
-    lines += [
-        "",
-        "| attention, g 10, w 50 | words | dense | block-sparse | faster | memory, dense / block-sparse | of dense without chunks |",
-        "| --- |" + " --- |" * 6,
-    ]
-    for row in of["attention"]:
-        cells = [
-            f"{row['times'][name]['median_ms']:,.0f} ms, {row['peak_MiB'][name]:,.0f} MiB"
-            for name in ("dense", "block")
-        ]
-        smaller = [f"{row['smaller'][name]:.1f}x" for name in ("dense", "at once")]
-        lines.append(
-            f"| {row['way']} | {row['length']:,} | {' | '.join(cells)} | {row['faster']:.1f}x | {' | '.join(smaller)} |"
-        )
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/exhird_speed.py`"])
+    documents, rows = record["settings"]["documents"], []
+    for row in rows_of(record, "decoding"):
+        ours, plain = (1e3 * documents / time for time in milliseconds(row, "ours", "plain"))
+        cells = (f"{ours:.1f} documents/s", f"{plain:.2f} documents/s", f"{ours / plain:.1f}x")
+        rows.append(("greedy decoding", row["encoder"], *cells))
+    for row in rows_of(record, "training"):
+        seconds = (f"{time / 1e3:.2f} s" for time in milliseconds(row, "ours", "plain"))
+        rows.append(("training step", row["encoder"], *seconds, f"{ratio(row, 'plain', 'ours'):.1f}x"))
+    attention = []
+    for row in rows_of(record, "attention"):
+        peaks = row["peak_MiB"]
+        cells = [f"{milliseconds(row, name)[0]:,.0f} ms, {peaks[name]:,.0f} MiB" for name in ("dense", "block")]
+        smaller = [f"{peaks[name] / max(peaks['block'], 1e-3):.1f}x" for name in ("dense", "at once")]
+        attention.append((row["way"], f"{row['length']:,}", *cells, f"{ratio(row, 'dense', 'block'):.1f}x", *smaller))
+    header = ("attention, g 10, w 50", "words", "dense", "block-sparse", "faster", "memory, dense / block-sparse")
+    lines = [*table(("", "encoder", "ours", "plain", "ratio"), rows), ""]
+    return page([*lines, *table((*header, "of dense without chunks"), attention)], record, "exhird_speed.py")
 
 
 def exhird_quality() -> str:
+    """Scores of present and absent keyphrases, and repeats, on all test sets."""
     record = load("exhird_quality")
-    systems: dict[str, list[dict]] = {}
-    for row in record["results"]:
-        systems.setdefault(row["system"], []).append(row["scores"])
+    systems = {name: [row["scores"] for row in rows] for name, rows in grouped(record["results"], "system").items()}
     sets = list(next(iter(systems.values()))[0]["exclusion"])
 
     def scores(runs: list[dict], name: str, part: str) -> str:
@@ -53,15 +41,13 @@ def exhird_quality() -> str:
     def repeats(runs: list[dict], name: str) -> str:
         return " → ".join(f"{100 * mean(run[k][name]['repeats'] for run in runs):.1f}" for k in ("none", "exclusion"))
 
-    def table(cell) -> list[str]:
-        head = [f"| | seeds | {' | '.join(sets)} |", "| --- | --- |" + " --- |" * len(sets)]
-        rows = ([system, str(len(runs)), *(cell(runs, name) for name in sets)] for system, runs in systems.items())
-        return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
+    def of_systems(cell) -> list[str]:
+        rows = ((system, len(runs), *(cell(runs, name) for name in sets)) for system, runs in systems.items())
+        return [*table(("", "seeds", *sets), rows), ""]
 
     lines = []
     for part in ("present", "absent"):
         lines += [f"{part.capitalize()} keyphrases, F1@M / F1@5 in per cent by the convention `exhird`:", ""]
-        lines += table(partial(scores, part=part))
-    lines += ["Repeats in per cent of all generated phrases, without exclusion and with it:", "", *table(repeats)]
-    command = "`python benchmarks/exhird_quality.py --data PATH --work FOLDER`"
-    return "\n".join([*lines, f"{provenance(record)} {command}"])
+        lines += of_systems(partial(scores, part=part))
+    lines += ["Repeats in per cent of all generated phrases, without exclusion and with it:", "", *of_systems(repeats)]
+    return page(lines[:-1], record, "exhird_quality.py --data PATH --work FOLDER")

@@ -2,7 +2,7 @@
 
 from statistics import mean, stdev
 
-from . import load, provenance
+from . import grouped, load, milliseconds, page, ratio, rows_of, table
 
 TASKS = {
     "inspec": "Inspec",
@@ -26,96 +26,88 @@ READERS = {
 def hypernet_quality() -> str:
     """Test scores of all tasks and readers."""
     record = load("hypernet_quality")
-    runs: dict[tuple, list[dict]] = {}
-    for row in record["results"]:
-        runs.setdefault((row["task"], row["way"], row["reader"]), []).append(row)
-    tests_by_system = {}
-    for key, rows in runs.items():  # the rate that is best on validation rows with the first seed
+    tests = {}
+    for key, rows in grouped(record["results"], "task", "way", "reader").items():
+        # the rate that is best on validation rows with the first seed
         rate = max((row for row in rows if row["seed"] == 0), key=lambda row: row["validation"])["rate"]
-        tests_by_system[key] = [row["test"] for row in rows if row["rate"] == rate]
-    settings = {key[:2] for key in tests_by_system}
-    settings = sorted(settings, key=lambda setting: (list(TASKS).index(setting[0]), setting[1] != "frozen"))
-    readers = [reader for reader in READERS if any(key[2] == reader for key in tests_by_system)]
-    lines = [
-        "Test scores in percent: means over seeds, with standard deviation and number of seeds in brackets:",
-        "",
-        f"| | score | {' | '.join(READERS[reader] for reader in readers)} |",
-        "| --- | --- |" + " --- |" * len(readers),
-    ]
+        tests[key] = [row["test"] for row in rows if row["rate"] == rate]
+    readers = [reader for reader in READERS if any(key[2] == reader for key in tests)]
 
-    def cell(tests: list[dict] | None, score: str) -> str:
-        if not tests:
+    def cell(found: list[dict] | None, score: str) -> str:
+        if not found:
             return ""
-        values = [test[score] for test in tests]
-        spread = f" (± {stdev(values):.1f}, {len(values)})" if len(values) > 1 else " (1)"
-        return f"{mean(values):.1f}{spread}"
+        values = [test[score] for test in found]
+        return f"{mean(values):.1f}" + (f" (± {stdev(values):.1f}, {len(values)})" if len(values) > 1 else " (1)")
 
-    for task, way in settings:
-        rows = [tests_by_system.get((task, way, reader)) for reader in readers]
-        for score in next(tests for tests in rows if tests)[0]:
-            lines.append(f"| {TASKS[task]}, {way} | {score} | {' | '.join(cell(tests, score) for tests in rows)} |")
-    command = "`python benchmarks/hypernet_quality.py --data PATH --work FOLDER`"
-    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+    lines = []
+    for task, title in TASKS.items():
+        for way in ("frozen", "fine-tuned"):
+            found = [tests.get((task, way, reader)) for reader in readers]
+            for score in next((of_reader for of_reader in found if of_reader), [[]])[0]:
+                lines.append((f"{title}, {way}", score, *(cell(of_reader, score) for of_reader in found)))
+    title = "Test scores in percent: means over seeds, with standard deviation and number of seeds in brackets:"
+    header = ("", "score", *(READERS[reader] for reader in readers))
+    return page([title, "", *table(header, lines)], record, "hypernet_quality.py --data PATH --work FOLDER")
+
+
+def lengths_of(row: dict) -> str:
+    """The lengths of a row's texts."""
+    return (
+        str(row["longest"]) if row["shortest"] == 1 else f"{int(row['shortest'] * row['longest'])} to {row['longest']}"
+    )
 
 
 def hypernet_speed() -> str:
     """Times and memory of the LSTM with generated weights, and of an epoch with cached states."""
     record = load("hypernet_speed")
-    parts = {what: [row for row in record["results"] if row["what"] == what] for what in ("layer", "memory", "epoch")}
+    pairs = (("loop", "by_text"), ("by_text", "stock"), ("written", "stock"))
+    layer = []
+    for row in rows_of(record, "layer"):
+        faster, slower, written = (ratio(row, *pair) for pair in pairs)
+        cells = (f"{faster:.1f}", f"{slower:.2f}", f"{written:.2f}")
+        layer.append((row["way"], row["input_size"], lengths_of(row), *cells))
+    memory = []
+    for (way, size), rows in grouped(rows_of(record, "memory"), "way", "input_size").items():
+        peaks = {row["candidate"]: f"{row['peak_MiB']:,.0f}" for row in rows}
+        minimum = f"{rows[0]['weights_MiB']:,.0f} + {rows[0]['gates_MiB']:,.0f}"
+        cells = (peaks[name] for name in ("by_text", "by_step", "written", "stock"))
+        memory.append((way, size, *cells, minimum))
+    epoch = []
+    for row in rows_of(record, "epoch"):
+        seconds = (f"{time / 1e3:.1f} s" for time in milliseconds(row, "backbone", "kept"))
+        size = f"{'2 x ' if row['bidirectional'] else ''}{row['hidden_size']}"
+        name = f"{row['backbone']}, {row['windows']} pairs, N_h {size}, N_z {row['meta_embedding_size']}"
+        epoch.append((name, *seconds, f"{ratio(row, 'backbone', 'kept'):.2f}x"))
+    header = (
+        "peak MiB, 400 tokens",
+        "N_x",
+        "one text at a time",
+        "all texts at each step",
+        "including weight generation",
+        "stock LSTM",
+    )
     lines = [
         "Sixteen texts, N_h 512, N_z 32. Speed-up over the loop, and time relative to one stock LSTM:",
         "",
-        "| | N_x | tokens | faster than the loop | time / stock LSTM | including weight generation |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in parts["layer"]:
-        shortest = int(row["shortest"] * row["longest"])
-        tokens = str(row["longest"]) if row["shortest"] == 1 else f"{shortest} to {row['longest']}"
-        lines.append(
-            f"| {row['way']} | {row['input_size']} | {tokens} | {row['faster_than_loop']:.1f} | "
-            f"{row['slower_than_stock']:.2f} | {row['written_slower_than_stock']:.2f} |"
-        )
-    lines += [
+        *table(
+            ("", "N_x", "tokens", "faster than the loop", "time / stock LSTM", "including weight generation"), layer
+        ),
         "",
-        "| peak MiB, 400 tokens | N_x | one text at a time | all texts at each step | including weight generation | stock LSTM | weights + gates |",
-    ]
-    lines.append("| --- |" + " --- |" * 6)
-    candidates = ("by_text", "by_step", "written", "stock")
-    peaks = {(row["way"], row["input_size"], row["candidate"]): row for row in parts["memory"]}
-    for way, size in dict.fromkeys(key[:2] for key in peaks):
-        cells = [f"{peaks[way, size, name]['peak_MiB']:,.0f}" for name in candidates]
-        reference = peaks[way, size, "by_text"]
-        minimum = f"{reference['weights_MiB']:,.0f} + {reference['gates_MiB']:,.0f}"
-        lines.append(f"| {way} | {size} | {' | '.join(cells)} | {minimum} |")
-    lines += [
+        *table((*header, "weights + gates"), memory),
         "",
-        "| one epoch, frozen backbone | running the backbone | from cached states | |",
-        "| --- | --- | --- | --- |",
+        *table(("one epoch, frozen backbone", "running the backbone", "from cached states", ""), epoch),
     ]
-    for row in parts["epoch"]:
-        seconds = [row["times"][name]["median_ms"] / 1e3 for name in ("backbone", "kept")]
-        size = f"{'2 x ' if row['bidirectional'] else ''}{row['hidden_size']}"
-        lines.append(
-            f"| {row['backbone']}, {row['windows']} pairs, N_h {size}, N_z {row['meta_size']} | {seconds[0]:.1f} s | "
-            f"{seconds[1]:.1f} s | {row['ratio']:.2f}x |"
-        )
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/hypernet_speed.py --data PATH`"])
+    return page(lines, record, "hypernet_speed.py --data PATH")
 
 
 def hypernet_crf() -> str:
     """Times of the CRF and of two libraries."""
-    record = load("hypernet_crf")
-    systems = ("ours", "pytorch-crf", "torch-struct")
-    lines = [f"| 16 rows of 3 tags | positions | {' | '.join(systems)} |", "| --- | --- |" + " --- |" * len(systems)]
-    for row in sorted(record["results"], key=lambda row: ("likelihood", "marginals", "best path").index(row["what"])):
-        shortest = int(row["shortest"] * row["longest"])
-        positions = str(row["longest"]) if row["shortest"] == 1 else f"{shortest} to {row['longest']}"
-        cells = [
-            f"{row['times'][name]['median_ms']:.1f} ms ({row['ratios'][name]:.1f}x)"
-            if name in row["times"]
-            else "not supported"
-            for name in systems
-        ]
-        what = "likelihood and its gradient" if row["what"] == "likelihood" else row["what"]
-        lines.append(f"| {what} | {positions} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/hypernet_crf.py`"])
+    record, systems, lines = load("hypernet_crf"), ("ours", "pytorch-crf", "torch-struct"), []
+    for what in ("likelihood", "marginals", "best path"):
+        for row in rows_of(record, what):
+            cells = (
+                f"{milliseconds(row, name)[0]:.1f} ms ({ratio(row, name, 'ours'):.1f}x)" if name in row["times"] else "not supported"
+                for name in systems
+            )  # fmt: skip
+            lines.append(("likelihood and its gradient" if what == "likelihood" else what, lengths_of(row), *cells))
+    return page(table(("16 rows of 3 tags", "positions", *systems), lines), record, "hypernet_crf.py")

@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 
-from . import DOCS, load, provenance
+from . import DOCS, grouped, load, page, provenance, ratio, table
 
 LABELS = {
     "floor": "a plain copy of the same bytes (`copy_file_range`, fsync)",
@@ -26,15 +26,12 @@ SHAPES = {
 }
 
 
-def speed_rows(record: dict) -> list[dict]:
+def speed_rows(rows: list[dict]) -> list[dict]:
     """One row per shape, condition and candidate with medians."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in record["results"]:
-        groups.setdefault((row["shape"], row["condition"], row["candidate"]), []).append(row)
     medians = []
-    for rows in groups.values():
-        fields = {name: statistics.median(row[name] for row in rows) for name in ("seconds", "cpu_seconds")}
-        medians.append({**rows[0], **fields, "anonymous_mib": max(row["anonymous_mib"] for row in rows)})
+    for found in grouped(rows, "shape", "condition", "candidate").values():
+        fields = {name: statistics.median(row[name] for row in found) for name in ("seconds", "cpu_seconds")}
+        medians.append({**found[0], **fields, "anonymous_mib": max(row["anonymous_mib"] for row in found)})
     return medians
 
 
@@ -46,35 +43,23 @@ def describe_condition(condition: str) -> tuple[str, str]:
 
 def merge_speed() -> str:
     """Time, processor time and memory of composing, relative to copying the same bytes."""
-    record = load("merge_speed")
-    rows = sorted(
-        speed_rows(record),
-        key=lambda row: (
-            list(SHAPES).index(row["shape"]),
-            CONDITIONS.index(row["condition"]),
-            list(LABELS).index(row["candidate"]),
-        ),
-    )
-    lines = [
-        "| | | seconds | time / plain copy | processor seconds | peak anonymous memory |",
-        "| --- |" + " --- |" * 5,
-    ]
-    known = set()
-    for row in rows:
-        group = (row["shape"], row["condition"])
-        same = [other for other in rows if (other["shape"], other["condition"]) == group]
-        floor = next((other["seconds"] for other in same if other["candidate"] == "floor"), None)
-        size = next((other["output_bytes"] for other in same if "output_bytes" in other), 0)
-        title = f"{SHAPES[row['shape']]}: {row['experts']} experts, {size / 1e9:.2f} GB written; "
-        title += ", ".join(describe_condition(row["condition"]))
-        ratio = f"{row['seconds'] / floor:.2f}" if floor and row["candidate"] not in ("floor", "check") else ""
-        cpu = "" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.1f}"
-        label = LABELS[row["candidate"]].format(version=peer_version(record, row["candidate"]))
-        memory = f"{row['anonymous_mib']:,.0f} MiB"
-        lines.append(
-            f"| {'' if group in known else title} | {label} | {row['seconds']:.1f} | {ratio} | {cpu} | {memory} |"
-        )
-        known.add(group)
+    record, lines = load("merge_speed"), []
+
+    def place(row: dict) -> tuple[int, int, int]:
+        names = (list(SHAPES), CONDITIONS, list(LABELS))
+        return tuple(one.index(row[key]) for one, key in zip(names, ("shape", "condition", "candidate"), strict=True))
+
+    rows = sorted(speed_rows(record["results"]), key=place)
+    for (shape, condition), same in grouped(rows, "shape", "condition").items():
+        floor = next((row["seconds"] for row in same if row["candidate"] == "floor"), None)
+        size = next((row["output_bytes"] for row in same if "output_bytes" in row), 0)
+        title = f"{SHAPES[shape]}: {same[0]['experts']} experts, {size / 1e9:.2f} GB written; "
+        title += ", ".join(describe_condition(condition))
+        for row in same:
+            times = f"{row['seconds'] / floor:.2f}" if floor and row["candidate"] not in ("floor", "check") else ""
+            label = LABELS[row["candidate"]].format(version=peer_version(record, row["candidate"]))
+            cells = (f"{row['seconds']:.1f}", times, f"{row['cpu_seconds']:.1f}", f"{row['anonymous_mib']:,.0f} MiB")
+            lines.append((title if row is same[0] else "", label, *cells))
     copies = [row for row in record["results"] if row["candidate"] == "floor"]
     rounds = Counter((SHAPES[row["shape"]], *describe_condition(row["condition"])) for row in copies)
     several = "; ".join(
@@ -83,32 +68,29 @@ def merge_speed() -> str:
     seconds = [row["seconds"] for row in copies]
     note = f"Complete processes: {several}; single rounds otherwise. Cached sources are in the page cache, cold ones are not. "
     note += f"The plain copy took {min(seconds):.1f} to {max(seconds):.1f} s. "
-    command = " `python benchmarks/merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3`"
-    return "\n".join([*lines, "", note + provenance(record) + command])
+    header = ("", "", "seconds", "time / plain copy", "processor seconds", "peak anonymous memory")
+    return page(table(header, lines), record, "merge_speed.py --work FOLDER --mergekit FOLDER2 --mergoo FOLDER3", note)
 
 
 def merge_gates() -> str:
     """Processor time and memory of composing with random gates and with gates from prompts, beside mergekit-moe."""
-    record = load("merge_gates")
-    groups: dict[tuple, list[dict]] = {}
-    for row in record["results"]:
-        groups.setdefault((row["shape"], row["candidate"]), []).append(row)
+    record, lines = load("merge_gates"), []
     labels = {
         "base": "`lexperts merge compose`, random gates", "mergekit": "mergekit-moe {version}, random gates",
         "hidden": LABELS["hidden"], "mergekit-hidden": LABELS["mergekit-hidden"],
     }  # fmt: skip
-    lines = ["| 4 experts | | processor seconds | peak memory (without mapped files) |", "| --- | --- | --- | --- |"]
-    for (shape, candidate), rows in groups.items():
+    for (shape, candidate), rows in grouped(record["results"], "shape", "candidate").items():
         times = [row["cpu_seconds"] for row in rows]
-        spread = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+        extremes = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
         label = labels[candidate].format(version=record["settings"]["mergekit"]["mergekit"])
         total, anonymous = (max(row[field] for row in rows) for field in ("total_mib", "anonymous_mib"))
-        lines.append(f"| {SHAPES[shape]} | {label} | {spread} | {total:,.0f} MiB ({anonymous:,.0f}) |")
+        lines.append((SHAPES[shape], label, extremes, f"{total:,.0f} MiB ({anonymous:,.0f})"))
     rounds = 1 + max(row["round"] for row in record["results"])
     note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved. "
     note += "Other processes used the machine meanwhile, which lengthens processor time too: compare within a model. "
     note += "Two prompts for each expert. "
-    return "\n".join([*lines, "", note + provenance(record) + " `python benchmarks/merge_speed.py --help`"])
+    header = ("4 experts", "", "processor seconds", "peak memory (without mapped files)")
+    return page(table(header, lines), record, "merge_speed.py --help", note)
 
 
 def peer_version(record: dict, name: str) -> str:
@@ -118,10 +100,9 @@ def peer_version(record: dict, name: str) -> str:
 
 def comparison() -> str:
     """Composing four experts beside mergekit-moe and mergoo: seconds and memory."""
-    record = load("merge_speed")
+    record, lines = load("merge_speed"), []
     chosen = [r for r in record["results"] if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
-    rows = speed_rows({"results": chosen})
-    by_name = {row["candidate"]: row for row in rows}
+    by_name = {row["candidate"]: row for row in speed_rows(chosen)}
     names = {
         "mean": "`lexperts merge compose`, `average: mean`",
         "base": "`lexperts merge compose`, shared weights of the base",
@@ -129,21 +110,17 @@ def comparison() -> str:
         "mergoo": f"mergoo {peer_version(record, 'mergoo')}, mean, without a router",
     }
     ours, theirs = engines_of_a_llama()
-    rounds = 1 + max(row["round"] for row in chosen)
-    first, size = by_name["mean"], by_name["base"]["output_bytes"] / 1e9
-    lines = [
-        f"| {first['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written | seconds | peak memory | opens in |",
-        "| --- | --- | --- | --- |",
-    ]
     for name, label in names.items():
-        if (row := by_name.get(name)) is None:
-            continue
-        opens = {"mergekit": theirs, "mergoo": "not tried"}.get(name, ours)
-        single = [r["seconds"] for r in chosen if r["candidate"] == name]
-        seconds = f"{row['seconds']:.1f} ({min(single):.1f} to {max(single):.1f})"
-        lines.append(f"| {label} | {seconds} | {row['anonymous_mib']:,.0f} MiB | {opens} |")
+        if row := by_name.get(name):
+            opens = {"mergekit": theirs, "mergoo": "not tried"}.get(name, ours)
+            single = [r["seconds"] for r in chosen if r["candidate"] == name]
+            seconds = f"{row['seconds']:.1f} ({min(single):.1f} to {max(single):.1f})"
+            lines.append((label, seconds, f"{row['anonymous_mib']:,.0f} MiB", opens))
+    rounds, size = 1 + max(row["round"] for row in chosen), by_name["base"]["output_bytes"] / 1e9
+    title = f"{by_name['mean']['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written"
     where = f"On an idle machine, with the sources in the page cache, medians (and extremes) of {rounds} rounds. "
-    return "\n".join([*lines, "", f"{where}[All sizes, compared with copying the files]({DOCS}/results.md#merging)."])
+    where += f"[All sizes, compared with copying the files]({DOCS}/results.md#merging)."
+    return "\n".join([*table((title, "seconds", "peak memory", "opens in"), lines), "", where])
 
 
 def engines_of_a_llama() -> tuple[str, str]:
@@ -161,7 +138,7 @@ def engines_of_a_llama() -> tuple[str, str]:
 
 def merge_engines() -> str:
     """What engines compute for the mixtures of every family."""
-    record = load("merge_engines")
+    record, engines = load("merge_engines"), ("transformers_4", "llama_cpp")
 
     def cell(row: dict | None) -> str:
         if row is None:
@@ -171,86 +148,77 @@ def merge_engines() -> str:
         return f"{row['difference']:.1g}" + (f", {row['equal_tokens']} of 30 tokens" if "equal_tokens" in row else "")
 
     rows = record["results"]["families"]
-    versions = {
-        engine: next((row[engine]["version"] for row in rows.values() if "version" in row.get(engine, {})), "")
-        for engine in ("transformers_4", "llama_cpp")
-    }
-    lines = [
-        "| experts | composed as | equal experts and dense model | "
-        f"transformers {versions['transformers_4']} | llama.cpp (llama-cpp-python {versions['llama_cpp']}) |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, row in rows.items():
-        engines = " | ".join(cell(row.get(engine)) for engine in ("transformers_4", "llama_cpp"))
-        lines.append(f"| {name} | `{row['class']}` | {row['equal_experts']:.1g} | {engines} |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/merge_engines.py --help`"])
+    transformers, llama_cpp = (
+        next((row[engine]["version"] for row in rows.values() if "version" in row.get(engine, {})), "")
+        for engine in engines
+    )
+    header = ("experts", "composed as", "equal experts and dense model", f"transformers {transformers}")
+    lines = (
+        (name, f"`{row['class']}`", f"{row['equal_experts']:.1g}", *(cell(row.get(engine)) for engine in engines))
+        for name, row in rows.items()
+    )
+    return page(table((*header, f"llama.cpp (llama-cpp-python {llama_cpp})"), lines), record, "merge_engines.py --help")
 
 
 def moe_speed() -> str:
     """Time of mixtures relative to stock models."""
-    record = load("moe_speed")
+    record, lines = load("moe_speed"), []
+    # candidate -> the stock model, and the title
     columns = {
-        "ours": "token, top 2 / Mixtral",
-        "one domain": "one domain / dense",
-        "mixed domains": "mixed domains / dense",
+        "ours": ("stock", "token, top 2 / Mixtral"),
+        "one domain": ("dense", "one domain / dense"),
+        "mixed domains": ("dense", "mixed domains / dense"),
     }
-    lines = [
-        "Time of a mixture of 4 experts relative to the stock model with the same weights (below 1 is faster):",
-        "",
-        f"| | d, layers | sequences x length | {' | '.join(columns.values())} |",
-        "| --- | --- | --- |" + " --- |" * len(columns),
-    ]
-    table: dict[tuple, dict] = {}
-    for row in record["results"]:
-        size = (row["way"], f"{row['d']}, {row['layers']}", f"{row['sequences']} x {row['length']}")
-        table.setdefault(size, {}).update(row["ratios"])
-    for size, ratios in sorted(table.items(), key=lambda item: ("prefill", "decode", "training").index(item[0][0])):
-        cells = (f"{ratios[name]:.2f}" if name in ratios else "" for name in columns)
-        lines.append(f"| {' | '.join(size)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/moe_speed.py`"])
+    sizes = grouped(record["results"], "way", "d", "layers", "sequences", "length")
+    for (way, d, layers, sequences, length), rows in sorted(
+        sizes.items(), key=lambda item: ("prefill", "decode", "training").index(item[0][0])
+    ):
+        found = {
+            name: f"{ratio(row, name, stock):.2f}"
+            for row in rows
+            for name, (stock, _) in columns.items()
+            if name in row["times"]
+        }
+        lines.append((way, f"{d}, {layers}", f"{sequences} x {length}", *(found.get(name, "") for name in columns)))
+    header = ("", "d, layers", "sequences x length", *(title for _, title in columns.values()))
+    title = "Time of a mixture of 4 experts relative to the stock model with the same weights (below 1 is faster):"
+    return page([title, "", *table(header, lines)], record, "moe_speed.py")
 
 
 def lexicon_merge() -> str:
-    """Perplexity of a merged mixture, its experts and controls."""
-    record = load("lexicon_merge")
+    """Perplexity of a merged mixture, its experts and controls; the script is that of an earlier commit."""
+    record, lines = load("lexicon_merge"), []
     rows = record["results"]["perplexity"]
     columns = [name for name in next(iter(rows.values())) if not name.startswith("ratio")]
-    lines = [f"| perplexity of held-out definitions | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for label, row in rows.items():
         name = label.replace(" a token", " per token").replace(" a row", " per row")
         name = name.replace("hidden gates", "`router_input` gates")  # what they were called when the table was measured
-        lines.append(f"| {name} | " + " | ".join(f"{row[name]:.1f}" for name in columns) + " |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/lexicon_merge.py --data PATH`"])
+        lines.append((name, *(f"{row[column]:.1f}" for column in columns)))
+    note = f"{provenance(record)} `benchmarks/lexicon_merge.py` of that commit"
+    return "\n".join([*table(("perplexity of held-out definitions", *columns), lines), "", note])
 
 
 def merge_means() -> str:
     """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
-    record = load("merge_means")
+    record, lines = load("merge_means"), []
     runs = record["results"]
     columns = list(next(iter(runs[0]["perplexity"].values())))
-    lines = [f"| perplexity, mean of {len(runs)} seeds | {' | '.join(columns)} | standard deviation of all |"]
-    lines.append("| --- |" + " --- |" * (len(columns) + 1))
     for label in runs[0]["perplexity"]:
         values = {name: [run["perplexity"][label][name] for run in runs] for name in columns}
-        cells = [f"{statistics.mean(values[name]):.1f}" for name in columns]
         deviation = statistics.stdev(values["all"]) if len(runs) > 1 else 0.0
-        lines.append(f"| {label} | {' | '.join(cells)} | {deviation:.2f} |")
+        lines.append((label, *(f"{statistics.mean(values[name]):.1f}" for name in columns), f"{deviation:.2f}"))
+    header = (f"perplexity, mean of {len(runs)} seeds", *columns, "standard deviation of all")
     chosen = {name: ", ".join(str(run["densities"][name]) for run in runs) for name in runs[0]["densities"]}
-    note = (
-        "Densities, chosen on validation rows for each seed: " + "; ".join(f"{n} {v}" for n, v in chosen.items()) + ". "
-    )
-    note += provenance(record) + " `python benchmarks/merge_means.py --data PATH`"
-    return "\n".join([*lines, "", note, "", gain_of_tuning(runs)])
+    note = f"Densities, chosen on validation rows for each seed: {'; '.join(f'{n} {v}' for n, v in chosen.items())}. "
+    lines = [page(table(header, lines), record, "merge_means.py --data PATH", note), "", gain_of_tuning(runs)]
+    return "\n".join(lines)
 
 
 def gain_of_tuning(runs: list[dict]) -> str:
     """How much tuned gates lower the perplexity over all domains, in a sentence."""
     means = {label: statistics.mean(run["perplexity"][label]["all"] for run in runs) for label in runs[0]["perplexity"]}
-    gains = {
-        label: 100 * (1 - means[f"{label}, gates tuned"] / mean)
-        for label, mean in means.items()
-        if f"{label}, gates tuned" in means
-    }
+    tuned = {label: means.get(f"{label}, gates tuned") for label in means}
+    gains = {label: 100 * (1 - after / means[label]) for label, after in tuned.items() if after}
     of_base = gains.pop("base")
     return (
         f"Tuning the gates lowers the perplexity by {of_base:.0f}% with the base's shared weights, and otherwise by "
@@ -260,12 +228,10 @@ def gain_of_tuning(runs: list[dict]) -> str:
 
 def adapter_options() -> str:
     """Which options of peft are accepted, with the largest difference of weights from peft's own merge."""
-    record = load("adapter_options")
-    lines = ["| option of LoraConfig | largest difference | |", "| --- | --- | --- |"]
+    record, lines = load("adapter_options"), []
     for row in record["results"]:
         gap = row["difference"]
         cell = gap if isinstance(gap, str) else f"{gap:.1g}" if gap else "0"
-        lines.append(f"| `{row['case']}` | {cell} | {'accepted' if row['accepted'] else 'refused'} |")
-    return "\n".join(
-        [*lines, "", f"{provenance(record)} peft {record['versions']['peft']}. `python benchmarks/adapter_options.py`"]
-    )
+        lines.append((f"`{row['case']}`", cell, "accepted" if row["accepted"] else "refused"))
+    note = f"{provenance(record)} peft {record['versions']['peft']}. `python benchmarks/adapter_options.py`"
+    return "\n".join([*table(("option of LoraConfig", "largest difference", ""), lines), "", note])

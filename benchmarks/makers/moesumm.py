@@ -1,6 +1,6 @@
 """Tables of MoeSumm's benchmarks."""
 
-from . import load, provenance
+from . import load, page, ratio, rows_of, table
 
 SYSTEMS = {
     "moesumm": "MoeSumm",
@@ -15,67 +15,52 @@ SYSTEMS = {
     "authors' settings": "MoeSumm, trained as in the authors' code",
     "margin of the last layer": "MoeSumm, the margin compares with the last layer's main expert",
 }
-
-
-OLD_NAMES = {"dense": "batched_mm", "grouped": "grouped_mm", "loop": "eager"}  # in older records
-
-
-def implementations(record: dict) -> list[str]:
-    """The implementations of a record, under the names that it uses."""
-    names = dict.fromkeys(name for row in record["results"] for name in row.get("ratios", {}))
-    return [name for name in names if name in OLD_NAMES or name in OLD_NAMES.values()]
+# a way to run the model -> its name in the results, and in older ones
+IMPLEMENTATIONS = {"batched_mm": "dense", "grouped_mm": "grouped", "eager": "loop"}
 
 
 def moesumm_speed() -> str:
+    """Time and memory of deputies, relative to the stock BART."""
     record = load("moesumm_speed")
-    columns = {"main only": "main only", "auto": "auto"} | {
-        name: OLD_NAMES.get(name, name) for name in implementations(record)
-    }
-    lines = [
-        "Time of a BART with deputies of 512 relative to the stock BART with the same weights:",
-        "",
-        f"| | shape | deputies | {' | '.join(columns.values())} | margin loss, to a step without |",
-        "| --- | --- | --- |" + " --- |" * (len(columns) + 1),
-    ]
-    names = {
+    ways = {
         "forward": "forward",
         "generation": f"generation, beam {record['settings']['beams']}",
         "training": "training",
     }
-    memory = [row for row in record["results"] if row["what"] == "memory"]
-    timed = [row for row in record["results"] if row["what"] != "memory"]
-    rows = sorted(timed, key=lambda row: list(names).index(row["what"]))
-    for row in rows:
-        cells = [f"{row['ratios'][name]:.2f}" if name in row["ratios"] else "" for name in columns]
-        cells.append(f"{row['margin_ratio']:.2f}" if "margin_ratio" in row else "")
-        lines.append(f"| {names[row['what']]} | {row['shape']} | {row['deputies']} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| peak MiB besides parameters and gradients | shape | stock | main only | 3 deputies | with the margin loss |",
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for row in memory:
-        peaks = row["peak_mib"]
-        cells = [
-            f"{peaks[name]:,.0f}" if name in peaks else ""
-            for name in ("stock", "main only", "auto", "auto, margin loss")
-        ]
-        lines.append(f"| {names[row['way']]} | {row['shape']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/moesumm_speed.py`"])
+    timed = [row for way in ways for row in rows_of(record, way)]
+    names = {name for row in timed for name in row["times"]}
+    columns = {"main only": "main only", "auto": "auto"}
+    columns |= {name: new for new, old in IMPLEMENTATIONS.items() for name in (new, old) if name in names}
+    rows, memory = [], []
+    for row in timed:
+        cells = [f"{ratio(row, name, 'stock'):.2f}" if name in row["times"] else "" for name in columns]
+        margin = f"{ratio(row, 'auto, margin loss', 'auto'):.2f}" if "auto, margin loss" in row["times"] else ""
+        rows.append((ways[row["what"]], row["shape"], row["deputies"], *cells, margin))
+    for row in rows_of(record, "memory"):
+        peaks, names = row["peak_mib"], ("stock", "main only", "auto", "auto, margin loss")
+        cells = (f"{peaks[name]:,.0f}" if name in peaks else "" for name in names)
+        memory.append((ways[row["way"]], row["shape"], *cells))
+    header = (
+        "peak MiB besides parameters and gradients",
+        "shape",
+        "stock",
+        "main only",
+        "3 deputies",
+        "with the margin loss",
+    )
+    lines = ["Time of a BART with deputies of 512 relative to the stock BART with the same weights:", ""]
+    lines += table(("", "shape", "deputies", *columns.values(), "margin loss, to a step without"), rows)
+    return page([*lines, "", *table(header, memory)], record, "moesumm_speed.py")
 
 
 def moesumm_quality() -> str:
-    return quality(
-        "moesumm_quality",
-        "from the backbone on the\nmix",
-        "`python benchmarks/moesumm_quality.py --data PATH --work FOLDER`",
-    )
+    """Systems trained alike, in all settings."""
+    return quality("moesumm_quality", "from the backbone on the\nmix", "moesumm_quality.py --data PATH --work FOLDER`")
 
 
 def moesumm_authors() -> str:
-    command = (
-        "`python benchmarks/moesumm_quality.py ... --name moesumm_authors` (the whole command is in its first lines)"
-    )
+    """Training as in the authors' code."""
+    command = "moesumm_quality.py ... --name moesumm_authors` (the whole command is in its first lines)"
     return quality("moesumm_authors", "from MoeSumm with\nits defaults", command)
 
 
@@ -83,25 +68,19 @@ def quality(name: str, difference: str, command: str) -> str:
     """The table of a record of moesumm_quality.py; `difference` names the baseline in its caption."""
     record = load(name)
     settings = {result["setting"]: result for result in record["results"]}
-    systems = list(dict.fromkeys(row["system"] for result in settings.values() for row in result["scores"]))
-    lines = [
-        f"Mean of ROUGE-1, -2 and -L (F1, stemmed) over three data sets; in brackets the difference {difference} with its 95 "
-        "per cent interval over documents, and in how many runs it has this sign:",
-        "",
-        f"| | {' | '.join(settings)} |",
-        "| --- |" + " --- |" * len(settings),
-    ]
+    systems = dict.fromkeys(row["system"] for result in settings.values() for row in result["scores"])
 
     def of_all(rows: list[dict], system: str) -> dict:
         return next((row for row in rows if row["system"] == system and row["data set"] == "mean of all"), {})
 
-    for system in systems:
-        cells = []
-        for result in settings.values():
-            score, test = of_all(result["scores"], system), of_all(result["tests"], system)
-            cell = f"{score['mean R']:.2f}" if score else ""
-            if test:
-                cell += f" ({test['difference']:+.2f}, {test['low']:+.2f} to {test['high']:+.2f}; {test['agree']})"
-            cells.append(cell)
-        lines.append(f"| {SYSTEMS.get(system, system)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+    def cell(result: dict, system: str) -> str:
+        score, test = of_all(result["scores"], system), of_all(result["tests"], system)
+        interval = "{difference:+.2f}, {low:+.2f} to {high:+.2f}; {agree}".format(**test) if test else ""
+        return (f"{score['mean R']:.2f}" if score else "") + (f" ({interval})" if test else "")
+
+    rows = ((SYSTEMS.get(name, name), *(cell(result, name) for result in settings.values())) for name in systems)
+    title = (
+        f"Mean of ROUGE-1, -2 and -L (F1, stemmed) over three data sets; in brackets the difference {difference} with its 95 "
+        "per cent interval over documents, and in how many runs it has this sign:"
+    )
+    return page([title, "", *table(("", *settings), rows)], record, command).removesuffix("`")

@@ -1,53 +1,52 @@
 """Tables of keyphrases at scale: many documents, and a server under load."""
 
-from . import load, provenance
+from . import grouped, load, page, provenance, table
 
 
 def serving() -> str:
     """Throughput and latency of the server by number of clients."""
-    record = load("serving")
-    settings = record["settings"]
-    lines = [
-        "| clients | documents a second | latency, median | 99% of requests | documents per batch | refused (503) | refused after, median / 99% | server's memory |",
-        "| --- |" + " --- |" * 7,
-    ]
+    record, lines = load("serving"), []
     for row in record["results"]:
-        values = [row.get(f"refused_p{q}_ms") for q in (50, 99)]
-        after = " / ".join(f"{value:,.0f} ms" for value in values if value is not None)
-        lines.append(
-            f"| {row['clients']} | {row['documents_per_second']:.1f} | {row['p50_ms']:,.0f} ms | {row['p99_ms']:,.0f} ms | "
-            f"{row['mean_batch']:.1f} | {row['refused']:,} | {after} | {row['server_megabytes']:,} MB |"
-        )
+        refused = [row.get(f"refused_p{q}_ms") for q in (50, 99)]
+        waits = (f"{row[f'p{q}_ms']:,.0f} ms" for q in (50, 99))
+        after = " / ".join(f"{value:,.0f} ms" for value in refused if value is not None)
+        cells = (f"{row['mean_batch']:.1f}", f"{row['refused']:,}", after, f"{row['server_megabytes']:,} MB")
+        lines.append((row["clients"], f"{row['documents_per_second']:.1f}", *waits, *cells))
+    header = (
+        "clients",
+        "documents a second",
+        "latency, median",
+        "99% of requests",
+        "documents per batch",
+        "refused (503)",
+    )
+    settings = record["settings"]
     note = (
         f"{settings['seconds']:.0f} seconds each, {settings['documents']} documents of {settings['words']:.0f} words, queue of {settings['max-queue']}; clients and "
-        f"server share the cores. {provenance(record)} `python benchmarks/serving.py --data FILE`"
+        "server share the cores. "
     )
-    return "\n".join([*lines, "", note])
+    lines = table((*header, "refused after, median / 99%", "server's memory"), lines)
+    return page(lines, record, "serving.py --data FILE", note)
 
 
 def many_documents() -> str:
     """Documents a second by engine, and what became of the rows."""
-    record = load("many_documents")
-    settings = record["settings"]
-    lines = [
-        "| | documents a second | times the first | MB of a worker, early | at the end | lost | twice | with an error | same keyphrases |"
-    ]
-    lines.append("| --- |" + " --- |" * 8)
+    record, lines = load("many_documents"), []
     for name, result in record["results"].items():
         last = result["rounds"][-1]
-        same = "" if "same_keyphrases" not in last else f"{100 * last['same_keyphrases']:.1f}%"
-        lines.append(
-            f"| {name} | {result['documents_per_second']:.1f} | {result['ratio_to_first']:.2f} | {last['worker_megabytes_early']:,.0f} | "
-            f"{last['worker_megabytes_late']:,.0f} | {last['lost']} | {last['twice']} | "
-            f"{last['errors']} | {same} |"
-        )
-    lowest, highest = memory_of_workers(record)
+        speeds = (f"{result['documents_per_second']:.1f}", f"{result['ratio_to_first']:.2f}")
+        memory = (f"{last[f'worker_megabytes_{when}']:,.0f}" for when in ("early", "late"))
+        same = f"{100 * last['same_keyphrases']:.1f}%" if "same_keyphrases" in last else ""
+        lines.append((name, *speeds, *memory, last["lost"], last["twice"], last["errors"], same))
+    header = ("", "documents a second", "times the first", "MB of a worker, early", "at the end")
+    settings, (lowest, highest) = record["settings"], memory_of_workers(record)
     note = (
         f"{settings['documents']:,} documents, {settings['bad_rows']} of them without a text, from Parquet to Parquet, one core per process, "
         f"start-up not counted. Over the time a worker's memory goes up and down with the lengths of its batches, from {lowest:,} to {highest:,} MB. "
-        f"{provenance(record)} `python benchmarks/many_documents.py --data PATH --documents {settings['documents']}`"
     )
-    return "\n".join([*lines, "", note, "", memory_over_time()])
+    lines = table((*header, "lost", "twice", "with an error", "same keyphrases"), lines)
+    command = f"many_documents.py --data PATH --documents {settings['documents']}"
+    return "\n".join([page(lines, record, command, note), "", memory_over_time()])
 
 
 def memory_over_time() -> str:
@@ -81,45 +80,42 @@ def memory_of_workers(record: dict) -> tuple[int, int]:
 
 def killed_runs() -> str:
     """What became of runs that were killed."""
-    record = load("killed_runs")
-    settings = record["settings"]
-    lines = ["| engine, killed | moments | blocks finished by then | rows lost | rows twice | same rows | same bytes |"]
-    lines.append("| --- |" + " --- |" * 6)
-    for name in dict.fromkeys(row["kind"] for row in record["results"]):
-        rows = [row for row in record["results"] if row["kind"] == name]
+    record, lines = load("killed_runs"), []
+    for name, rows in grouped(record["results"], "kind").items():
         finished = [row["blocks_finished"] for row in rows]
         lost, twice = (sum(row[key] for row in rows) for key in ("lost", "twice"))
-        rows_same, same = (
-            sum(row[key] and not row["blocks_different"] for row in rows) for key in ("same_rows", "same_bytes")
-        )
-        lines.append(
-            f"| {name} | {len(rows)} | {min(finished)} to {max(finished)} | {lost} | {twice} | {rows_same} of {len(rows)} | "
-            f"{same} of {len(rows)} |"
-        )
+        same = (sum(row[key] and not row["blocks_different"] for row in rows) for key in ("same_rows", "same_bytes"))
+        moments = (len(rows), f"{min(finished)} to {max(finished)}")
+        lines.append((name, *moments, lost, twice, *(f"{count} of {len(rows)}" for count in same)))
+    settings = record["settings"]
     note = (
         f"{settings['documents']:,} documents in blocks of {settings['block_size']}, or fewer long ones, a tiny model. The moments go from the start to "
         "the joining of the blocks. Runs that lost a worker or a node went on by themselves; the others were repeated. Finished blocks are compared "
-        f"when the run is killed, the output at the end. {provenance(record)} `python benchmarks/killed_runs.py --data PATH --documents {settings['documents']}`"
+        "when the run is killed, the output at the end. "
     )
-    return "\n".join([*lines, "", note])
+    header = (
+        "engine, killed",
+        "moments",
+        "blocks finished by then",
+        "rows lost",
+        "rows twice",
+        "same rows",
+        "same bytes",
+    )
+    return page(table(header, lines), record, f"killed_runs.py --data PATH --documents {settings['documents']}", note)
 
 
 def corpus_growth() -> str:
     """Memory and documents a second by the number of documents and workers."""
-    record = load("corpus_growth")
-    lines = [
-        "| documents | workers | documents a second | MB of a worker, early | at the end | MB of the command | lost | twice | bad rows |"
-    ]
-    lines.append("| --- |" + " --- |" * 8)
+    record, lines = load("corpus_growth"), []
     for row in sorted(record["results"], key=lambda row: (row["workers"], row["documents"])):
-        workers = row["workers"] or "none (local)"
+        fields = ("documents_per_second", "worker_megabytes_early", "worker_megabytes_late", "command_megabytes")
         reported = f"{row['errors']:,} of {-(-row['documents'] // record['settings']['bad_rows']):,} reported"
-        lines.append(
-            f"| {row['documents']:,} | {workers} | {row['documents_per_second']:.0f} | {row['worker_megabytes_early']:.0f} | "
-            f"{row['worker_megabytes_late']:.0f} | {row['command_megabytes']:.0f} | {row['lost']} | {row['twice']} | {reported} |"
-        )
+        cells = (*(f"{row[field]:.0f}" for field in fields), row["lost"], row["twice"], reported)
+        lines.append((f"{row['documents']:,}", row["workers"] or "none (local)", *cells))
     note = (
         "From Parquet to Parquet, start-up included, one core per process; a tiny model with random weights, so that these are the limits of "
-        f"everything but the model. {provenance(record)} `python benchmarks/corpus_growth.py --data PATH`"
+        "everything but the model. "
     )
-    return "\n".join([*lines, "", note])
+    header = ("documents", "workers", "documents a second", "MB of a worker, early", "at the end", "MB of the command")
+    return page(table((*header, "lost", "twice", "bad rows"), lines), record, "corpus_growth.py --data PATH", note)

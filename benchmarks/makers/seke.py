@@ -1,8 +1,8 @@
 """Tables of keyphrase extraction."""
 
-from statistics import mean, stdev
+from statistics import mean
 
-from . import load, provenance
+from . import grouped, load, milliseconds, page, ratio, rows_of, spread, table
 
 NAMES = {
     "moe_rnn": "SEKE (MoE+RNN)",
@@ -24,153 +24,110 @@ def seke_inspec() -> str:
     record = load("seke_inspec")
     heads = record["results"]
     epochs = sorted({row["epoch"] for head in heads.values() for row in head["epochs"]})
-    lines = [
-        "F1@5 / F1@10 (convention `seke`) on Inspec's 500 test documents after each epoch on 1,200 others, MiniLM-L6 with LoRA:",
-        "",
-        "| | " + " | ".join(f"epoch {epoch}" for epoch in epochs) + " |",
-        "| --- |" + " --- |" * len(epochs),
-    ]
-
-    def add(name: str, scores: dict[int, tuple[float, float]]):
-        cells = ("{:.1f} / {:.1f}".format(*scores[epoch]) if epoch in scores else "" for epoch in epochs)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-
+    rows = []
     for head, result in heads.items():
         tuned = {row["epoch"]: (row["threshold_f1@5"], row["threshold_f1@10"]) for row in result["checkpoints"]}
-        add(f"{NAMES[head]}, threshold from validation documents", tuned)
         most_likely = {row["epoch"]: (row["test_f1@5"], row["test_f1@10"]) for row in result["epochs"]}
-        add(f"{NAMES[head]}, most likely labels", most_likely)
-        add(f"the authors' script, {NAMES[head]}", dict(enumerate(AUTHORS.get(head, []), start=1)))
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_inspec.py --data PATH`"])
+        for name, scores in (
+            (f"{NAMES[head]}, threshold from validation documents", tuned),
+            (f"{NAMES[head]}, most likely labels", most_likely),
+            (f"the authors' script, {NAMES[head]}", dict(enumerate(AUTHORS.get(head, []), start=1))),
+        ):
+            rows.append((name, *("{:.1f} / {:.1f}".format(*scores[e]) if e in scores else "" for e in epochs)))
+    title = "F1@5 / F1@10 (convention `seke`) on Inspec's 500 test documents after each epoch on 1,200 others, MiniLM-L6 with LoRA:"
+    lines = [title, "", *table(("", *(f"epoch {epoch}" for epoch in epochs)), rows)]
+    return page(lines, record, "seke_inspec.py --data PATH")
 
 
 def seke_head() -> str:
     """Times of the head's implementations."""
     record = load("seke_head")
-    lines = [
-        "Implementations of the head, forward and backward, d = 384, in milliseconds:",
-        "",
-        "| documents x longest (tokens) | experts: loop, dense, sorted | BiLSTM: packed, padded passes | head: plain, ours |",
-        "| --- | --- | --- | --- |",
-    ]
-    sizes = {}
+    sizes: dict[str, list[str]] = {}
     for row in record["results"]:
         if row["way"] == "forward and backward":
             size = f"{row['documents']} x {row['longest']} ({row['tokens']:,})"
-            times = ", ".join(f"{entry['median_ms']:.0f}" for entry in row["times"].values())
-            sizes.setdefault(size, []).append(f"{times} ({row['ratio']:.2f}x)")
-    lines += [f"| {size} | " + " | ".join(cells) + " |" for size, cells in sizes.items()]
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_head.py`"])
+            times = milliseconds(row)
+            cell = f"{', '.join(f'{time:.0f}' for time in times)} ({times[0] / times[-1]:.2f}x)"
+            sizes.setdefault(size, []).append(cell)
+    header = (
+        "documents x longest (tokens)",
+        "experts: loop, dense, sorted",
+        "BiLSTM: packed, padded passes",
+        "head: plain, ours",
+    )
+    lines = ["Implementations of the head, forward and backward, d = 384, in milliseconds:", ""]
+    return page([*lines, *table(header, ((size, *cells) for size, cells in sizes.items()))], record, "seke_head.py")
+
+
+def added_time(row: dict, heads: list[str]) -> list[str]:
+    """What parts of the head add to the time of the vanilla head."""
+    return [f"{100 * (ratio(row, name, 'vanilla') - 1):+.0f}%" for name in heads]
 
 
 def seke_speed_cuda() -> str:
     """Cost of the head's parts and of dropout on a GPU."""
     record = load("seke_speed_cuda")
-    size = record["settings"]["batch"]
-    parts = [row for row in record["results"] if row["what"] == "parts"]
-    heads = [name for name in parts[0]["more_percent"] if name != "vanilla"]
-    lines = [
-        f"| MiniLM-L6, {2 * size} documents | vanilla head | {' | '.join(heads)} |",
-        "| --- |" + " --- |" * (len(heads) + 1),
-    ]
-    for row in parts:
-        cells = " | ".join(f"{row['more_percent'][name]:+.0f}%" for name in heads)
-        lines.append(f"| {row['way']} | {row['times']['vanilla']['median_ms']:.0f} ms | {cells} |")
-    for row in record["results"]:
-        if row["what"] == "dropout":
-            with_dropout, without = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
-            lines += [
-                "",
-                f"One training step, {size} documents, {row['kind']}: {with_dropout}, without attention dropout {without}.",
-            ]
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH --device cuda`"])
+    size, parts = record["settings"]["batch"], rows_of(record, "parts")
+    heads = [name for name in parts[0]["times"] if name != "vanilla"]
+    rows = ((row["way"], f"{milliseconds(row, 'vanilla')[0]:.0f} ms", *added_time(row, heads)) for row in parts)
+    lines = table((f"MiniLM-L6, {2 * size} documents", "vanilla head", *heads), rows)
+    for row in rows_of(record, "dropout"):
+        times = " ms, without attention dropout ".join(f"{time:.0f}" for time in milliseconds(row))
+        lines += ["", f"One training step, {size} documents, {row['kind']}: {times} ms."]
+    return page(lines, record, "seke_speed.py --data PATH --device cuda")
 
 
 def seke_speed() -> str:
     """Speed and memory of the head, documents per second, and the cost of parts and dropout."""
     record = load("seke_speed")
-    names = ("head", "documents", "parts", "dropout")
-    parts = {what: [row for row in record["results"] if row["what"] == what] for what in names}
-    lines = [
-        "| the head, 8 documents | | straightforward, padded to 256 | ours | faster |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in parts["head"]:
-        cells = (
-            f"{row['times'][name]['median_ms']:.0f} ms, {row['peak_MiB'][name]:,.0f} MiB" for name in ("plain", "ours")
-        )
-        lines.append(
-            f"| {row['width']}, {row['documents']} | {row['way']} | {' | '.join(cells)} | {row['ratio']:.2f}x |"
-        )
-    lines += [
-        "",
-        f"| {record['settings']['documents']} documents, texts to keyphrases, MiniLM-L6 | straightforward | ours | faster | ours, without truncation |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in parts["documents"]:
+    heads = []
+    for row in rows_of(record, "head"):
+        cells = (f"{milliseconds(row, n)[0]:.0f} ms, {row['peak_MiB'][n]:,.0f} MiB" for n in ("plain", "ours"))
+        heads.append((f"{row['width']}, {row['documents']}", row["way"], *cells, f"{ratio(row, 'plain', 'ours'):.2f}x"))
+    documents = []
+    for row in rows_of(record, "documents"):
         plain, ours, whole = (f"{row['rate'][name]:.1f} per second" for name in ("plain", "ours", "whole"))
-        lines.append(f"| {row['kind']} | {plain} | {ours} | {row['ratio']:.2f}x | {whole} |")
-    heads = list(parts["parts"][0]["more_percent"])
-    lines += [
+        documents.append((row["kind"], plain, ours, f"{row['rate']['ours'] / row['rate']['plain']:.2f}x", whole))
+    parts, dropout = rows_of(record, "parts"), rows_of(record, "dropout")
+    names = list(parts[0]["times"])[1:]
+    steps = [
+        (f"MiniLM-L6, {row['kind']}", *(f"{time:.0f} ms" for time in milliseconds(row)), f"{ratio(row, 'dropout 0.1', 'no dropout'):.2f}x")
+        for row in dropout
+    ]  # fmt: skip
+    count = record["settings"]["documents"]
+    lines = [
+        *table(("the head, 8 documents", "", "straightforward, padded to 256", "ours", "faster"), heads),
         "",
-        f"| time added to the vanilla head | {' | '.join(heads[1:])} |",
-        "| --- |" + " --- |" * len(heads[1:]),
-    ]
-    for row in parts["parts"]:
-        lines.append(
-            f"| {row['way']} | " + " | ".join(f"{row['more_percent'][name]:+.0f}%" for name in heads[1:]) + " |"
-        )
-    lines += [
+        *table((f"{count} documents, texts to keyphrases, MiniLM-L6", "straightforward", "ours", "faster", "ours, without truncation"), documents),
         "",
-        "| one training step, 8 documents | attention dropout 0.1 | 0 | faster |",
-        "| --- | --- | --- | --- |",
-    ]
-    for row in parts["dropout"]:
-        cells = (f"{entry['median_ms']:.0f} ms" for entry in row["times"].values())
-        lines.append(f"| MiniLM-L6, {row['kind']} | {' | '.join(cells)} | {row['ratio']:.2f}x |")
-    return "\n".join([*lines, "", provenance(record) + " `python benchmarks/seke_speed.py --data PATH`"])
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+        *table(("time added to the vanilla head", *names), ((row["way"], *added_time(row, names)) for row in parts)),
+        "",
+        *table(("one training step, 8 documents", "attention dropout 0.1", "0", "faster"), steps),
+    ]  # fmt: skip
+    return page(lines, record, "seke_speed.py --data PATH")
 
 
 def seke_quality() -> str:
     """Scores, ranking and calibration on Inspec."""
     record = load("seke_quality")
-    systems: dict[str, list[dict]] = {}
-    for row in record["results"]:
-        systems.setdefault(row["system"], []).append(row)
+    systems = grouped(record["results"], "system")
     order = [*(name for name in NAMES if name in systems), *(name for name in systems if name not in NAMES)]
-    names = list(systems[order[0]][0]["test"]["by score"])
-    lines = [
-        "Inspec's test documents, in percent, means and standard deviations over seeds (`lexperts` and `seke` are rules for matching gold keyphrases):",
-        "",
-        f"| | seeds | {' | '.join(names)} |",
-        "| --- | --- |" + " --- |" * len(names),
-    ]
+    trained, names = [name for name in order if name in NAMES], list(systems[order[0]][0]["test"]["by score"])
+    scores, ranking, calibration = [], [], []
     for system in order:
         rows = systems[system]
         cells = (spread([row["test"]["by score"][name] for row in rows]) for name in names)
-        lines.append(f"| {NAMES.get(system, system)} | {len(rows)} | {' | '.join(cells)} |")
-    trained = [name for name in order if name in NAMES]
-    lines += [
-        "",
-        "| F1@5, `lexperts` | validation, by score | in text order | test, by score | in text order |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+        scores.append((NAMES.get(system, system), len(rows), *cells))
     for system in trained:
-        cells = (
-            spread([row[split][way]["F1@5, lexperts"] for row in systems[system]])
-            for split in ("validation", "test")
-            for way in ("by score", "by place")
-        )
-        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} |")
-    lines += ["", "| calibration error, test | before | after | temperature |", "| --- | --- | --- | --- |"]
-    for system in trained:
-        rows = [row["calibration"] for row in systems[system]]
-        cells = [spread([100 * row[when] for row in rows]) for when in ("before", "after")]
-        lines.append(f"| {NAMES[system]} | {' | '.join(cells)} | {mean(row['temperature'] for row in rows):.2f} |")
-    command = "`python benchmarks/seke_quality.py --data PATH --work FOLDER`"
-    return "\n".join([*lines, "", f"{provenance(record)} {command}"])
+        rows = systems[system]
+        places = [(split, way) for split in ("validation", "test") for way in ("by score", "by place")]
+        cells = (spread([row[split][way]["F1@5, lexperts"] for row in rows]) for split, way in places)
+        ranking.append((NAMES[system], *cells))
+        found = [row["calibration"] for row in rows]
+        errors = (spread([100 * row[when] for row in found]) for when in ("before", "after"))
+        calibration.append((NAMES[system], *errors, f"{mean(row['temperature'] for row in found):.2f}"))
+    title = "Inspec's test documents, in percent, means and standard deviations over seeds (`lexperts` and `seke` are rules for matching gold keyphrases):"
+    header = ("F1@5, `lexperts`", "validation, by score", "in text order", "test, by score", "in text order")
+    lines = [title, "", *table(("", "seeds", *names), scores), "", *table(header, ranking), ""]
+    lines += table(("calibration error, test", "before", "after", "temperature"), calibration)
+    return page(lines, record, "seke_quality.py --data PATH --work FOLDER")
