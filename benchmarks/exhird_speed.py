@@ -136,7 +136,7 @@ def layer_call(length: int, implementation: str, way: str):
     for p in layer.parameters():
         torch.nn.init.uniform_(p, -0.1, 0.1)
     x, mask = torch.randn(1, length, 512, requires_grad=True), torch.ones(1, length, dtype=torch.bool)
-    return both_ways(lambda: layer(x, mask), [x, *layer.parameters()])[way]
+    return both_ways(lambda: layer(x, mask)[0], [x, *layer.parameters()])[way]
 
 
 def peak(length: int, implementation: str, way: str) -> float:
