@@ -314,7 +314,7 @@ def test_adapters_of_experts_are_exchanged_and_stacked(case):
     assert not torch.allclose(case.read(model), of_a, atol=1e-4)
     model.set_adapter("a")
     assert_close(case.read(model), of_a, rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="add_weighted_adapter does not support targeting nn.Parameter"):
+    with pytest.raises(ValueError, match="add_weighted_adapter.*nn.Parameter"):
         model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="cat")
     model.base_model.set_adapter(["a", "b"])
     stacked = case.read(model)

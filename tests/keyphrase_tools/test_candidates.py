@@ -250,7 +250,7 @@ def test_a_threshold_has_no_effect_on_candidates(lookup):
 
 def test_a_longer_window_has_room_for_a_longer_candidate(lookup):
     text = "x " * 15 + "b"
-    with pytest.raises(ValueError, match="16 sub-tokens, but a window of max_length=12 has room for 10"):
+    with pytest.raises(ValueError, match="16.*max_length=12.*10"):
         lookup()(text, candidates=[text], max_length=12)
     assert lookup()(text, candidates=[text])[0]["end"] == len(text)
 

@@ -52,7 +52,7 @@ def test_columns_are_kept_as_asked_for(folder):
         KeyphraseExtractor(folder)(batch)
     assert list(KeyphraseExtractor(folder, columns=["n"])(batch)) == ["n", "keyphrases", "error"]
     assert list(KeyphraseExtractor(folder, columns=[])(batch)) == ["keyphrases", "error"]
-    with pytest.raises(ValueError, match="no column 'body'. Its columns are 'text', 'keyphrases', 'n'"):
+    with pytest.raises(ValueError, match="'body'.*'text', 'keyphrases', 'n'"):
         KeyphraseExtractor(folder, "body", columns=[])(batch)
 
 
@@ -143,7 +143,7 @@ def test_errors_of_options_and_models_are_raised_when_the_model_is_loaded(folder
 def test_a_folder_without_weights_is_named_with_what_it_lacks(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
-    with pytest.raises(OSError, match="could not be opened: .*no file named model.safetensors") as error:
+    with pytest.raises(OSError, match="no.*model.safetensors") as error:
         KeyphraseExtractor(tmp_path / "model").describe()
     assert "Traceback" not in str(error.value) and str(error.value).endswith("or a Hub id.")
 

@@ -246,7 +246,7 @@ def test_it_maps_over_a_dataset_and_changes_the_number_of_rows(tiny_tokenizer):
     direct = tokenize_documents(columns, tiny_tokenizer)
     assert {name: list(mapped[name]) for name in mapped.column_names} == direct
     assert all(a <= b for a, b in pairwise(direct["document"]))
-    with pytest.raises(ValueError, match="column 'text' is missing; the columns are 'id', 'title', 'keyphrases'"):
+    with pytest.raises(ValueError, match="'text'.*'id', 'title', 'keyphrases'"):
         dataset.remove_columns("text").map(tokenize_documents, **{**options, "remove_columns": ["id"]})
 
 

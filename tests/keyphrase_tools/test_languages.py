@@ -90,7 +90,7 @@ def test_any_word_has_a_stem_that_does_not_depend_on_other_words(language, word)
 
 @pytest.mark.parametrize("language", ["klingon", "de", "German", "", 5, ["german"]])
 def test_an_unknown_language_is_named_with_the_known_ones(lookup, language):
-    with pytest.raises(ValueError, match=r"language=.* has no stemmer. Use one of 'arabic', 'danish', .*language=None"):
+    with pytest.raises(ValueError, match="language=.*Use.*'arabic', 'danish',.*language=None"):
         lookup()("b", language=language)
     with pytest.raises(ValueError, match="'german'"):
         lookup(language=language)

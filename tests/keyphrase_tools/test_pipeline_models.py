@@ -68,7 +68,7 @@ def test_a_long_document_is_refused_by_number(lookup):
     with pytest.raises(ValueError, match=message):
         lookup()(documents, on_long="error")
     assert len(lookup()(documents[:3] + ["b " * 62], on_long="error")) == 4
-    with pytest.raises(ValueError, match="on_long='cut' is not known. Use one of 'window', 'error', 'truncate'"):
+    with pytest.raises(ValueError, match="on_long='cut'.*Use.*'window', 'error', 'truncate'"):
         lookup()("b", on_long="cut")
 
 

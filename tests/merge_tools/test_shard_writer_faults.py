@@ -153,7 +153,7 @@ def test_a_source_truncated_while_it_is_read_raises_an_error(tmp_path, monkeypat
         return read(handle, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", cut_then_read)
-    with pytest.raises(MergeError, match="model.safetensors was truncated while 'a' was read"):
+    with pytest.raises(MergeError, match="model.safetensors.*'a'"):
         scan_file(file, read_header(file))
     monkeypatch.undo()
     save_file({"a": torch.zeros(1 << 20)}, file)

@@ -282,7 +282,7 @@ def test_inspect_reports_a_damaged_mixture(experts, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     assert inspect(folder)["parameters"]
     edit_json(folder / "merge_record.json", recipe=None)
-    with pytest.raises(MergeError, match="merge_record.json is missing the key 'recipe'"):
+    with pytest.raises(MergeError, match="merge_record.json.*'recipe'"):
         inspect(folder)
     (folder / "merge_record.json").write_text("{")
     with pytest.raises(MergeError, match="merge_record.json cannot be read"):
@@ -333,7 +333,7 @@ def test_verify_finds_sources_from_any_working_folder_and_where_they_were_moved(
     with pytest.raises(MergeError, match="use --source birds=FOLDER|use --source base=FOLDER"):
         verify("out")
     assert verify("out", sources={"birds": moved})["ok"]
-    with pytest.raises(MergeError, match="no source 'bird'. Did you mean 'birds'"):
+    with pytest.raises(MergeError, match="'bird'.*'birds'"):
         verify("out", sources={"bird": moved})
     flip(tmp_path / "elsewhere" / "renamed", SHARED)
     assert "base:" in verify("out", sources={"birds": moved})["faults"][0]

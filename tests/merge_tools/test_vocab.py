@@ -310,9 +310,7 @@ def test_tokenizer_source_must_be_a_source_with_a_tokenizer(chat, tmp_path):
     recipe = recipe_of(chat.values(), base_model=str(chat["plain"]))
     assert read_recipe(recipe).tokenizer_source is None
     assert read_recipe(recipe, tokenizer_source=str(chat["chat"])).tokenizer_source == "chat"  # as in mergekit
-    with pytest.raises(
-        MergeError, match="tokenizer_source in the recipe must be base, union or the name of an expert, got 3"
-    ):
+    with pytest.raises(MergeError, match="tokenizer_source.*3"):
         read_recipe(recipe, tokenizer_source=3)
     (error,) = check(recipe, tokenizer_source="cat", allow=["vocab"]).errors
     assert "'cat'" in error.message and "'chat'" in error.message

@@ -253,7 +253,7 @@ def test_long_documents_may_be_cut_kept_or_refused(tokenizer, warnings):
     assert warnings == []
     with pytest.raises(
         ValueError,
-        match="Document 1 .* 4 words and 6 target words, .*max_source_length=3, max_target_length=9",
+        match="1.*4.*6.*max_source_length=3, max_target_length=9",
     ):
         tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="error")
     capped = tokenize_documents(LONG, tokenizer, max_source_length=None, max_target_length=9, max_phrases=2)
@@ -290,9 +290,9 @@ def test_a_hundred_thousand_words_are_read_in_seconds(tokenizer):
 
 
 def test_wrong_columns_and_options_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="'text' is missing; the columns are 'abstract', 'keyphrases'"):
+    with pytest.raises(ValueError, match="'text'.*'abstract', 'keyphrases'"):
         tokenize_documents({"abstract": ["a"], "keyphrases": ["a"]}, tokenizer)
-    with pytest.raises(ValueError, match="'keyphrases' is missing; the columns are 'text'"):
+    with pytest.raises(ValueError, match="'keyphrases'.*'text'"):
         tokenize_documents({"text": ["a"]}, tokenizer)
     with pytest.raises(ValueError, match="'head' is missing"):
         tokenize_documents(BATCH, tokenizer, title_column="head")

@@ -165,7 +165,7 @@ def test_without_a_table_or_ids_a_mask_is_required(tiny_hypernet, batch):
     embeds = model.get_input_embeddings()(batch["input_ids"])
     masks = {"main_mask": batch["token_type_ids"], "word_start_mask": batch["token_type_ids"]}
     inputs = {"inputs_embeds": embeds, "attention_mask": batch["attention_mask"]}
-    with pytest.raises(ValueError, match="word_start_mask=None and there are no input_ids"):
+    with pytest.raises(ValueError, match="word_start_mask=None.*input_ids"):
         model(**inputs, main_mask=masks["main_mask"])
     assert torch.isfinite(model(**inputs, **masks).logits).all()
     with pytest.raises(ValueError, match=r"word_start_mask has the shape \(3, 1\)"):

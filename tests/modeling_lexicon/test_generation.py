@@ -192,7 +192,7 @@ def test_rows_that_are_repeated_chosen_or_reordered_take_their_decisions_along(p
             (torch.tensor([0, 0, 1, 1, 2, 2]), lambda cache: cache.batch_repeat_interleave(2)),
         ):
             assert_close(step(move, rows), expected[rows], rtol=0, atol=1e-5)
-        with pytest.raises(ValueError, match=r"decisions for 3 rows, and this call has 2.*batch_select_indices"):
+        with pytest.raises(ValueError, match="3.*2.*batch_select_indices"):
             cache = model(**inputs)[CACHE]
             model(token[:2], cache=cache)
 

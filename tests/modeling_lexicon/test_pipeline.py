@@ -258,9 +258,7 @@ def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer,
     assert "Bank," in text and "w199" in text and "w201" in text and "w0 " not in text and "w299" not in text
     assert 200 < len(generator.build_prompt("bank", row["context"])) <= 248
     assert define(row)["definition"] is not None
-    with pytest.raises(
-        ValueError, match="The context of 'bank' has .* tokens, and the model 256 positions, 8 of them for"
-    ):
+    with pytest.raises(ValueError, match="'bank'.*256.*8"):
         define(row, on_long="error")
     with pytest.raises(ValueError, match="max_new_tokens=250"):
         define(row, max_new_tokens=250)

@@ -48,13 +48,11 @@ def test_the_same_settings_resume_and_others_are_named(tmp_path):
     (tmp_path / "checkpoint-4").mkdir()
     (tmp_path / "checkpoint-4" / "trainer_state.json").write_text('{"epoch": ')
     assert open_run(tmp_path).start == str(tmp_path / "checkpoint-2")
-    with pytest.raises(
-        SettingsMismatchError, match="learning_rate=5e-05 before, 0.5 now. Use another --output-dir, or --overw"
-    ):
+    with pytest.raises(SettingsMismatchError, match="learning_rate=5e-05.*0.5.*Use.*--output-dir,.*--overw"):
         open_run(tmp_path, learning_rate=0.5)
-    with pytest.raises(SettingsMismatchError, match="use_moe=True before, False now; seed=42 before, 1 now"):
+    with pytest.raises(SettingsMismatchError, match="use_moe=True.*False.*seed=42.*1"):
         open_run(tmp_path, Options(use_moe=False), seed=1)
-    with pytest.raises(SettingsMismatchError, match="script=a/train.py before, b/train.py now"):
+    with pytest.raises(SettingsMismatchError, match="script=a/train.py.*b/train.py"):
         run_folder.open_run("b/train.py", training(tmp_path), Options())
 
 
@@ -153,7 +151,7 @@ def test_overwriting_a_finished_run_removes_the_files_that_its_record_names(tmp_
     left_by_a_run(tmp_path).mark_finished()
     (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
     before = content(tmp_path)
-    with pytest.raises(SettingsMismatchError, match=r"notes.txt, .* run_settings.json does not name it"):
+    with pytest.raises(SettingsMismatchError, match="notes.txt,.*run_settings.json"):
         open_run(tmp_path, overwrite=True)
     assert content(tmp_path) == before
     (tmp_path / "checkpoint-2" / "notes.txt").unlink()

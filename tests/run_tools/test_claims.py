@@ -110,9 +110,7 @@ def test_a_record_names_files_of_its_own_folder_only(name, claim):
 def test_a_file_that_has_changed_is_refused_until_it_is_deleted(claim):
     path = claim.folder / "b.jsonl"
     path.write_bytes(b"tw")
-    with pytest.raises(
-        UserError, match=r"b\.jsonl is not as this run wrote it: it has 2 bytes, not 4. Delete this file"
-    ):
+    with pytest.raises(UserError, match=r"b\.jsonl.*2.*4"):
         Claim.read(claim.folder)
     path.unlink()
     assert list(Claim.read(claim.folder).complete()) == ["a.jsonl"]

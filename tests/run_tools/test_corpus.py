@@ -79,7 +79,7 @@ def test_folders_and_patterns(tmp_path):
     for i, row in enumerate(ROWS):
         write_parquet(folder / f"part-{i}.parquet", [row])
     write_parquet(folder / "_hidden.parquet", ROWS)
-    with pytest.raises(ValueError, match=r"different formats, .parquet, .txt. Pass a pattern such as '\*.parquet'"):
+    with pytest.raises(ValueError, match=r".parquet, .txt.*Pass.*'\*.parquet'"):
         Corpus(folder)
     corpus = Corpus(f"{folder}/part-*.parquet")
     assert contents(corpus) == EXPECTED and corpus.documents == 4
@@ -142,7 +142,7 @@ def test_rows_that_cannot_be_read_are_reported(tmp_path):
 def test_a_missing_column_is_named_with_those_that_exist(suffix, tmp_path):
     write = {"parquet": write_parquet, "csv": write_csv}[suffix]
     write(tmp_path / f"a.{suffix}", ROWS)
-    with pytest.raises(ValueError, match=r"no column 'body'. Its columns are 'id', 'title', 'text'. Use --text-column"):
+    with pytest.raises(ValueError, match="'body'.*'id', 'title', 'text'.*Use --text-column"):
         Corpus(tmp_path / f"a.{suffix}", "body")
     with pytest.raises(ValueError, match="no column 'year'. Its columns are"):
         Corpus(tmp_path / f"a.{suffix}", keep=["year"])
@@ -153,10 +153,10 @@ def test_a_missing_column_is_named_with_those_that_exist(suffix, tmp_path):
 def test_files_with_different_columns_are_named(tmp_path):
     write_parquet(tmp_path / "a.parquet", ROWS)
     write_parquet(tmp_path / "b.parquet", [{"body": "graph"}])
-    with pytest.raises(ValueError, match="b.parquet has no column 'text'. Its columns are 'body'.*All files need"):
+    with pytest.raises(ValueError, match="b.parquet.*'text'.*'body'.*All"):
         Corpus(tmp_path)
     write_parquet(tmp_path / "b.parquet", [{"text": 3}])
-    with pytest.raises(ValueError, match="'text' of .*b.parquet has the type int64, not string"):
+    with pytest.raises(ValueError, match="'text'.*b.parquet.*int64"):
         Corpus(tmp_path)
     write_jsonl(tmp_path / "a.jsonl", ROWS)
     write_jsonl(tmp_path / "b.jsonl", [{"body": "graph"}])
@@ -260,7 +260,7 @@ def test_a_text_file_that_cannot_be_read_has_its_path_as_id(tmp_path):
 def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "graph", "year": 1}])
     write_jsonl(tmp_path / "b.jsonl", [{"text": "cut", "year": 2}])
-    with pytest.warns(UserWarning, match="have no column 'yaer', only 'text', 'year'") as found:
+    with pytest.warns(UserWarning, match="'yaer',.*'text', 'year'") as found:
         Corpus(tmp_path, keep=["yaer"])
     assert len(found) == 1  # not for each file
     with pytest.warns(UserWarning, match="have no column 'headlin'"):
@@ -319,7 +319,7 @@ def test_a_byte_order_mark_names_the_encoding(name, encoding, tmp_path):
 
 def test_options_of_text_files(tmp_path):
     (tmp_path / "a.csv").write_bytes("id;text\n1;naïve, graph\n".encode("cp1252"))
-    with pytest.raises(ValueError, match="Its columns are 'id;text'. Use --delimiter ';'"):
+    with pytest.raises(ValueError, match="'id;text'.*Use --delimiter ';'"):
         Corpus(tmp_path / "a.csv")
     (row,) = Corpus(tmp_path / "a.csv", delimiter=";").read()
     assert row.error == "ValueError: it is not valid UTF-8; pass --encoding"
@@ -334,7 +334,7 @@ def test_options_of_text_files(tmp_path):
 
 def test_utf_16_without_a_byte_order_mark_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"text": "graph"}'.encode("utf-16-le"))
-    with pytest.raises(ValueError, match="No file of .*UTF-16-LE without a byte order mark; pass --encoding utf-16-le"):
+    with pytest.raises(ValueError, match="UTF-16-LE.*--encoding utf-16-le"):
         Corpus(tmp_path / "a.jsonl")
     assert [row.values["text"] for row in Corpus(tmp_path / "a.jsonl", encoding="utf-16-le").read()] == ["graph"]
 
@@ -359,7 +359,7 @@ def test_json_files_hold_lines_or_an_array(tmp_path):
 def test_a_missing_id_column_is_an_error(suffix, tmp_path):
     write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl}[suffix]
     write(tmp_path / f"a.{suffix}", ROWS)
-    with pytest.raises(ValueError, match=r"no column 'doi'. Its columns are .*Use --id-column"):
+    with pytest.raises(ValueError, match="'doi'.*Use --id-column"):
         Corpus(tmp_path / f"a.{suffix}", id_column="doi")
 
 

@@ -67,7 +67,7 @@ def test_a_users_file_in_the_parts_is_named_and_stays(unfinished, source):
     output, parts, whole = unfinished
     (parts / "thesis.txt").write_text("mine")
     before = content(parts.parent)
-    with pytest.raises(UserError, match="out.jsonl.parts holds 'thesis.txt', which its record does not name. Move"):
+    with pytest.raises(UserError, match="out.jsonl.parts.*'thesis.txt'"):
         run(source, output)
     assert content(parts.parent) == before
     (parts / "thesis.txt").rename(parts.parent / "thesis.txt")
@@ -295,7 +295,7 @@ def test_a_source_that_changes_while_it_is_read_is_not_joined(source, tmp_path):
             os.truncate(source, 200)
             return super().process_rows(rows)
 
-    with pytest.raises(RuntimeError, match="in.jsonl has changed while it was read, so .*out.jsonl is not written"):
+    with pytest.raises(RuntimeError, match="in.jsonl.*out.jsonl"):
         run(source, tmp_path / "out.jsonl", process=Truncating())
     assert not (tmp_path / "out.jsonl").exists()
 
