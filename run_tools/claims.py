@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from .errors import UserError, short_repr
 from .files import describe_space, write_file
@@ -186,8 +186,8 @@ def remove_lock(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Creates a folder, and locks it until the end of the context or of the process.
+def locked(folder: Path) -> Iterator[IO[bytes]]:
+    """Creates a folder, and locks it until the end of the context and of all processes that inherit the file it yields.
 
     Raises:
         BlockingIOError: if another process has locked it.
@@ -203,7 +203,7 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:  # a file system without locks
             pass
-        yield
+        yield file
 
 
 def is_plain_name(name: object) -> bool:

@@ -2,16 +2,18 @@
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from threading import Thread, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -25,9 +27,8 @@ from typer.testing import CliRunner
 
 from lexperts.cli.merge import app
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.lexicon import preflight
+from lexperts.recipes.lexicon import driver, preflight
 from lexperts.recipes.lexicon import run as recipe
-from lexperts.recipes.lexicon import runner as runner_module
 from lexperts.recipes.lexicon import steps as steps_module
 from modeling_lexicon.data_lexicon import format_prompt
 from tests.recipes.helpers import fails, read_rows, write_rows
@@ -37,6 +38,15 @@ KINDS = ("cat", "dog", "saw", "axe")
 SCRATCH = {
     "vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.2,
+}  # fmt: skip
+TRAINING = {
+    "per_device_train_batch_size": 8, "learning_rate": 0.01, "num_train_epochs": 2, "save_strategy": "epoch",
+    "use_cpu": True, "report_to": "none",
+}  # fmt: skip
+WRITING = {"max_new_tokens": 6, "batch_size": 4}
+SHORT = {
+    "reward": None, "best": None, "evaluate": None, "router": None, "cluster": {"method": "random"},
+    "compose": {"gate_mode": "zeros"},
 }  # fmt: skip
 
 
@@ -62,7 +72,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
-    """A sentence-transformers model with a vector a word: animals here, tools there."""
+    """A sentence-transformers model with a vector per word: animals here, tools there."""
     from sentence_transformers import SentenceTransformer
 
     try:
@@ -84,37 +94,38 @@ def embedder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def config(data, embedder, tmp_path):
-    """A recipe of two experts that takes seconds; config(**changes) -> its file."""
-    training = {
-        "per_device_train_batch_size": 8, "learning_rate": 0.01, "num_train_epochs": 2, "save_strategy": "epoch",
-        "use_cpu": True, "report_to": "none",
-    }  # fmt: skip
-    writing = {"max_new_tokens": 6, "batch_size": 4}
+@pytest.fixture(scope="module")
+def write_config(data, embedder):
+    """write_config(folder, **changes) -> the file of a recipe of two experts that takes seconds; its outputs are in folder/work."""
 
-    def write(name="recipe.yml", **changes):
+    def write(folder, name="recipe.yml", **changes):
         recipe = {
-            "data": str(data), "work_dir": str(tmp_path / "work"), "seed": 1, "experts": 2,
+            "data": str(data), "work_dir": str(folder / "work"), "seed": 1, "experts": 2,
             "base": {"recipe": "training.yml", "from_scratch": SCRATCH, "num_train_epochs": 8},
             "cluster": {"embedder": str(embedder), "plot": False},
             "expert": {"recipe": "training.yml"},
             "compose": {"format": "lexicon", "gate_mode": "centroid"},
             "router": {"recipe": "training.yml", "train": "gates,experts"},
             "reward": {"recipe": "training.yml", "samples": 4, "kept": 2, "max_rows": 12, "max_new_tokens": 6},
-            "plain": writing, "best": {**writing, "best_of": 4, "curve": [1, 4], "temperature": 2.0},
+            "plain": WRITING, "best": {**WRITING, "best_of": 4, "curve": [1, 4], "temperature": 2.0},
             "evaluate": {"metrics": ["bleu", "rouge"]},
         }  # fmt: skip
-        (tmp_path / "training.yml").write_text(yaml.safe_dump(training))
-        path = tmp_path / name
+        (folder / "training.yml").write_text(yaml.safe_dump(TRAINING))
+        path = folder / name
         path.write_text(yaml.safe_dump(recipe | changes))
         return path
 
     return write
 
 
+@pytest.fixture
+def config(write_config, tmp_path):
+    """config(**changes) -> the file of the recipe."""
+    return lambda *name, **changes: write_config(tmp_path, *name, **changes)
+
+
 def plan_of(path, *changes):
-    return {step.name: step for step in steps_module.Planner(steps_module.read_config(path, *changes)).steps}
+    return {step.name: step for step in steps_module.Plan(steps_module.read_config(path, *changes)).steps}
 
 
 def changed(before, after):
@@ -126,9 +137,7 @@ def changed(before, after):
 
 
 class Ended:
-    """A process that has ended, as far as the runner can see."""
-
-    pid = 1
+    """A process that has ended, as far as the driver can see."""
 
     def __init__(self, code):
         self.code = code
@@ -137,10 +146,9 @@ class Ended:
         return self.code
 
 
-def start_here(words, log, environment, lock):
-    """`start_process` in this process, which has imported everything already."""
-    assert words[:3] == [sys.executable, "-m", "lexperts"]
-    group, name, *arguments = words[3:]
+def start_here(arguments, log, environment, lock):
+    """`driver.start_process` in this process, which has imported everything already."""
+    group, name, *arguments = arguments
     with log.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         if group == "merge":
             result = CliRunner().invoke(app, [name, *arguments])
@@ -154,12 +162,11 @@ def start_here(words, log, environment, lock):
     return Ended(0)
 
 
-def run(capsys, path, *options, jobs=1):
-    """Runs the recipe in this process -> the output, and the keys of the steps that were run."""
-    args = recipe.parse([str(path), *map(str, options)])
-    runner = runner_module.Runner(jobs, start_here)
-    recipe.run(args, runner)
-    return capsys.readouterr().out, runner.ran
+def run(path, *options):
+    """Runs the recipe in this process -> the keys of the steps that were run."""
+    one = driver.Driver(1, start_here)
+    recipe.run(recipe.parse([str(path), *map(str, options)]), one)
+    return one.ran
 
 
 # --- the plan ---
@@ -207,7 +214,7 @@ def test_changed_rows_change_what_reads_them(config, data, tmp_path):
     (copy / "validation.jsonl").unlink()
     without = plan_of(config(data=str(copy)))
     assert changed(before, without) == set(before) - {"cluster"}
-    content = without["base"].files["settings.yml"]
+    content = without["base"].settings
     assert content["eval_strategy"] == "no" and "validation_files" not in content
 
 
@@ -231,22 +238,22 @@ def test_models_trained_again_in_their_place_change_what_reads_them(config, tmp_
 
 def test_settings_reach_the_commands(config):
     steps = plan_of(config())
-    expert = steps["expert-1"].files["settings.yml"]
+    expert = steps["expert-1"].settings
     assert expert["model_name_or_path"] == str(steps["base"].out) and expert["seed"] == 2
     assert expert["train_files"] == [str(steps["cluster"].out / "1.jsonl")] and "from_scratch" not in expert
-    mixture = steps["mixture"].files["mixture.yml"]
+    mixture = steps["mixture"].settings
     assert mixture["centroids"] == str(steps["cluster"].out / "centroids.safetensors")
     assert [one["samples"] for one in mixture["experts"]] == [str(steps["cluster"].out / f"{k}.jsonl") for k in (0, 1)]
-    best = steps["best"].files["settings.yml"]
+    best = steps["best"].settings
     assert best["reward_model"] == str(steps["reward"].out) and best["model_name_or_path"] == str(steps["router"].out)
-    evaluate = steps["evaluate"].files["settings.yml"]
+    evaluate = steps["evaluate"].settings
     assert [file.split("=")[0] for file in evaluate["files"]] == ["plain", "best_of_1", "best_of_4"]
     assert evaluate["files"][2].endswith("out/definitions.jsonl") and evaluate["baseline"] == "plain"
     by_domain = {"compose": {"routing_policy": "domain", "gate_mode": "none"}, "router": {"train": "experts"}}
-    router = plan_of(config(), by_domain)["router"].files["settings.yml"]
+    router = plan_of(config(), by_domain)["router"].settings
     assert len(router["train_files"]) == 2 and "validation_files" not in router
     given = plan_of(config(base="some/model"))
-    assert "base" not in given and given["expert-0"].files["settings.yml"]["model_name_or_path"] == "some/model"
+    assert "base" not in given and given["expert-0"].settings["model_name_or_path"] == "some/model"
     assert changed(given, plan_of(config(base="other/model"))) == set(given) - {"cluster"}
 
 
@@ -256,7 +263,7 @@ def test_experts_start_from_a_base_that_was_trained_on_all_rows(config, data):
         "base",
         "shared_finetune",
     ]
-    shared_finetune, expert = (steps[name].files["settings.yml"] for name in ("shared_finetune", "expert-0"))
+    shared_finetune, expert = (steps[name].settings for name in ("shared_finetune", "expert-0"))
     assert shared_finetune["train_files"] == [str(data / "train.jsonl")] and shared_finetune[
         "model_name_or_path"
     ] == str(steps["base"].out)
@@ -267,9 +274,9 @@ def test_experts_start_from_a_base_that_was_trained_on_all_rows(config, data):
     )
     assert shared_finetune["num_train_epochs"] == expert["num_train_epochs"] == 2
     assert expert["model_name_or_path"] == str(steps["shared_finetune"].out)
-    assert steps["mixture"].files["mixture.yml"]["base_model"] == str(steps["shared_finetune"].out)
+    assert steps["mixture"].settings["base_model"] == str(steps["shared_finetune"].out)
     given = plan_of(config(base="some/model"), {"shared_finetune": {}})
-    assert given["shared_finetune"].files["settings.yml"]["model_name_or_path"] == "some/model"
+    assert given["shared_finetune"].settings["model_name_or_path"] == "some/model"
 
 
 def test_ablations_share_what_they_have_in_common(data):
@@ -284,18 +291,18 @@ def test_ablations_share_what_they_have_in_common(data):
     for name, steps in plans.items():
         assert steps["base"].key == main["base"].key, name  # trained once
         for step in steps.values():
-            preflight.check_options(step)
+            preflight.check_step(step)
     for name in ("semantic", "token_top2", "experts_4"):
         assert not changed(main, plans[name]), name
     for name in ("token_top1", "sequence_soft", "sequence_hard", "domain"):
         assert changed(main, plans[name]) == behind, name
     for name in ("token_linear", "domain_linear"):
         assert changed(main, plans[name]) == behind | experts, name
-        trained = plans[name]["expert-0"].files["settings.yml"]["train"]
-        assert trained == "linear" and "q_proj" in plans[name]["mixture"].files["mixture.yml"]["router_layers"]
+        trained = plans[name]["expert-0"].settings["train"]
+        assert trained == "linear" and "q_proj" in plans[name]["mixture"].settings["router_layers"]
         whole = plans[name.replace("linear", "all")]
         assert changed(plans[name], whole) == behind - {"mixture"}
-        assert whole["router"].files["settings.yml"]["train"] == "all"
+        assert whole["router"].settings["train"] == "all"
     branched = [plans[f"{name}_branched"] for name in ("domain", "token", "dense")]
     assert len({steps["shared_finetune"].key for steps in branched}) == 1 and not any(
         "router" in steps for steps in branched
@@ -319,7 +326,7 @@ def test_ablations_share_what_they_have_in_common(data):
 
 def test_equal_rows_whatever_the_split(config, data):
     """All experts together, each alone without a split, and the dense model read as many rows."""
-    epochs = lambda step: step.files["settings.yml"]["num_train_epochs"]  # noqa: E731
+    epochs = lambda step: step.settings["num_train_epochs"]  # noqa: E731
     split, none = (
         plan_of(config()),
         plan_of(config(), {"cluster": {"method": "none"}, "compose": {"gate_mode": "random"}}),
@@ -327,84 +334,67 @@ def test_equal_rows_whatever_the_split(config, data):
     dense = plan_of(config(), {"experts": 1, "expert": {"train": "mlp"}})
     steps = ((split, "expert-0"), (none, "expert-0"), (dense, "expert-0"))
     assert [epochs(plan[name]) for plan, name in steps] == [2, 1, 2]
-    assert none["expert-0"].files["settings.yml"]["train_files"] == [str(data / "train.jsonl")]
-    seeds = [none[f"expert-{k}"].files["settings.yml"]["seed"] for k in (0, 1)]
+    assert none["expert-0"].settings["train_files"] == [str(data / "train.jsonl")]
+    seeds = [none[f"expert-{k}"].settings["seed"] for k in (0, 1)]
     assert seeds == [1, 2] and epochs(dense["dense"]) == epochs(split["router"])
-    content = dense["dense"].files["settings.yml"]
+    content = dense["dense"].settings
     assert content["train"] == "mlp" and content["model_name_or_path"] == str(dense["expert-0"].out)
-    assert dense["plain"].files["settings.yml"]["model_name_or_path"] == str(dense["dense"].out)
+    assert dense["plain"].settings["model_name_or_path"] == str(dense["dense"].out)
 
 
 # --- running ---
 
 
-def wait_for_lock(path):
-    """Waits until the killed step's process, which is not a child of this one, has ended."""
-    with path.open() as file:
-        for _ in range(1000):
-            with contextlib.suppress(BlockingIOError):
-                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(0.01)
-    raise AssertionError("the step still runs")
+def weights_of(step):
+    return load_file(step.out / "model.safetensors")
 
 
-def kill_at_a_checkpoint(process, folder):
-    """Kills a process and its children as soon as there is a checkpoint."""
-    while process.poll() is None and not list(folder.glob("checkpoint-*/trainer_state.json")):
+def equal(weights, others):
+    return all(torch.equal(weights[name], others[name]) for name in {*weights, *others})
+
+
+def kill_at_a_checkpoint(process, base):
+    """Kills a process and its children as soon as the record of the base names a checkpoint."""
+    while process.poll() is None and not any(
+        "trainer_state" in name for name in driver.read_record(base).get("files", ())
+    ):
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def outputs(steps):
-    """What must be the same, however often the run was interrupted."""
-    files = {name: (steps[name].out / "definitions.jsonl").read_bytes() for name in ("plain", "best")}
-    scores = json.loads((steps["evaluate"].out / "scores.json").read_text())
-    return files, scores["systems"], load_file(steps["router"].out / "model.safetensors")
-
-
-def test_a_killed_run_resumes_and_ends_in_the_same_result(config, tmp_path, capsys):
-    """Killed while the base is trained; and again, by what a kill leaves behind, in clusters and mixture."""
-    path = config()
+@pytest.fixture(scope="module")
+def whole(write_config, tmp_path_factory):
+    """A run of all steps in this process, beside one in processes of its own that is killed while the base is trained."""
+    folder = tmp_path_factory.mktemp("whole")
+    path, work = write_config(folder), folder / "killed"
     killed = subprocess.Popen(
-        [sys.executable, *map(str, ("-m", "lexperts", "define", "run", path, "--work_dir", tmp_path / "killed"))],
+        [sys.executable, *map(str, ("-m", "lexperts", "define", "run", path, "--work_dir", work))],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    steps = plan_of(path, {"work_dir": str(tmp_path / "killed")})
-    with ThreadPoolExecutor(1) as pool:  # beside this process's own run, which may take longer than the base there
-        ended = pool.submit(kill_at_a_checkpoint, killed, steps["base"].out)
-        printed, _ = run(capsys, path)
-        ended.result()
-    whole = outputs(plan_of(path))
+    base = plan_of(path, {"work_dir": str(work)})["base"]
+    killer = Thread(target=kill_at_a_checkpoint, args=(killed, base))
+    killer.start()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        ran = run(path)
+    killer.join()
     assert killed.wait() == -signal.SIGKILL, killed.stdout.read()
-    wait_for_lock(steps["base"].folder / "lock")
-    assert not (steps["base"].folder / "done.json").exists() and len(list(tmp_path.glob("killed/steps/*"))) == 1
-    for name in ("cluster", "mixture"):  # written whole, but not stamped
-        steps[name].out.mkdir(parents=True)
-        (steps[name].out / "left").write_text("from before")
-    _, ran = run(capsys, path, "--work_dir", tmp_path / "killed")
-    assert ran == {step.key for step in steps.values()}
-    files, scores, weights = outputs(steps)
-    assert files == whole[0] and scores == whole[1]
-    assert all(torch.equal(weights[name], whole[2][name]) for name in whole[2])
-    assert not list(tmp_path.glob("killed/steps/*/out/checkpoint-*"))
-    check_results(printed, plan_of(path), tmp_path)
+    found = {"printed": printed.getvalue(), "ran": ran, "steps": plan_of(path), "killed": work}
+    return SimpleNamespace(path=path, folder=folder, **found)
 
 
-def check_results(output, steps, tmp_path):
-    """The tables, examples and files of a complete run."""
+def test_a_whole_run_prints_scores_times_and_examples(whole):
+    steps, printed = whole.steps, whole.printed
+    assert whole.ran == {step.key for step in steps.values()}
     rows = read_rows(steps["best"].out / "definitions.jsonl")
     assert [row["term"] for row in rows] == [row["term"] for row in some_rows(56, 12)]
     domains = {row["term"][:3]: row["domain"] for row in rows}
     assert domains["cat"] == domains["dog"] != domains["saw"] == domains["axe"]
-    assert (
-        output.count("\n  generated  ") == 10
-        and output.count("\n  gold       ") == 10
-        and f"{rows[0]['term']}  [{rows[0]['domain']}: " in output
-    )
-    assert "bleu (context)" in output and "best_of_4" in output and "$" not in output
-    report = json.loads((tmp_path / "work" / "run.json").read_text())
+    assert printed.count("\n  generated  ") == printed.count("\n  gold       ") == 10
+    assert f"{rows[0]['term']}  [{rows[0]['domain']}: " in printed
+    assert "bleu (context)" in printed and "best_of_4" in printed and "$" not in printed
+    report = json.loads((whole.folder / "work" / "run.json").read_text())
     assert [step["name"] for step in report["steps"]] == list(steps)
     assert all(step["run_now"] for step in report["steps"]) and report["seconds"] > 0
     assert report["seconds"] == pytest.approx(sum(step["seconds"] for step in report["steps"]), abs=0.1)
@@ -412,49 +402,76 @@ def check_results(output, steps, tmp_path):
     assert report["scores"]["plain"]["bleu (context)"] == scores["plain"]["context"]["bleu"]["mean"]
     model = AutoModelForCausalLM.from_pretrained(steps["router"].out)
     assert model.config.num_local_experts == 2 and model.domain_centroids.any()
+    assert not list(whole.folder.glob("work/steps/*/out/checkpoint-*"))
 
 
-def test_complete_steps_are_not_run_again(config, capsys, data):
-    """Without a reward, samples and scores, to be short; the dense ablation shares the base."""
-    path = config(
-        reward=None, best=None, evaluate=None, router=None, cluster={"method": "random"}, compose={"gate_mode": "zeros"}
-    )
-    _, ran = run(capsys, path)
-    steps = plan_of(path)
-    assert ran == {step.key for step in steps.values()}
-    printed, ran = run(capsys, path)
-    assert not ran and printed.count(" complete: ") == len(steps) and printed.count("\n  generated  ") == 10
-    _, ran = run(capsys, path, "--set", "plain.max_new_tokens=5")
-    assert len(ran) == 1
-    dense = plan_of(path, {"experts": 1})
-    names = Path(path).parent / "mine.yml"
-    names.write_text("dense: {experts: 1}\n")
-    printed, ran = run(capsys, path, "--ablations", names, "--ablation", "main", "dense")
-    assert ran == {dense["expert-0"].key, dense["plain"].key}
-    assert (Path(path).parent / "work" / "run.dense.json").exists()
-    _, ran = run(capsys, path, "--from_step", "mixture")
-    assert ran == {steps["mixture"].key, steps["plain"].key}
-    recipe.main([str(path), "--dry_run", "--set", "expert.num_train_epochs=3"])
+def test_a_killed_run_resumes_and_ends_in_the_same_result(whole):
+    """Files of the user stay: in a checkpoint, and in the place of an output, which is then refused."""
+    nothing = (f"{name}=null" for name in ("reward", "best", "evaluate", "router"))
+    options = ("--work_dir", whole.killed, "--set", *nothing)
+    steps = plan_of(whole.path, {"work_dir": str(whole.killed)})
+    base, cluster = steps["base"], steps["cluster"]
+    with (base.folder / "run.lock").open() as file:  # the step's process, which is not a child of this one, ends
+        fcntl.flock(file, fcntl.LOCK_EX)
+    assert len(list(whole.killed.glob("steps/*"))) == 1 and not driver.is_done(base)
+    checkpoint, *_ = base.out.glob("checkpoint-*")
+    notes = [checkpoint / "notes.txt", cluster.out / "notes.txt"]
+    for path in notes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    with pytest.raises(driver.StepFailedError, match="is not empty"):
+        run(whole.path, *options)
+    assert equal(weights_of(base), weights_of(whole.steps["base"]))
+    assert [path.name for path in base.out.glob("checkpoint-*/*")] == ["notes.txt"] and notes[1].exists()
+    # a process that goes on after its driver was killed writes clusters as a whole, which are then complete
+    shutil.rmtree(cluster.out)
+    shutil.copytree(whole.steps["cluster"].out, cluster.out)
+    (cluster.out / "clusters.png").write_text("drawn by the first process")
+    assert len(run(whole.path, *options)) == 5
+    assert (cluster.out / "clusters.png").read_text() == "drawn by the first process" and driver.is_done(cluster)
+    assert equal(weights_of(steps["mixture"]), weights_of(whole.steps["mixture"]))
+
+
+def test_complete_steps_are_not_run_again(whole, capsys):
+    path, steps = whole.path, whole.steps
+    assert not run(path)
     printed = capsys.readouterr().out
-    assert (
-        printed.count(" done ") == 2 and printed.count(" to do ") == 4 and "lexperts train lexicon-expert " in printed
-    )
+    assert printed.count(" complete: ") == len(steps) and printed.count("\n  generated  ") == 10
+    assert len(run(path, "--set", "plain.max_new_tokens=5", "evaluate=null")) == 1
+    without = {"experts": 1, "router": None, "reward": None, "best": None, "evaluate": None}
+    (whole.folder / "mine.yml").write_text(yaml.safe_dump({"dense": without}))
+    dense = plan_of(path, without)
+    ran = run(path, "--ablations", whole.folder / "mine.yml", "--ablation", "main", "dense")
+    assert ran == {dense["expert-0"].key, dense["plain"].key}
+    assert (whole.folder / "work" / "run.dense.json").exists()
+    capsys.readouterr()
+    recipe.main([str(path), "--dry_run", "--set", "best.best_of=5"])
+    printed = capsys.readouterr().out
+    assert printed.count(" done ") == 8 and printed.count(" to do ") == 2 and "lexperts define generate " in printed
 
 
-def test_a_mixture_keeps_the_weights_that_its_experts_share(config, capsys):
-    path = config(
-        shared_finetune={}, expert={"recipe": "training.yml", "train": "mlp"}, reward=None, best=None, evaluate=None, router=None,
-        compose={"format": "lexicon", "routing_policy": "domain", "gate_mode": "none"},
+def test_a_step_is_run_again_with_those_behind_it_and_nothing_of_the_user_is_removed(whole):
+    best, evaluate = whole.steps["best"], whole.steps["evaluate"]
+    before = (evaluate.out / "scores.json").read_bytes()
+    for path, content in ((evaluate.out / "notes.txt", "mine"), (best.out / "definitions.jsonl", "edited")):
+        kept = path.read_bytes() if path.exists() else None
+        path.write_text(content)
+        assert f"{path.name}, which step.json" in fails(recipe.main, whole.path, "--from_step", "best")
+        assert path.read_text() == content and (evaluate.out / "scores.json").read_bytes() == before
+        path.unlink() if kept is None else path.write_bytes(kept)
+    assert run(whole.path, "--from_step", "best") == {best.key, evaluate.key}
+    assert (evaluate.out / "scores.json").read_bytes() == before
+
+
+def test_a_mixture_keeps_the_weights_that_its_experts_share(whole, write_config):
+    path = write_config(
+        whole.folder, "shared.yml", shared_finetune={}, expert={"recipe": "training.yml", "train": "mlp"}, reward=None, best=None,
+        evaluate=None, router=None, compose={"format": "lexicon", "routing_policy": "domain", "gate_mode": "none"},
     )  # fmt: skip
-    printed, ran = run(capsys, path)
-    steps = plan_of(path)
-    assert ran == {step.key for step in steps.values()} and "shared_finetune" in printed
-    names = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
-    weights = {
-        name: load_file(steps[name].out / "model.safetensors")
-        for name in ("base", "shared_finetune", "expert-0", "mixture")
-    }
-    for name in names:
+    ran, steps = run(path), plan_of(path)
+    assert ran == {step.key for name, step in steps.items() if name not in ("base", "cluster")}
+    weights = {name: weights_of(steps[name]) for name in ("base", "shared_finetune", "expert-0", "mixture")}
+    for name in ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"):
         assert not torch.equal(weights["base"][name], weights["shared_finetune"][name])
         assert torch.equal(weights["shared_finetune"][name], weights["expert-0"][name])
         assert torch.equal(weights["shared_finetune"][name], weights["mixture"][name])
@@ -462,103 +479,84 @@ def test_a_mixture_keeps_the_weights_that_its_experts_share(config, capsys):
     assert len(written) == 12 and {row["domain"] for row in written} == {0, 1}
 
 
-def test_a_failed_step_is_reported_and_can_be_resumed(config, capsys, tmp_path):
-    path = config(reward=None, best=None, evaluate=None, cluster={"method": "tfidf"}, compose={"gate_mode": "hidden"})
-    with pytest.raises(
-        runner_module.StepFailedError, match="mixture failed .exit status 2.: .*positive_prompts"
-    ) as found:
-        run(capsys, path)
-    assert found.value.status == 2 and "log.txt" in str(found.value)
-    steps = plan_of(path)
-    assert "$ lexperts merge compose " in (steps["mixture"].folder / "log.txt").read_text()
-    stands = {step.name for step in steps.values() if runner_module.read_stamp(step)}
-    assert stands == {"base", "cluster", "expert-0", "expert-1"}
-    rows = tmp_path / "sources.jsonl"
-    write_rows(rows, [{**row, "source": "abc"[i % 3]} for i, row in enumerate(some_rows(0, 12))])
-    sources = config(train_files=[str(rows)], cluster={"method": "source"}, compose={"gate_mode": "zeros"})
-    with pytest.raises(runner_module.StepFailedError, match="3 clusters.*experts=2.*experts: 3"):
-        run(capsys, sources)
+def test_a_failed_step_is_reported(whole):
+    changes = {"plain": {"max_new_tokens": 127}}
+    with pytest.raises(driver.StepFailedError, match="plain failed .exit status 2.: .*not even the term") as found:
+        run(whole.path, "--set", "plain.max_new_tokens=127")
+    log = plan_of(whole.path, changes)["plain"].folder / "log.txt"
+    assert found.value.status == 2 and str(log) in str(found.value) and "$ lexperts define generate " in log.read_text()
 
 
-class Slow(Ended):
-    """A process that ends when it is told to."""
+@pytest.fixture
+def shell_step(tmp_path):
+    """shell_step(name, script) -> a step whose process runs a shell script in its folder; `start` starts it."""
+    scripts = {}
 
-    def __init__(self):
-        super().__init__(None)
-        self.terminated = False
+    def make(name, script="", kind="", inputs=()):
+        scripts[name] = script
+        return steps_module.Step(name, kind or name, "generate", {}, list(inputs), name, tmp_path / name)
 
-    def terminate(self):
-        self.terminated, self.code = True, -15
+    def start(arguments, log, environment, lock):
+        script = f"date +%s.%N >> log.txt; {scripts[log.parent.name]} mkdir -p out; date +%s.%N >> log.txt; echo $OMP_NUM_THREADS >> log.txt"
+        make.processes.append(subprocess.Popen(["sh", "-c", script], cwd=log.parent, env=environment, pass_fds=(lock,)))
+        return make.processes[-1]
 
-    def wait(self, timeout=None):
-        return self.code
+    make.start, make.processes = start, []
+    return make
 
 
-def test_only_experts_run_in_parallel_with_one_thread_each(tmp_path, monkeypatch):
-    def step(name, kind, inputs=(), parallel=False):
-        return steps_module.Step(name, kind, name, tmp_path / name, None, ["x"], list(inputs), {}, parallel)
-
-    base = step("base", "base")
-    experts = [step(f"expert-{k}", "expert", [base], True) for k in range(3)]
-    mixture = step("mixture", "mixture", experts)
-    started, most = [], []
-
-    def start(words, log, environment, lock):
-        folder = log.parent.name
-        one = Slow()
-        started.append((folder, one, environment.get("OMP_NUM_THREADS")))
-        (log.parent / "out").mkdir(exist_ok=True)
-        return one
-
-    def sleep(_):
-        alive = [(name, one) for name, one, _ in started if one.code is None]
-        most.append({name for name, _ in alive})
-        alive[-1][1].code = 0  # the newest ends first
-
+def test_only_experts_run_in_parallel_with_one_thread_each(shell_step, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.setattr(runner_module.time, "sleep", sleep)
-    runner_module.Runner(2, start).run([base, *experts, mixture])
-    assert {"expert-0", "expert-1"} in most and max(map(len, most)) == 2
-    assert all(len(names) == 1 for names in most if not all(name.startswith("expert") for name in names))
-    assert [threads for _, _, threads in started] == ["7", "1", "1", "1", "7"]
-    # one that fails ends those beside it
-    started.clear()
-    other = [step(f"expert-{k}", "expert", [base], True) for k in (3, 4)]
-    monkeypatch.setattr(runner_module.time, "sleep", lambda _: setattr(started[0][1], "code", 1))
-    with pytest.raises(runner_module.StepFailedError, match="expert-3 failed"):
-        runner_module.Runner(2, start).run([base, *other])
-    assert started[1][1].terminated
+    monkeypatch.setattr(driver, "POLL", 0.01)
+    both = "touch ../$$.here; while [ $(ls ../*.here | wc -l) -lt 2 ]; do sleep 0.01; done;"  # waits for another one
+    experts = [shell_step(f"expert-{k}", both, "expert") for k in range(3)]
+    steps = [shell_step("base"), *experts, shell_step("mixture")]
+    driver.Driver(2, shell_step.start).run(steps)
+    lines = [(step.folder / "log.txt").read_text().split("\n")[1:4] for step in steps]
+    begun, ended, threads = zip(*lines, strict=True)
+    assert threads == ("7", "1", "1", "1", "7") and ended[0] < min(begun[1:4]) and max(ended[1:4]) < begun[4]
+    begun, ended = sorted(begun[1:4]), sorted(ended[1:4])
+    assert begun[1] < ended[0] <= begun[2]  # two at once, and no third
 
 
-def test_a_step_that_another_process_runs_is_waited_for(config, monkeypatch, capsys):
-    path = config(**SHORT)
-    run(capsys, path)
-    base = plan_of(path)["base"]
-    stamp = (base.folder / "done.json").rename(base.folder / "kept.json")
-    looks = []
-    with (base.folder / "lock").open("w+") as file:
+def test_a_failure_and_an_interruption_end_the_processes_beside(shell_step, monkeypatch):
+    monkeypatch.setattr(driver, "POLL", 0.01)
+    broken = [
+        shell_step("expert-0", "sleep 60;", "expert"),
+        shell_step("expert-1", "sleep 0.2; echo 'error: no' >> log.txt; exit 1;", "expert"),
+    ]
+    with pytest.raises(driver.StepFailedError, match="expert-1 failed .exit status 1.: no ") as found:
+        driver.Driver(2, shell_step.start).run(broken)
+    assert found.value.status == 1
+    slow = shell_step("slow", "sleep 60;")
+    Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        driver.Driver(1, shell_step.start).run([slow])
+    assert {process.returncode for process in shell_step.processes} == {-signal.SIGTERM, 1}
+    assert not driver.is_done(slow) and driver.read_record(slow)["seconds"] > 0.1
+
+
+def test_a_step_that_another_process_runs_is_waited_for(shell_step, monkeypatch, capsys):
+    monkeypatch.setattr(driver, "POLL", 0.01)
+    step = shell_step("base")
+    driver.Driver(1, shell_step.start).run([step])
+    record = (step.folder / "step.json").rename(step.folder / "kept.json")
+    with (step.folder / "run.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write("4711")
-        file.flush()
+        with pytest.raises(BlockingIOError, match="Another process"):
+            driver.remove_steps([step])
 
-        def sleep(_):  # the other run ends its step, some time after it was found
-            looks.append(stamp.exists())
-            if len(looks) == 3:
-                stamp.rename(base.folder / "done.json")
-                fcntl.flock(file, fcntl.LOCK_UN)
+        def end():  # as the other run does after its process
+            record.rename(step.folder / "step.json")
+            fcntl.flock(file, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(runner_module.time, "sleep", sleep)
-        with pytest.raises(ValueError, match="base is already running in process 4711"):
-            run(capsys, path, "--from_step", "base")
-        printed, ran = run(capsys, path)
-    assert looks == [True] * 3 and printed.count("waiting for process 4711") == 1
-    assert not ran and printed.count(" complete: ") == len(plan_of(path))
-
-
-SHORT = {
-    "reward": None, "best": None, "evaluate": None, "router": None, "cluster": {"method": "random"},
-    "compose": {"gate_mode": "zeros"},
-}  # fmt: skip
+        Timer(0.3, end).start()
+        capsys.readouterr()
+        driver.Driver(1, shell_step.start).run([step])
+    printed = capsys.readouterr().out
+    assert (
+        printed.count("waiting for another run") == printed.count(" complete: ") == 1 and len(shell_step.processes) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -566,19 +564,20 @@ SHORT = {
     [
         ({"cluster": {"metod": "random"}}, (), "cluster in .*'metod'.*'method'"),
         ({"bases": {}}, (), "'bases'.*'base'"),
-        ({"plain": {"max_new_token": 3}}, (), "generate: .*'max_new_token' .*'max_new_tokens'"),
-        ({"plain": {"on_long": "cut"}}, (), "generate: on_long='cut'"),
+        ({"plain": {"max_new_token": 3}}, (), "plain: .*'max_new_token' .*'max_new_tokens'"),
+        ({"plain": {"on_long": "cut"}}, (), "plain: on_long='cut'"),
         ({"experts": 0}, (), "experts=0"),
         ({"expert": None}, (), "'expert'"),
         ({"data": None}, (), "train_files.*--data FOLDER"),
         ({"data": "/none"}, (), "/none/train.jsonl' does not exist.*define prepare"),
         ({"router": {"output_dir": "x"}}, (), "router.output_dir"),
-        ({"best": {"scorer": "reward"}, "reward": None}, (), "best.scorer.*'reward'"),
+        ({"best": {"scorer": "reward"}, "reward": None}, (), "best: scorer='reward'"),
         ({"cluster": {"method": "none"}}, (), "cluster.method is none"),
         ({"cluster": {"embedder": "no/such-embedder"}}, (), "cluster.embedder='no/such-embedder'.*minilm"),
-        ({"base": "no/such-model"}, (), "base_model='no/such-model'|model_name_or_path='no/such-model'"),
-        ({"best": {"best_of": 2, "reward_model": "/none"}, "reward": None}, (), "generate.reward_model='/none'"),
-        ({"evaluate": {"metrics": ["bertscore"]}}, (), "evaluate.bertscore_model"),
+        ({"base": "no/such-model"}, (), "expert.model_name_or_path 'no/such-model'"),
+        ({"best": {"best_of": 2, "reward_model": "/none"}, "reward": None}, (), "best.reward_model '/none'"),
+        ({"evaluate": {"metrics": ["bertscore"]}}, (), "evaluate.*bertscore_model"),
+        ({"compose": {"gate_mode": "banana"}}, (), "gate_mode.*'banana'"),
         ({}, ("--ablation", "lexica"), "'lexica'.*'lexical'"),
         ({}, ("--from_step", "merge"), "'merge'.*base, best"),
         ({}, ("--set", "seed"), "KEY=VALUE"),
@@ -587,7 +586,7 @@ SHORT = {
         ({}, ("--set", "seed=-1"), "seed=-1"),
         ({}, ("--set", "expert.learning_rate=.nan"), "expert: learning_rate=nan"),
         ({}, ("--set", "expert.per_device_train_batch_size=[1]"), "per_device_train_batch_size=.1. is a list"),
-        ({}, ("--set", "cluster.method=banana"), "cluster.method='banana'.*balanced"),
+        ({}, ("--set", "cluster.method=banana"), "cluster: .*method='banana'.*balanced"),
         ({}, ("--jobs", 0), "--jobs '0'"),
     ],
 )
@@ -605,8 +604,11 @@ def test_packages_rows_and_disk_space_are_checked_before_the_first_step(config, 
     with monkeypatch.context() as patch:
         patch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         assert "0.0 GB are free" in fails(recipe.main, path)
-    write_rows(tmp_path / "rows.jsonl", [{"word": "cat", "context": "a cat", "definition": "a pet"}])
-    assert "'term'" in fails(recipe.main, config(**SHORT | {"train_files": [str(tmp_path / "rows.jsonl")]}))
+    rows = write_rows(tmp_path / "rows.jsonl", [{"word": "cat", "context": "a cat", "definition": "a pet"}])
+    assert "'term'" in fails(recipe.main, config(**SHORT | {"train_files": [str(rows)]}))
+    write_rows(rows, [{**row, "source": "abc"[i % 3]} for i, row in enumerate(some_rows(0, 12))])
+    sources = config(**SHORT | {"train_files": [str(rows)], "cluster": {"method": "source"}})
+    assert "experts: 3" in fails(recipe.main, sources)
     assert not (tmp_path / "work").exists()
 
 
@@ -618,6 +620,6 @@ def test_the_packaged_recipes_run_offline_by_name(data):
         found = {step.name: step for step in plan.steps}
         folder = str(get_model_path())
         assert f"--embedder={folder}" in found["cluster"].arguments
-        assert found["mixture"].files["mixture.yml"]["embedder"] == "sentence-transformers/all-MiniLM-L6-v2"
-        assert plan.config["cluster"]["embedder"] == found["plain"].files["settings.yml"]["embedder"] == "minilm"
-        assert preflight.embedders_of({"main": plan}, plan.steps) == {"minilm"}
+        assert found["mixture"].settings["embedder"] == "sentence-transformers/all-MiniLM-L6-v2"
+        assert plan.config["cluster"]["embedder"] == found["plain"].settings["embedder"] == "minilm"
+        assert plan.embedder == "minilm"
