@@ -23,9 +23,11 @@ import torch
 
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
 from lexperts.recipes.common.configurations import find_config
-from lexperts.recipes.common.run_folder import RunFolder, SettingsMismatchError
-from lexperts.recipes.common.settings import IGNORED, differences
+from lexperts.recipes.common.run_folder import RunFolder
+from lexperts.recipes.common.settings import IGNORED
 from run_tools.fingerprints import fingerprint
+from run_tools.resume import SettingsMismatchError
+from run_tools.settings import differences
 from run_tools.versions import UNKNOWN, package_version, package_versions
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -141,7 +143,13 @@ class Record:
             return
         recorded = {package: before["versions"].get(package) for package in RELEVANT_PACKAGES}
         changed = "; ".join(
-            filter(None, (differences(before["settings"], self.settings), differences(recorded, relevant_versions())))
+            filter(
+                None,
+                (
+                    differences(before["settings"], self.settings, shared=True),
+                    differences(recorded, relevant_versions(), shared=True),
+                ),
+            )
         )
         if changed:
             raise SettingsMismatchError(

@@ -32,7 +32,7 @@ from timing import describe
 from tiny_model import read_documents, save_tiny_model
 
 from run_tools.claims import RECORD
-from run_tools.corpus.block_runs import find_finished
+from run_tools.resume import ResumableOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = 50  # documents
@@ -63,7 +63,7 @@ class Run:
     def finished(self) -> dict[int, int]:
         """The blocks that have files."""
         try:
-            return find_finished(self.parts)
+            return ResumableOutput(self.output, "").blocks()
         except FileNotFoundError:
             return {}
 

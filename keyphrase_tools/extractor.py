@@ -7,7 +7,7 @@ from pathlib import Path
 
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_each
-from run_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
+from run_tools.fingerprints import describe_model
 from run_tools.processes import MemoryRelease, prepare_process
 
 from .call_options import check_batch_size, check_call_options
@@ -215,13 +215,12 @@ class KeyphraseExtractor:
         extract = self.pipeline
         list(extract(["Keyphrases."], **self.options))
         name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
-        hashes = {"weights": hash_weights(extract.model), "tokenizer": hash_tokenizer(extract.tokenizer)}
         settings = {**extract._preprocess_params, **extract._postprocess_params, **self.options}
         if (candidates := settings.get("candidates")) is not None:
             settings["candidates"] = candidates.fingerprint()
         settings |= {"text_column": self.text_column, "title_column": self.title_column, "mentions": self.mentions}
         settings |= {"batch_size": self.batch_size, "dtype": self.loading["dtype"]}
-        return {"model": name, **hashes, **hash_config(extract.model.config), **settings}
+        return {**describe_model(extract.model, extract.tokenizer, name), **settings}
 
     def types(self) -> dict:
         """The Arrow types of the columns that are added."""

@@ -1,6 +1,7 @@
 """Files that are complete or do not exist, also if the machine stops while they are written."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def sync(path: str | Path) -> None:
     except OSError as error:
         if not folder or error.errno not in NO_FLUSH:
             raise
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: str | Path, content: bytes | str) -> None:

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from .files import hash_file
 
 RECORD = "run_settings.json"
 # files in a model's folder that are not part of the model
@@ -17,21 +19,13 @@ MODEL_SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja", "
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".txt")
 
 
-def _digest(parts: Iterable[bytes]) -> str:
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        hashed.update(part)
-    return hashed.hexdigest()
-
-
 def hash_weights(model) -> str:
     """Hash of the names, shapes, types and values of all parameters and buffers, adapters included."""
-
-    def parts():
-        for name, tensor in sorted(model.state_dict().items()):
-            yield from tensor_parts(name, tensor)
-
-    return _digest(parts())
+    hashed = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        for part in tensor_parts(name, tensor):
+            hashed.update(part)
+    return hashed.hexdigest()
 
 
 def tensor_parts(name: str, tensor) -> Iterator[Any]:
@@ -62,8 +56,7 @@ def hash_tokenizer(tokenizer) -> str:
     content = json.loads(backend.to_str()) if backend is not None else {"vocabulary": tokenizer.get_vocab()}
     for name in ("padding", "truncation"):
         content.pop(name, None)
-    content |= {"special": tokenizer.special_tokens_map, "max": tokenizer.model_max_length}
-    return _digest([json.dumps(content, sort_keys=True, default=str).encode()])
+    return digest(content | {"special": tokenizer.special_tokens_map, "max": tokenizer.model_max_length})
 
 
 def hash_config(config) -> dict[str, str]:
@@ -72,19 +65,26 @@ def hash_config(config) -> dict[str, str]:
     for name in ("_name_or_path", "transformers_version", "dtype", "custom_pipelines", "auto_map"):
         settings.pop(name, None)
     written = {f"config.{name}": json.dumps(value, sort_keys=True, default=str) for name, value in settings.items()}
-    return {name: text if len(text) < 100 else _digest([text.encode()]) for name, text in written.items()}
+    return {name: text if len(text) < 100 else digest(text) for name, text in written.items()}
 
 
-def hash_text(text: str) -> str:
-    """Hash of a text."""
-    return _digest([text.encode(errors="replace")])
+def describe_model(model, tokenizer, name: str) -> dict[str, Any]:
+    """The settings of a run that identify a model: its name and weights, its tokenizer, and each field of its configuration."""
+    weights = {"name": name, "sha256": hash_weights(model)}
+    tokens = {"name": type(tokenizer).__name__, "sha256": hash_tokenizer(tokenizer)}
+    return {"model": weights, "tokenizer": tokens, **hash_config(model.config)}
+
+
+def digest(value) -> str:
+    """The SHA-256 of a value as JSON."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def cached_sha256(path: str, size: int, modified: int) -> str:
     """The hash of a file; `size` and `modified` are part of the cache's key."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(Path(path))
 
 
 def sha256_of(path: Path) -> str:
@@ -134,40 +134,3 @@ def named_fingerprint(argument: str) -> dict:
     """The fingerprint of "FILE" or "NAME=FILE", with the name under `as`."""
     name, path = parse_named_path(argument)
     return ({"as": name} if name else {}) | fingerprint(path)
-
-
-class NotGiven:
-    """A setting that has no value."""
-
-    def __repr__(self) -> str:
-        return "(not given)"
-
-
-NOT_GIVEN = NotGiven()
-FINGERPRINTS = {
-    "weights": "the model's weights (the checkpoint in that folder was replaced)",
-    "tokenizer": "the tokenizer",
-    "content": "the documents of the source (they have changed)",
-}
-
-
-def different_settings(before: Mapping, about: Mapping) -> list[str]:
-    """The settings that differ. If a model or source was renamed, its other fingerprints are left out."""
-    names = [name for name in {**before, **about} if before.get(name, NOT_GIVEN) != about.get(name, NOT_GIVEN)]
-    if "model" in names and "weights" not in names and before.get("weights"):
-        names.remove("model")  # it was only moved
-    elif "model" in names:
-        names = [name for name in names if name not in ("weights", "tokenizer") and not name.startswith("config.")]
-    if "source" in names:
-        names = [name for name in names if name != ("content" if "content" in names else "source")]
-    return names
-
-
-def describe_differences(before: Mapping, about: Mapping) -> list[str]:
-    """Messages that name the settings that differ between an earlier run and this one."""
-    return [
-        FINGERPRINTS[name]
-        if name in FINGERPRINTS
-        else f"{name}={before.get(name, NOT_GIVEN)!r} before, {about.get(name, NOT_GIVEN)!r} now"
-        for name in different_settings(before, about)
-    ]

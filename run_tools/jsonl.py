@@ -1,7 +1,7 @@
 """Reads JSON Lines, with errors that name the file and the line."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +101,13 @@ def read_array(path: str | Path) -> list | None:
     except (ValueError, RecursionError):
         return None  # the error of a line names its place
     return array if isinstance(array, list) else None
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The objects of a JSON Lines file of ours, whose lines end at "\\n" alone (a text may contain other line separators)."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def json_lines(rows: Iterable[Mapping]) -> str:
+    """Objects as JSON Lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

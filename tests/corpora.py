@@ -1,15 +1,16 @@
 """Runs over corpora in tests, whole and interrupted."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
 import pytest
 
 from keyphrase_tools.extractor import KeyphraseExtractor
-from run_tools.corpus import block_runs
 from run_tools.corpus.block_runs import RunSummary, run_blocks
 from run_tools.corpus.documents import Corpus
+from run_tools.resume import ResumableOutput
 
 
 class Stop(Exception):
@@ -34,7 +35,12 @@ def extract_file(model, source, output, block_size=512, engine=None, **options) 
 
 def interrupt(monkeypatch, blocks: int, *arguments, **options) -> None:
     """Starts `extract_file` and stops it after some blocks."""
-    write, left = block_runs.write_block, iter(range(blocks))
+    stop_after(monkeypatch, blocks, lambda: extract_file(*arguments, **options))
+
+
+def stop_after(monkeypatch, blocks: int, start: Callable) -> None:
+    """Starts a run and stops it after some blocks."""
+    write, left = ResumableOutput.write_block, iter(range(blocks))
 
     def write_some(*args):
         if next(left, None) is None:
@@ -42,8 +48,8 @@ def interrupt(monkeypatch, blocks: int, *arguments, **options) -> None:
         write(*args)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(block_runs, "write_block", write_some)
-        extract_file(*arguments, **options)
+        patch.setattr(ResumableOutput, "write_block", write_some)
+        start()
 
 
 def as_written(phrases, mentions=False) -> list[dict]:

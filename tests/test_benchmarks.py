@@ -64,7 +64,7 @@ def test_a_record_of_other_versions_is_an_error(common, record, package):
     content = json.loads(record.path.read_text(encoding="utf-8"))
     content["versions"][package] = "0.9"
     record.path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"{package}=0.9 before"):
+    with pytest.raises(ValueError, match=f"{package}='0.9' before"):
         common.Record("quality", epochs=10, rates=(0.1, 0.2))
 
 
@@ -121,7 +121,7 @@ def test_a_run_of_other_versions_or_without_a_record_is_an_error(run, common, mo
     folder, _, check = run
     with monkeypatch.context() as patch:
         patch.setattr(common, "relevant_versions", lambda: {"torch": "0.9"})
-        with pytest.raises(ValueError, match=r"versions.torch=\S+ before, 0.9 now"):
+        with pytest.raises(ValueError, match=r"versions.torch=\S+ before, '0.9' now"):
             check()
     folder.with_name(f"{folder.name}.settings.json").unlink()
     with pytest.raises(ValueError, match="without a record"):
@@ -138,7 +138,7 @@ def test_overwrite_removes_that_run_only(run):
 
 def test_a_setting_that_only_one_run_has_is_an_error(run):
     _, _, check = run
-    with pytest.raises(ValueError, match="max_rows=None before, 5 now"):
+    with pytest.raises(ValueError, match=r"max_rows=\(not given\) before, 5 now"):
         check(max_rows=5)
 
 

@@ -184,11 +184,10 @@ def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
     if output.suffix == ".csv":
         write_csv(lambda: map(flatten, rows), output)
         return
-    lines = output.with_suffix(".jsonl")
-    with lines.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
     if output.suffix == ".parquet":
         from run_tools.corpus.parquet_output import write_parquet
 
-        write_parquet([lines], output, process.types())
-        lines.unlink()
+        write_parquet(lambda: map(json.loads, lines), output, process.types())
+    else:
+        output.write_text("".join(lines), encoding="utf-8")

@@ -1,49 +1,30 @@
-"""Runs over corpora that can be killed and resumed: blocks of documents, one file per finished block, joined at the end.
+"""Runs over corpora: blocks of documents are processed by an engine, and one output is written, which resumes after an interruption.
 
-OUT.parts/run.record                            the claim: the settings on which the results depend, and the files of the folder
-OUT.parts/000000000512-000000001024.jsonl       the results of documents 512 to 1,023
-.OUT.run.json                                   the record of the finished output: its settings, size and hash
-
-A block is named in the claim, then written under another name, flushed to disk and renamed: it is complete or does not exist. Blocks
-depend on the documents only, not on the number of workers. Repeating a run skips the blocks that have files.
+Blocks depend on the documents only, not on the number of workers. `run_tools.resume` describes their files.
 """
 
-import hashlib
 import json
-import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from ..claims import Claim, locked, remove_empty
-from ..files import describe_space, sync
-from ..fingerprints import describe_differences, different_settings
+from ..claims import Claim
+from ..files import hash_file
 from ..option_paths import check_new_folder
+from ..resume import OutputRecord, ResumableOutput, SettingsMismatchError
+from ..settings import differences, find_changes
 from .csv_output import DELIMITERS, flatten, write_csv
 from .documents import UNREADABLE, Block, Corpus, Row
 from .engines import Engine, LocalEngine
-from .outputs import (
-    KnownRows,
-    OutputRecord,
-    check_record,
-    hash_file,
-    parse_record,
-    read_record,
-    read_rows,
-    record_path,
-    to_json,
-    write_record,
-)
+from .outputs import KnownRows, format_row, read_rows
 from .parquet_rows import import_parquet
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", "")
 BLOCK_SIZE = 512
-APPENDED = "appended_to"  # the setting of a claim that holds the record of the output to which rows are appended
+COMMAND = "run over a corpus"
 
 
 class Process(Protocol):
@@ -100,54 +81,39 @@ def run_blocks(
         append: if the output exists and the source has changed, add rows for the documents whose ids the output does not have.
 
     Raises:
-        FileExistsError: if the output exists, and is not of a run with the same settings.
-        ValueError: if the output has the suffix of another format, if OUT.parts holds anything that is not of this run, or if an
-            unfinished run had other settings; the message names what differs.
+        SettingsMismatchError: if the output exists or is unfinished, and is not of a run with the same settings; the message names
+            what differs.
+        UserError: if the output has the suffix of another format, or if OUT.parts holds anything that is not of this run.
         RuntimeError: if a worker fails repeatedly, or the source changes while it is read.
         BlockingIOError: if another process writes the same output.
         OSError: if the disk is full, among others.
     """
-    output, parts, engine = Path(output), Path(f"{output}.parts"), engine or LocalEngine()
-    check_output(output)
-    check_kept(corpus, process, output)
-    with ExitStack() as stack:
-        stack.enter_context(engine)
+    out, engine = check_output(output), engine or LocalEngine()
+    check_kept(corpus, process, out.path)
+    with engine:
         about = {**corpus.describe(), **engine.start(process), "block_size": block_size, **(settings or {})}
         about = json.loads(json.dumps(about, default=str))
-        claim = Claim.read(parts)
-        if claim is None and (record := find_complete(output, claim, about)):
-            return summarize(record, 0)
-        lock = stack.enter_context(ExitStack())
-        lock.enter_context(locked(parts))
-        claim = Claim.read(parts)  # another process may have written meanwhile
-        if record := find_complete(output, claim, about):
-            lock.close()  # NFS and Windows do not delete an open file
-            remove_parts(parts, claim)
-            return summarize(record, 0)
-        earlier = find_earlier(output, claim)
-        try:
-            known = None if earlier is None else find_known(output, corpus, earlier, about, append)
-        except (OSError, ValueError):
-            lock.close()
-            remove_empty(parts)
-            raise
-        if earlier is not None:
-            about[APPENDED] = earlier._asdict()
-        claim = open_claim(parts, claim, about)
-        count = process_blocks(process, corpus, engine, claim, block_size, known)
-        if corpus.describe()["content"] != about["content"]:
-            raise RuntimeError(
-                f"{corpus.source} has changed while it was read, so {output} is not written. Delete {parts}, and repeat the "
-                "command when nothing writes to the source."
-            )
-        summary = join_blocks(claim, output, count, process, earlier)
-        lock.close()
-        claim.remove()
-        return summary
+        if Claim.read(out.parts) is None and (record := find_complete(out, about)):
+            return RunSummary(**record.facts, new=0)
+        with out.lock():
+            if record := find_complete(out, about):  # of another process, or of a run that was killed at its end
+                out.is_finished = True
+                return RunSummary(**record.facts, new=0)
+            earlier = out.find_record()
+            known = None if earlier is None else find_known(out.path, corpus, earlier, about, append)
+            out.open_claim(about, earlier, may_change=("source",))
+            count = process_blocks(process, corpus, engine, out, block_size, known)
+            if corpus.describe()["source"] != about["source"]:
+                raise RuntimeError(
+                    f"{corpus.source} has changed while it was read, so {out.path} is not written. Delete {out.parts}, and "
+                    "repeat the command when nothing writes to the source."
+                )
+            record = out.join(lambda new: join_blocks(out, new, count, process, earlier))
+            return RunSummary(**record.facts, new=count)
 
 
 def process_blocks(
-    process: Process, corpus: Corpus, engine: Engine, claim: Claim, block_size: int, known: KnownRows | None
+    process: Process, corpus: Corpus, engine: Engine, out: ResumableOutput, block_size: int, known: KnownRows | None
 ) -> int:
     """Writes the blocks that have no files yet, and returns the number of documents in all blocks."""
     count = 0
@@ -161,9 +127,10 @@ def process_blocks(
         def is_new(row: Row) -> bool:
             return known is None or known.is_new(row.id, row.error)
 
-        blocks = corpus.blocks(block_size, finished_blocks(claim), skip, is_new if known else None)
+        blocks = corpus.blocks(block_size, out.blocks(), skip, is_new if known else None)
         for block, results in engine.run(blocks, bar.update):
-            write_block(claim, block, merge_rows(corpus, block, results))
+            lines = "".join(format_row(kept, added) for kept, added in merge_rows(corpus, block, results))
+            out.write_block(block.start, block.end, lines)
             count += len(block.rows)
             bar.n = count  # without rounding, and without what was read twice
             bar.refresh()
@@ -185,13 +152,13 @@ def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
         )
 
 
-def check_output(output: str | Path) -> None:
-    """Checks the path of an output before the model is loaded.
+def check_output(output: str | Path) -> ResumableOutput:
+    """Checks the path of an output, before the model is loaded.
 
     Raises:
-        FileExistsError: if the output exists, and no run of ours has written it, or it has changed since.
+        SettingsMismatchError: if the output exists, and no run of ours has written it unchanged.
+        UserError: if OUT.parts holds anything that is not of a run.
         ValueError: if its suffix is not that of JSON Lines, Parquet or CSV.
-            Also if OUT.parts holds anything that is not of a run.
         ImportError: for Parquet without pyarrow.
     """
     output = Path(output)
@@ -203,90 +170,38 @@ def check_output(output: str | Path) -> None:
             f"{output} ends in {output.suffix!r}. Name it {output.with_suffix('.jsonl').name!r} for JSON Lines, "
             f"{output.with_suffix('.parquet').name!r} for Parquet, or {output.with_suffix('.csv').name!r} for CSV."
         )
-    find_earlier(output, Claim.read(f"{output}.parts"))
+    out = ResumableOutput(output, COMMAND)
+    out.find_record()
+    return out
 
 
-def find_complete(output: Path, claim: Claim | None, about: dict) -> OutputRecord | None:
-    """The record of an output that a run with these settings has finished. Raises a `FileExistsError` as `find_earlier`."""
-    earlier = find_earlier(output, claim)
-    return None if earlier is None or describe_differences(earlier.settings, about) else earlier
-
-
-def find_earlier(output: Path, claim: Claim | None) -> OutputRecord | None:
-    """The record of an output that exists, or `None` if it does not.
-
-    Raises:
-        FileExistsError: if there is no record, or the output has changed since.
-    """
-    if not output.exists():
-        if output.is_symlink():
-            raise FileExistsError(
-                f"{output} is a link to {os.readlink(output)!r}, which does not exist. Remove the link."
-            )
-        check_record(output)
-        return None
-    record, size = read_record(output), output.stat().st_size
-    appended = (
-        parse_record(claim.settings.get(APPENDED)) if claim else None
-    )  # a run was killed before it replaced the output
-    for found in (record, appended):
-        if found is not None and found.size == size:
-            return found
-    reason = (
-        "has changed since the run that wrote it"
-        if record
-        else f"is not of a run ({record_path(output).name} is missing)"
-    )
-    raise FileExistsError(f"{output} already exists, and {reason}. Choose another name, or delete it.")
+def find_complete(out: ResumableOutput, about: dict) -> OutputRecord | None:
+    """The record of an output that a run with these settings has finished."""
+    record = out.find_record()
+    return None if record is None or find_changes(record.settings, about) else record
 
 
 def find_known(output: Path, corpus: Corpus, earlier: OutputRecord, about: dict, append: bool) -> KnownRows:
     """The rows of an output to which a run may append.
 
     Raises:
-        FileExistsError: without `append`, if other settings than the source differ, or if the output has changed.
+        SettingsMismatchError: without `append`, if other settings than the source differ, or if the output has changed.
         ValueError: if the source has no ids.
     """
-    others = [name for name in different_settings(earlier.settings, about) if name not in ("content", "source")]
-    if others or not append:
-        differences = "; ".join(describe_differences(earlier.settings, about))
-        fix = "" if others else "add --append to add the documents with new ids, "
-        raise FileExistsError(
-            f"{output} already exists, and is of a run with other settings: {differences}. Repeat that run's settings, {fix}choose "
-            "another name, or delete it."
+    only_source = set(find_changes(earlier.settings, about)) <= {"source"}
+    if not (only_source and append):
+        fix = "add --append to add the documents with new ids, " if only_source else ""
+        raise SettingsMismatchError(
+            f"{output} already exists, and is of a run with other settings: {differences(earlier.settings, about)}. Repeat that "
+            f"run's settings, {fix}choose another name, or delete it."
         )
     if not corpus.has_ids:
         raise ValueError(f"--append finds new documents by their ids, and {corpus.source} has none. Use --id-column.")
     if hash_file(output) != earlier.sha256:
-        raise FileExistsError(f"{output} has changed since the run that wrote it. Choose another name, or delete it.")
+        raise SettingsMismatchError(
+            f"{output} has changed since the run that wrote it. Choose another name, or delete it."
+        )
     return KnownRows(output, "id" if corpus.keep is not None else corpus.id_column)
-
-
-def open_claim(parts: Path, claim: Claim | None, about: dict) -> Claim:
-    """The claim of an unfinished run with the same settings, or a new one.
-
-    Raises:
-        ValueError: if the settings of an unfinished run differ; the message names them.
-    """
-    if claim is not None and (names := different_settings(claim.settings, about)):
-        is_append = claim.settings.get(APPENDED) == about.get(APPENDED) is not None
-        if not (is_append and set(names) <= {"content", "source"}):
-            differences = "; ".join(describe_differences(claim.settings, about))
-            raise ValueError(
-                f"{parts} holds an unfinished run with other settings: {differences}. Repeat that run's settings, or "
-                "delete the folder to start over."
-            )
-        claim.clear()  # of a source that has grown again meanwhile
-        claim = None
-    return claim or Claim.create(parts, "run over a corpus", about)
-
-
-def remove_parts(parts: Path, claim: Claim | None) -> None:
-    """Removes what a run that was killed at its end has left, or the lock of this process."""
-    if claim is None:
-        remove_empty(parts)
-    else:
-        claim.remove()
 
 
 def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterator[tuple[dict, dict]]:
@@ -300,131 +215,50 @@ def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterato
         yield kept, {"error": row.error} if row.values is None else next(results)
 
 
-def find_finished(parts: str | Path) -> dict[int, int]:
-    """start -> end of each block that has a file, in a folder that is of a run."""
-    claim = Claim.read(parts)
-    return {} if claim is None else finished_blocks(claim)
-
-
-def finished_blocks(claim: Claim) -> dict[int, int]:
-    """start -> end of each block that has a file."""
-    names = (re.fullmatch(r"(\d+)-(\d+)\.jsonl", name) for name in claim.complete())
-    return dict(sorted((int(match[1]), int(match[2])) for match in names if match))
-
-
-def block_name(start: int, end: int) -> str:
-    """The file of a block."""
-    return f"{start:012d}-{end:012d}.jsonl"
-
-
-def write_block(claim: Claim, block: Block, rows: Iterable[tuple[dict, dict]]) -> None:
-    """Writes the file of a block."""
-    lines = "".join(format_row(kept, added) for kept, added in rows)
-    # a lone surrogate is written as its JSON escape
-    claim.write(block_name(block.start, block.end), lines.encode("utf-8", "backslashreplace"))
-
-
-def format_row(kept: dict, added: dict) -> str:
-    """A row as a line of JSON. NaN and infinity, which JSON does not have, are null in a kept column and an error in a result."""
-    try:
-        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
-    except ValueError:
-        kept = json.loads(json.dumps(kept, default=to_json), parse_constant=lambda name: None)
-    try:
-        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(kept | {"error": "a result is not a number"}, ensure_ascii=False) + "\n"
-
-
-def read_blocks(claim: Claim, documents: int) -> tuple[list[Path], int, list[str]]:
-    """The files of all blocks in the documents' order, the number of rows with an error, and messages of unreadable files.
-
-    Raises:
-        RuntimeError: if the blocks do not contain each document exactly once.
-        UserError: if a file is not as it was written.
-    """
-    finished, end = finished_blocks(claim), 0
-    for start, next_end in finished.items():
-        if start != end:
-            break
-        end = next_end
-    if end != documents or len(finished) != sum(1 for start in finished if start < end):
-        raise RuntimeError(
-            f"{claim.folder} has no results for document {end:,} of {documents:,}. Repeat the same command."
-        )
-    paths, errors, files = [], 0, []
-    for block in finished.items():
-        name = block_name(*block)
-        content = (claim.folder / name).read_bytes()
-        claim.check_hash(name, hashlib.sha256(content).hexdigest())
-        for line in content.splitlines() if b'"error": ' in content else ():
-            if b'"error": ' in line and isinstance(error := json.loads(line).get("error"), str):
-                errors += 1
-                files += [error] if UNREADABLE in error else []
-        paths.append(claim.folder / name)
-    return paths, errors, files
-
-
 def join_blocks(
-    claim: Claim, output: Path, documents: int, process: Process, earlier: OutputRecord | None = None
-) -> RunSummary:
-    """Joins the files of all blocks in the documents' order, after the rows of an `earlier` output.
+    out: ResumableOutput, new: Path, documents: int, process: Process, earlier: OutputRecord | None
+) -> dict[str, Any]:
+    """Writes the rows of all blocks in the documents' order, after those of an `earlier` output -> the facts of a `RunSummary`.
 
     Raises:
         RuntimeError: if the blocks do not contain each document exactly once.
         UserError: if a file is not as it was written.
-        OSError: if the disk is full.
     """
-    paths, errors, files = read_blocks(claim, documents)
-    new = claim.name_file(f"joined{output.suffix}")
-    new.unlink(missing_ok=True)
-    try:
-        if output.suffix == ".parquet":
-            from .parquet_output import write_parquet
+    errors: list[str] = []
 
-            before = [] if earlier is None else [copy_rows(output, claim.name_file("earlier.jsonl"))]
-            write_parquet([*before, *paths], new, process.types())
-        elif output.suffix in DELIMITERS:
-            write_csv(lambda: csv_cells(output if earlier else None, paths), new, DELIMITERS[output.suffix])
-        else:
-            with new.open("wb") as out:
-                for path in [*([] if earlier is None else [output]), *paths]:
-                    with path.open("rb") as block:
-                        shutil.copyfileobj(block, out, 1 << 20)
-        sync(new)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise describe_space(error, output) from error
-    settings = {name: value for name, value in claim.settings.items() if name != APPENDED}
-    if earlier is not None:
-        errors, files = errors + earlier.errors, earlier.files + files
-    total = documents + (earlier.documents if earlier else 0)
-    record = OutputRecord(settings, new.stat().st_size, hash_file(new), total, errors, files)
-    write_record(output, record)
-    new.replace(output)
-    sync(output.parent)  # before the blocks are deleted
-    return summarize(record, documents)
+    def contents() -> Iterator[bytes]:
+        errors.clear()  # of the pass before
+        for content in out.read_blocks(documents):
+            errors.extend(find_errors(content))
+            yield content
 
+    def rows(parse: Callable[[bytes], dict] = json.loads) -> Iterator[dict]:
+        yield from () if earlier is None else read_rows(out.path)
+        for content in contents():
+            yield from map(parse, content.splitlines())
 
-def summarize(record: OutputRecord, new: int) -> RunSummary:
-    """The summary of an output to which a call has added `new` rows."""
-    return RunSummary(record.documents, record.errors, record.files, new)
+    if new.suffix == ".parquet":
+        from .parquet_output import parse_line, write_parquet
+
+        write_parquet(lambda: rows(parse_line), new, process.types())
+    elif new.suffix in DELIMITERS:
+        write_csv(lambda: map(flatten, rows()), new, DELIMITERS[new.suffix])
+    else:
+        with new.open("wb") as file:
+            if earlier is not None:
+                with out.path.open("rb") as before:
+                    shutil.copyfileobj(before, file, 1 << 20)
+            file.writelines(contents())
+    facts: dict[str, Any] = earlier.facts if earlier else {"documents": 0, "errors": 0, "files": []}
+    return {
+        "documents": facts["documents"] + documents,
+        "errors": facts["errors"] + len(errors),
+        "files": facts["files"] + [error for error in errors if UNREADABLE in error],
+    }
 
 
-def copy_rows(output: Path, path: Path) -> Path:
-    """Writes the rows of a Parquet file, without nulls, as JSON Lines."""
-    with path.open("w", encoding="utf-8") as file:
-        for row in read_rows(output):
-            values = {name: value for name, value in row.items() if value is not None or name != "error"}
-            file.write(json.dumps(values, default=to_json) + "\n")
-    return path
-
-
-def csv_cells(earlier: Path | None, paths: Iterable[Path]) -> Iterator[dict[str, str]]:
-    """The cells of an earlier CSV file, and of the rows of JSON Lines files."""
-    if earlier is not None:
-        for row in read_rows(earlier):
-            yield flatten(row)
-    for path in paths:
-        for row in read_rows(path):
-            yield flatten(row)
+def find_errors(content: bytes) -> Iterator[str]:
+    """The errors of a block's rows."""
+    for line in content.splitlines() if b'"error": ' in content else ():
+        if b'"error": ' in line and isinstance(error := json.loads(line).get("error"), str):
+            yield error

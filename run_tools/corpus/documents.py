@@ -1,6 +1,5 @@
 """The documents of text, JSON Lines, CSV or Parquet files, local or remote, read lazily and in blocks."""
 
-import json
 import math
 import os
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from ..errors import closest, one_line
-from ..fingerprints import hash_text
+from ..fingerprints import digest
 from .csv_output import DELIMITERS
 from .failures import CONTENT_ERRORS, is_data_error
 from .parquet_rows import RowGroup, import_parquet
@@ -130,7 +129,7 @@ class Corpus:
             files.append((name, info.get("size"), str(next((info[k] for k in VERSION_KEYS if info.get(k)), ""))))
         options = ("text_column", "title_column", "id_column", "keep", "delimiter", "encoding")
         columns = {name: getattr(self, name) for name in options}
-        return {"source": self.source, **columns, "content": hash_text(json.dumps(files))}
+        return {"source": {"name": self.source, "sha256": digest(files)}, **columns}
 
     def read(self) -> Iterator[Row]:
         """All documents, in order."""

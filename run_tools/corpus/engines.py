@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ..fingerprints import different_settings
 from ..processes import release_memory
+from ..settings import find_changes
 from ..versions import package_version
 from .documents import Block
 
@@ -179,7 +179,7 @@ class RayEngine(Engine):
             self._add_worker(losses + 1)
             return
         self._description = self._description or description
-        if names := different_settings(self._description, description):
+        if names := find_changes(self._description, description):
             raise ValueError(
                 f"The model is not the same in all workers: they differ in {', '.join(names)}. Copy it to all machines again."
             )

@@ -1,91 +1,28 @@
-"""The record of a finished output file, beside it: the run that wrote it and the size and hash of what it wrote.
+"""Rows of outputs: how they are written, read again, and known by their ids."""
 
-It is a hidden file, which readers of a whole folder leave out. Without it, or after a change, a file is the user's.
-"""
-
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
 from uuid import UUID
 
-from ..files import write_file
 from .csv_output import DELIMITERS, unescape_formula
 from .parquet_rows import import_parquet
 from .text_rows import csv_rows, json_rows
 
 
-class OutputRecord(NamedTuple):
-    """What is known of an output.
-
-    Attributes:
-        settings: those of the run, as JSON.
-        size, sha256: of the output's content.
-        documents, errors: the number of its rows, and of those with an error.
-        files: messages of files of the source that could not be read.
-    """
-
-    settings: dict
-    size: int
-    sha256: str
-    documents: int
-    errors: int
-    files: list[str]
-
-
-def record_path(output: Path) -> Path:
-    """The path of the record of an output."""
-    return output.with_name(f".{output.name}.run.json")
-
-
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def parse_record(content: object) -> OutputRecord | None:
-    """A record from JSON, or `None` if it is not one."""
-    names = OutputRecord._fields
-    if not isinstance(content, dict) or set(content) != set(names):
-        return None
-    kinds = zip(names, (dict, int, str, int, int, list), strict=True)
-    return OutputRecord(**content) if all(isinstance(content[name], kind) for name, kind in kinds) else None
-
-
-def read_record(output: Path) -> OutputRecord | None:
-    """The record of an output, or `None` if there is none or it is damaged."""
+def format_row(kept: dict, added: dict) -> str:
+    """A row as a line of JSON. NaN and infinity, which JSON does not have, are null in a kept column and an error in a result."""
     try:
-        return parse_record(json.loads(record_path(output).read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def check_record(output: Path) -> None:
-    """Raises a `FileExistsError` if another file has the name of the output's record."""
-    path = record_path(output)
-    if os.path.lexists(path) and (path.is_symlink() or read_record(output) is None):
-        raise FileExistsError(
-            f"{path} is in the way: it is not the record of a run. Move it away, and repeat the command."
-        )
-
-
-def write_record(output: Path, record: OutputRecord) -> None:
-    """Writes the record of an output, which may not have its name yet.
-
-    Raises:
-        FileExistsError: if another file has the record's name.
-    """
-    check_record(output)
-    write_file(
-        record_path(output),
-        json.dumps(record._asdict(), ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"),
-    )
+        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
+    except ValueError:
+        kept = json.loads(json.dumps(kept, default=to_json), parse_constant=lambda name: None)
+    try:
+        return json.dumps(kept | added, ensure_ascii=False, default=to_json, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(kept | {"error": "a result is not a number"}, ensure_ascii=False) + "\n"
 
 
 def read_rows(output: Path) -> Iterator[dict]:

@@ -1,8 +1,8 @@
-"""Writes the files of finished blocks as one Parquet file."""
+"""Writes rows as a Parquet file."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -15,19 +15,18 @@ SLICE = 512  # rows that are Python objects at a time
 LONE_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\ud[89a-f][0-9a-f]{2}")
 
 
-def write_parquet(paths: Sequence[Path], output: Path, types: Mapping[str, pyarrow.DataType]) -> None:
-    """Joins JSON Lines files into a Parquet file with one schema.
+def write_parquet(rows: Callable[[], Iterable[dict]], output: Path, types: Mapping[str, pyarrow.DataType]) -> None:
+    """Writes rows as a Parquet file with one schema.
 
     Args:
+        rows: returns an iterator over all rows, of JSON's types. It is called twice, first for the schema.
         types: the types of columns that are known. Others are inferred from all rows; a column whose values have several types,
             such as ids that are numbers and texts, becomes a column of strings.
     """
-    schema = find_schema(paths, types)
-    rows = read_rows(paths)
-    slices = iter(lambda: list(islice(rows, SLICE)), [])
+    schema = find_schema(rows(), types)
     with ParquetWriter(output, schema, compression="zstd") as writer:
         tables: list[pyarrow.Table] = []
-        for part in slices:
+        for part in batched(rows()):
             tables.append(to_table(part, schema))
             if len(tables) * SLICE >= ROWS or sum(table.nbytes for table in tables) >= BYTES:
                 writer.write_table(pyarrow.concat_tables(tables), row_group_size=ROWS)
@@ -36,18 +35,24 @@ def write_parquet(paths: Sequence[Path], output: Path, types: Mapping[str, pyarr
             writer.write_table(pyarrow.concat_tables(tables), row_group_size=ROWS)
 
 
+def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
+    """Rows in slices."""
+    rows = iter(rows)
+    return iter(lambda: list(islice(rows, SLICE)), [])
+
+
 def to_table(rows: Sequence[Mapping], schema: pyarrow.Schema) -> pyarrow.Table:
     """Rows as a table, which takes a fraction of their memory."""
     values = [{field.name: convert(row.get(field.name), field.type) for field in schema} for row in rows]
     return pyarrow.Table.from_pylist(values, schema)
 
 
-def find_schema(paths: Sequence[Path], types: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
+def find_schema(rows: Iterable[dict], types: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
     """The columns in the order in which they occur, the known ones last."""
     found: dict[str, pyarrow.DataType] = {}
-    for path in paths:
+    for part in batched(rows):
         columns: dict[str, list] = {}
-        for row in read_rows([path]):
+        for row in part:
             for name, value in row.items():
                 if name not in types:
                     columns.setdefault(name, []).append(value)
@@ -72,9 +77,6 @@ def convert(value, type: pyarrow.DataType):
     return json.dumps(value, ensure_ascii=False)
 
 
-def read_rows(paths: Sequence[Path]) -> Iterator[dict]:
-    """The rows of files. Lone surrogates, which Parquet cannot hold, become U+FFFD."""
-    for path in paths:
-        with path.open("rb") as lines:
-            for line in lines:
-                yield json.loads(LONE_SURROGATE.sub(rb"\1\\ufffd", line) if rb"\ud" in line else line)
+def parse_line(line: bytes) -> dict:
+    """The row of a line of JSON. Lone surrogates, which Parquet cannot hold, become U+FFFD."""
+    return json.loads(LONE_SURROGATE.sub(rb"\1\\ufffd", line) if rb"\ud" in line else line)

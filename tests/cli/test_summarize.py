@@ -8,7 +8,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from lexperts.cli import build_app
-from run_tools.corpus import block_runs
+from run_tools.resume import ResumableOutput
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
 from tests.recipes.helpers import write_rows
 
@@ -67,7 +67,7 @@ def test_summaries_are_those_of_the_model(model, source, tmp_path, monkeypatch):
 
 def interrupt(monkeypatch, blocks, *arguments):
     """Stops the command after some blocks."""
-    write, left = block_runs.write_block, iter(range(blocks))
+    write, left = ResumableOutput.write_block, iter(range(blocks))
 
     def write_some(*args):
         if next(left, None) is None:
@@ -75,7 +75,7 @@ def interrupt(monkeypatch, blocks, *arguments):
         write(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(block_runs, "write_block", write_some)
+        patch.setattr(ResumableOutput, "write_block", write_some)
         assert run(*arguments).exit_code not in (0, 2)
 
 

@@ -194,23 +194,21 @@ def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, monkeypatch):
     run(tmp_path / "whole.jsonl", *options)
     names = ("whole.jsonl", "whole.best1.jsonl", "whole.best3.jsonl")
     whole = {name: (tmp_path / name).read_bytes() for name in names}
-    monkeypatch.setattr(generate, "write_best", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(generate, "best_definitions", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         run(tmp_path / "part" / "whole.jsonl", *options)
     assert ended.value.code == 130
     monkeypatch.undo()
-    part = (tmp_path / "part" / "whole.part").read_bytes()
-    lines = part.split(b"\n")
-    assert len(lines) == 11
-    for done in (0, 3, 4, 9, 10):
-        cut = tmp_path / str(done)
-        cut.mkdir()
-        (cut / "whole.part").write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:9])
-        settings = (tmp_path / "part" / "whole.settings.json").read_text()
-        (cut / "whole.settings.json").write_text(settings)
+    blocks = sorted(path.name for path in (tmp_path / "part" / "whole.jsonl.parts").glob("0*.jsonl"))
+    assert len(blocks) > 1
+    for done in range(len(blocks) + 1):
+        cut = shutil.copytree(tmp_path / "part", tmp_path / str(done))
+        for name in blocks[done:]:
+            (cut / "whole.jsonl.parts" / name).unlink()
+        rows = int(blocks[done - 1][13:25]) if done else 0
         _, printed = run(cut / "whole.jsonl", *options)
-        assert {name: (cut / name).read_bytes() for name in names} == whole and f"{10 - done} rows in" in printed
-        assert not (cut / "whole.part").exists()
+        assert {name: (cut / name).read_bytes() for name in names} == whole and f"{10 - rows} rows in" in printed
+        assert not (cut / "whole.jsonl.parts").exists()
     _, printed = run(tmp_path / "whole.jsonl", *options)
     assert "is complete already" in printed
 
@@ -237,8 +235,8 @@ def test_definitions_of_a_model_trained_again_in_its_place_are_not_taken(run, ca
         model.lm_head.weight[0, 0] += 1
     model.save_pretrained(tmp_path / "dense")
     assert "model_name_or_path=dense (" in refused(run, capsys, tmp_path / "a.jsonl", model=tmp_path / "dense")
-    (tmp_path / "a.settings.json").unlink()
-    assert "has no record of its settings" in refused(run, capsys, tmp_path / "a.jsonl")
+    (tmp_path / ".a.jsonl.run.json").unlink()
+    assert "is not of a run" in refused(run, capsys, tmp_path / "a.jsonl")
 
 
 # --- mixtures ---
@@ -330,7 +328,7 @@ def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_pat
     assert "absent from its context in 1 of 5 rows" in printed
     assert "1 of 5 contexts exceed" in printed
     assert lines[3]["context"] == long["context"]  # the row is as it was
-    report = json.loads((tmp_path / "a.settings.json").read_text())["report"]
+    report = json.loads((tmp_path / ".a.jsonl.run.json").read_text())["facts"]
     assert (report["absent"], report["truncated"], report["rows"]) == (1, 1, 5)
     assert report["model"] == str(folder / "dense")
     error = refused(run, capsys, tmp_path / "b.jsonl", "--on_long", "error", rows="long.jsonl")
@@ -486,8 +484,8 @@ def test_a_file_for_each_number_of_shots(run, capsys, folder, tmp_path):
         assert all("\n" not in line["generated"] and 0 < line["score"] <= 1 for line in lines)
     assert "2 shots: " in printed and "are too long and lose shots" in printed
     assert [line["score"] for line in found[0]] != [line["score"] for line in found[1]]
-    report = json.loads((tmp_path / "icl.shots1.settings.json").read_text())
-    assert report["settings"]["shots"] == 1 and report["report"]["with_own_term"] == 0
+    report = json.loads((tmp_path / ".icl.shots1.jsonl.run.json").read_text())
+    assert report["settings"]["shots"] == 1 and report["facts"]["with_own_term"] == 0
     _, printed = run(tmp_path / "icl.jsonl", *options, 3, main=main)  # those that are there are left alone
     assert printed.count("is complete already") == 3 and (tmp_path / "icl.shots3.jsonl").exists()
     run(tmp_path / "again.jsonl", *options, main=main)
@@ -538,7 +536,7 @@ def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path, monkeypatch):
     weights = load_file(other / "model.safetensors")
     save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
     error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
-    assert error.exit_code == 2 and "model='dense' before, 'other' now" in error.stderr
+    assert error.exit_code == 2 and "model=dense (" in error.stderr
     assert CliRunner().invoke(app, command).exit_code == 0 and output.read_bytes() == whole
 
 

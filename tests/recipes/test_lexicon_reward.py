@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, pipeline
 
 import modeling_lexicon  # noqa: F401
-from lexperts.recipes.common.jsonl_resume import ResumableJsonl
 from lexperts.recipes.lexicon import rewards, train_expert, train_reward
+from run_tools.resume import ResumableJsonl
 from tests.recipes import helpers
 from tests.recipes.helpers import fails, read_rows, run_main, write_rows
 
@@ -96,7 +96,7 @@ def test_killed_after_sampling_it_goes_on_with_the_same_pairs(folder, tmp_path):
     weights = (tmp_path / "model.safetensors").read_bytes()
     sampled = {path: path.stat().st_mtime_ns for path in tmp_path.glob("pairs_*.jsonl")}
     for path in tmp_path.iterdir():
-        if not path.name.startswith("pairs_"):
+        if "pairs_" not in path.name:
             path.unlink()
     train(folder, tmp_path, "--max_steps", 2)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
@@ -117,12 +117,12 @@ def test_pairs_of_other_settings_are_not_taken(folder, tmp_path):
     ]  # settings of theirs are the same
 
     assert "--chosen 'best'" in refused(folder, tmp_path, "--chosen", "best")
-    assert "chosen=nearest before, gold now; samples=6 before, 5 now" in refused(folder, tmp_path, "--samples", 5)
+    assert "chosen='nearest' before, 'gold' now; samples=6 before, 5 now" in refused(folder, tmp_path, "--samples", 5)
     (tmp_path / "results.json").unlink()
     for path in [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.json")]:
-        if not path.name.startswith("pairs_"):
+        if "pairs_" not in path.name:
             path.unlink()
-    assert "chosen=nearest before" in refused(folder, tmp_path, "--samples", 5)
+    assert "chosen='nearest' before" in refused(folder, tmp_path, "--samples", 5)
 
 
 def test_interrupted_sampling_ends_in_the_same_pairs(folder, tmp_path):
@@ -132,11 +132,13 @@ def test_interrupted_sampling_ends_in_the_same_pairs(folder, tmp_path):
     given = {"samples": 4, "kept": 2, "batch_size": 4, "seed": 1, "max_new_tokens": 4}
     rewards.write_pairs(model, tokenizer, ROWS, ResumableJsonl(tmp_path / "whole.jsonl", given), **given)
     whole = (tmp_path / "whole.jsonl").read_bytes()
-    lines = whole.split(b"\n")
-    for done in (0, 3, 9):
+    lines = whole.splitlines(keepends=True)
+    for done in (0, 4, 8):
         file = ResumableJsonl(tmp_path / f"{done}.jsonl", given)
-        file.record.write_text(json.dumps({"settings": given, "part": True}))
-        file.part.write_bytes(b"".join(line + b"\n" for line in lines[:done]) + lines[done][:7])
+        file.start()
+        with file.lock():
+            for start in range(0, done, 4):
+                file.write_block(start, start + 4, b"".join(lines[start : start + 4]).decode())
         rewards.write_pairs(model, tokenizer, ROWS, file, **given)
         assert file.path.read_bytes() == whole
 

@@ -22,6 +22,7 @@ from lexperts.recipes.common.bertscore import BertScore
 from lexperts.recipes.moesumm import evaluate, pretrain, scores, train
 from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments, PretrainingArguments
 from modeling_moesumm import MoeSummForConditionalGeneration
+from run_tools.resume import ResumableJsonl
 from tests.recipes.helpers import fails, write_rows
 
 THINGS = ("bird", "boat", "bell", "barn", "book")
@@ -226,11 +227,14 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
         assert row["difference"] == pytest.approx(difference) and row["low"] <= row["difference"] <= row["high"]
     assert "from stock" in (tmp_path / "scores.md").read_text()
 
-    cut = tmp_path / "ours" / "mail.jsonl"  # killed in the middle of a line
+    cut = tmp_path / "ours" / "mail.jsonl"  # killed after two rows
     lines = cut.read_text()
-    cut.rename(cut.with_suffix(".part")).write_text(lines[: len(lines) * 2 // 3])
-    record = cut.with_suffix(".settings.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"part": True}))
+    half = ResumableJsonl(cut, ResumableJsonl(cut, {}).find_record().settings)
+    cut.unlink()
+    half.record.unlink()
+    half.start()
+    with half.lock():
+        half.write_block(0, 2, "".join(lines.splitlines(keepends=True)[:2]))
     run(evaluate, *given)
     assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
 
@@ -349,8 +353,8 @@ def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
     run(train, *given)
     shutil.copytree(backbone, model, dirs_exist_ok=True)
     assert "model_name_or_path=model (" in fails(train.main, *given)
-    (tmp_path / "scores" / "x" / "mail.settings.json").unlink()
-    assert "has no record of its settings" in fails(evaluate.main, *scored)
+    (tmp_path / "scores" / "x" / ".mail.jsonl.run.json").unlink()
+    assert "is not of a run" in fails(evaluate.main, *scored)
 
 
 def test_errors_name_the_value(places, backbone, trained, tmp_path):

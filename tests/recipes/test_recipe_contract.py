@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(name, inp
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))
         assert "learning_rate=0.01 before, 0.5 now" in fails(name, *argv, "--learning-rate", 0.5)
-        assert f"{option}={old} before, {new} now" in fails(name, *argv, f"--{option}", str(new).lower())
+        assert f"{option}={old!r} before, {new!r} now" in fails(name, *argv, f"--{option}", str(new).lower())
         run(name, *argv)
     assert weights_of(output) == before
 

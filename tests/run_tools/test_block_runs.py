@@ -26,11 +26,12 @@ import keyphrase_tools
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts.cli.keyphrases import app
-from run_tools import claims, files
+from run_tools import claims, files, resume
 from run_tools.claims import Claim, FileEntry
 from run_tools.corpus import block_runs, engines, parquet_output
-from run_tools.corpus.block_runs import find_finished, join_blocks, run_blocks
+from run_tools.corpus.block_runs import run_blocks
 from run_tools.corpus.documents import Corpus
+from run_tools.resume import ResumableOutput, SettingsMismatchError
 from tests.corpora import Lengths, as_written, extract_file, interrupt, lines, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +101,7 @@ def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_sam
     monkeypatch.setattr(KeyphraseExtractor, "process_rows", counted)
     for _ in range(3):
         interrupt(monkeypatch, 2, extract, source, output, block_size=7, batch_size=2)
-    blocks = find_finished(Path(f"{output}.parts"))
+    blocks = ResumableOutput(output, "test").blocks()
     assert len(blocks) == 6
     claim = Claim.read(f"{output}.parts")
     name = claim.name_file("000000000042-000000000049.jsonl", FileEntry(100, "")).name
@@ -127,7 +128,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder, tmp_path):
     output, parts, killed = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts", 0
     for blocks in (0, 1, 6, 15):
         process = start(output)
-        while process.poll() is None and not (parts.exists() and len(find_finished(parts)) >= blocks):
+        while process.poll() is None and not (parts.exists() and len(ResumableOutput(output, "").blocks()) >= blocks):
             time.sleep(0.002)
         killed += process.poll() is None
         process.send_signal(signal.SIGKILL)
@@ -141,8 +142,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder, tmp_path):
 def test_a_run_that_lost_a_block_is_not_joined(extract, source, tmp_path, monkeypatch):
     interrupt(monkeypatch, 3, extract, source, tmp_path / "out.jsonl", block_size=1)
     parts = tmp_path / "out.jsonl.parts"
-    with pytest.raises(RuntimeError, match="no results for document 3 of 4"):
-        join_blocks(Claim.read(parts), tmp_path / "out.jsonl", 4, KeyphraseExtractor(extract))
+    with pytest.raises(RuntimeError, match="no results for row 3 of 4"):
+        list(ResumableOutput(tmp_path / "out.jsonl", "test").read_blocks(4))
     (parts / "000000000001-000000000002.jsonl").unlink()
     assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
     assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == ["d0", "d1", "d2", "d3"]
@@ -159,7 +160,7 @@ def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatc
 def test_what_cannot_be_run_is_named(extract, source, tmp_path):
     output = tmp_path / "out.jsonl"
     output.write_text("mine")
-    with pytest.raises(FileExistsError, match="out.jsonl already exists"):
+    with pytest.raises(SettingsMismatchError, match="out.jsonl already exists"):
         extract_file(extract, source, output)
     assert output.read_text() == "mine"
     for name in ("out.xml", "out.jsonl.gz"):
@@ -209,8 +210,8 @@ def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, 
 
 
 def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source, tmp_path, monkeypatch):
-    order, sync, remove = [], block_runs.sync, Claim.remove
-    monkeypatch.setattr(block_runs, "sync", lambda path: order.append(path.name) or sync(path))
+    order, sync, remove = [], resume.sync, Claim.remove
+    monkeypatch.setattr(resume, "sync", lambda path: order.append(path.name) or sync(path))
     monkeypatch.setattr(Claim, "remove", lambda claim: order.append(claim.folder.name) or remove(claim))
     for suffix in ("jsonl", "parquet"):
         order.clear()
@@ -292,7 +293,7 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         weights = load_file(model / "model.safetensors")
         weights["classifier.bias"] += 0.1  # trained a little more, in the same place
         save_file(weights, model / "model.safetensors", {"format": "pt"})
-        difference = "the model's weights"
+        difference = f"model={model} ("
     elif change == "config":
         settings = json.loads(config.read_text()) | {"keyphrase_threshold": 0.2}
         config.write_text(json.dumps(settings))
@@ -301,19 +302,19 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         tokenizer = AutoTokenizer.from_pretrained(model)
         tokenizer.model_max_length = 40
         tokenizer.save_pretrained(model)
-        difference = "the tokenizer"
+        difference = "tokenizer="
     elif change == "source":
         write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ["a graph", *TEXTS[1:]]])
-        difference = "the documents of the source"
+        difference = f"source={tmp_path / 'texts.jsonl'} ("
     elif change == "block_size":
         options, difference = {"block_size": 3}, "block_size=2 before, 3 now"
     elif change == "version":
-        monkeypatch.setattr(engines, "__version__", "9.9")
+        monkeypatch.setattr(engines, "package_version", lambda: "9.9")
         difference = f"lexperts={keyphrase_tools.__version__!r} before, '9.9' now"
     else:
         options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}
         difference = "top_k=3 before, 5 now" if change == "option" else "min_score=(not given) before, 0.5 now"
-    with pytest.raises(ValueError, match="out.jsonl.parts holds an unfinished run") as error:
+    with pytest.raises(SettingsMismatchError, match="out.jsonl.parts holds an unfinished run") as error:
         unfinished(**options)
     assert difference in str(error.value) and str(error.value).count(";") == 0
 

@@ -16,13 +16,15 @@ from typer.testing import CliRunner
 
 from lexperts.cli import build_app
 from lexperts.cli.keyphrases import app
+from run_tools import resume
 from run_tools.claims import RECORD, Claim
 from run_tools.corpus import block_runs
-from run_tools.corpus.block_runs import check_output, find_finished, run_blocks
+from run_tools.corpus.block_runs import check_output, run_blocks
 from run_tools.corpus.documents import Corpus
-from run_tools.corpus.outputs import read_record, record_path
+from run_tools.corpus.outputs import format_row
 from run_tools.errors import UserError
-from tests.corpora import Lengths, Stop, lines, write_jsonl
+from run_tools.resume import ResumableOutput, SettingsMismatchError
+from tests.corpora import Lengths, lines, stop_after, write_jsonl
 
 TEXT = "The network of the graph is cut. " * 30
 ROWS = [{"id": i, "text": "graph " * (i + 1), "year": 2000 + i} for i in range(10)]
@@ -33,17 +35,8 @@ def run(source, output, append=False, keep=("year",), process=None, **options):
     return run_blocks(process or Lengths(), corpus, output, block_size=2, append=append, **options)
 
 
-def stop_after(monkeypatch, blocks, *arguments, **options):
-    write, left = Claim.write, iter(range(blocks))
-
-    def write_some(*args):
-        if next(left, None) is None:
-            raise Stop
-        return write(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Claim, "write", write_some)
-        run(*arguments, **options)
+def stop(monkeypatch, blocks, *arguments, **options):
+    stop_after(monkeypatch, blocks, lambda: run(*arguments, **options))
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def source(tmp_path):
 def unfinished(source, tmp_path, monkeypatch):
     """OUT, OUT.parts of a run that has stopped after two blocks, and the output of a whole run."""
     run(source, tmp_path / "whole.jsonl")
-    stop_after(monkeypatch, 2, source, tmp_path / "out.jsonl")
+    stop(monkeypatch, 2, source, tmp_path / "out.jsonl")
     return tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts", (tmp_path / "whole.jsonl").read_bytes()
 
 
@@ -118,7 +111,7 @@ def test_a_block_that_is_not_of_the_run_is_not_joined(change, unfinished, source
 def test_two_sources_are_not_mixed_even_if_the_record_is_lost(unfinished, tmp_path):
     output, parts, _ = unfinished
     other = write_jsonl(tmp_path / "other.jsonl", ROWS[5:])
-    with pytest.raises(ValueError, match="unfinished run with other settings: source=.*other.jsonl"):
+    with pytest.raises(SettingsMismatchError, match="unfinished run with other settings: source=.*other.jsonl"):
         run(other, output)
     (parts / RECORD).unlink()
     with pytest.raises(UserError, match=f"no record .{RECORD}. of a run"):
@@ -152,19 +145,20 @@ def test_an_output_of_anything_else_is_refused(change, source, tmp_path):
         options, message = {"keep": ["year", "text"]}, "other settings: keep="
     elif change == "source":
         write_jsonl(source, ROWS[1:])
-        message = "the documents of the source .*add --append"
+        message = "source=.*in.jsonl .* before, .*add --append"
     elif change == "block size":
         options, message = {"settings": {"block_size": 3}}, "block_size=2 before, 3 now"
     elif change == "output":
         output.write_bytes(output.read_bytes() + b"{}\n")
         message = "has changed since"
     else:
-        record_path(output).unlink()
+        record = ResumableOutput(output, "test").record
+        record.unlink()
         if change == "record of another":
-            record_path(output).write_text("{}")
+            record.write_text("{}")
         message = "is not of a run"
     before = content(tmp_path)
-    with pytest.raises(FileExistsError, match=f"out.jsonl already exists, and .*{message}"):
+    with pytest.raises(SettingsMismatchError, match=f"out.jsonl already exists, and .*{message}"):
         run(source, output, **options)
     assert content(tmp_path) == before and not (tmp_path / "out.jsonl.parts").exists()
 
@@ -174,9 +168,9 @@ def test_an_output_of_anything_else_is_refused(change, source, tmp_path):
 def test_a_link_and_a_users_record_stay(kind, name, source, tmp_path):
     path = tmp_path / name
     path.write_text("mine") if kind == "file" else path.symlink_to("nothing.jsonl")
-    with pytest.raises(FileExistsError, match=f"{name} (is|already)"):
+    with pytest.raises(SettingsMismatchError, match=f"{name} (is|already)"):
         check_output(tmp_path / "out.jsonl")
-    with pytest.raises(FileExistsError, match=f"{name} (is|already)"):
+    with pytest.raises(SettingsMismatchError, match=f"{name} (is|already)"):
         run(source, tmp_path / "out.jsonl")
     assert path.read_text() == "mine" if kind == "file" else path.is_symlink()
     assert sorted(os.listdir(tmp_path)) == sorted([name, source.name])
@@ -189,7 +183,7 @@ def test_an_output_beside_its_source_is_not_read(pattern, tmp_path, monkeypatch)
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", ROWS)
     source, output = folder / pattern, folder / "out.jsonl"
-    stop_after(monkeypatch, 2, source, output)
+    stop(monkeypatch, 2, source, output)
     assert run(source, output).documents == 10
     assert run(source, output) == (10, 0, [], 0)
     write_jsonl(folder / "b.jsonl", [{"id": 99, "text": "new", "year": 1}])
@@ -228,14 +222,14 @@ def test_an_append_that_is_killed_at_any_moment_resumes(moment, tmp_path, monkey
         raise KeyboardInterrupt
 
     if moment in ("block", "grown again"):
-        stop_after(monkeypatch, 1, source, output, append=True)
+        stop(monkeypatch, 1, source, output, append=True)
     else:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             if moment == "rename":
-                write = block_runs.write_record
-                patch.setattr(block_runs, "write_record", lambda *args: write(*args) or killed())
+                write = resume.write_file
+                patch.setattr(resume, "write_file", lambda *args: write(*args) or killed())
             elif moment == "record":
-                patch.setattr(block_runs, "write_record", killed)
+                patch.setattr(resume, "write_file", killed)
             else:
                 patch.setattr(Claim, "remove", killed)
             run(source, output, append=True)
@@ -245,7 +239,7 @@ def test_an_append_that_is_killed_at_any_moment_resumes(moment, tmp_path, monkey
     summary = run(source, output, append=True)
     assert summary == (count, 0, [], 0 if moment == "removal" else count - 3)
     assert [row["id"] for row in lines(output)] == list(range(count)) and not (tmp_path / "out.jsonl.parts").exists()
-    assert read_record(output).size == output.stat().st_size
+    assert ResumableOutput(output, "test").find_record().size == output.stat().st_size
 
 
 def test_append_needs_ids_and_the_same_output(source, tmp_path):
@@ -262,7 +256,7 @@ def test_append_needs_ids_and_the_same_output(source, tmp_path):
     write_jsonl(source, [*ROWS, {"id": 10, "text": "graph"}])
     changed = output.read_bytes().replace(b"2000", b"3000")
     output.write_bytes(changed)
-    with pytest.raises(FileExistsError, match="has changed since"):
+    with pytest.raises(SettingsMismatchError, match="has changed since"):
         run(source, output, append=True)
     assert output.read_bytes() == changed
 
@@ -315,7 +309,7 @@ def test_values_that_json_does_not_have(tmp_path):
         "id": "1.50", "day": "2024-05-17T12:30:00", "date": "2024-05-17", "score": None, "worst": None,
         "nested": [{"x": None}], "key": str(number), "length": 5,
     }  # fmt: skip
-    assert block_runs.format_row({"id": number}, {"x": 1}) == f'{{"id": "{number}", "x": 1}}\n'
+    assert format_row({"id": number}, {"x": 1}) == f'{{"id": "{number}", "x": 1}}\n'
 
 
 def test_a_result_that_is_not_a_number_is_an_error(source, tmp_path):
@@ -397,8 +391,9 @@ def test_a_wrong_option_of_the_source_is_one_line(option, value, message, comman
     assert content(tmp_path) == before
 
 
-def test_find_finished_reads_a_folder_of_a_run_alone(unfinished, tmp_path):
-    assert find_finished(unfinished[1]) == {0: 2, 2: 4} and find_finished(tmp_path / "none") == {}
+def test_blocks_are_those_of_a_run(unfinished, tmp_path):
+    assert ResumableOutput(unfinished[0], "test").blocks() == {0: 2, 2: 4}
+    assert ResumableOutput(tmp_path / "none", "test").blocks() == {}
 
 
 def test_rows_that_keep_all_columns_are_appended_by_their_ids(tmp_path):

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts.cli.keyphrases import app
 from run_tools.corpus import engines
-from run_tools.corpus.block_runs import find_finished, run_blocks
+from run_tools.corpus.block_runs import run_blocks
 from run_tools.corpus.documents import Corpus
 from run_tools.corpus.engines import LocalEngine, RayEngine
 from run_tools.processes import assigned_cores
+from run_tools.resume import ResumableOutput
 from tests.corpora import extract_file, lines
 
 ray = pytest.importorskip("ray")
@@ -189,7 +190,7 @@ def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(
 
     def run_until(blocks):
         process = subprocess.Popen(start, env=ENVIRONMENT, stderr=subprocess.PIPE)
-        while process.poll() is None and not (parts.exists() and len(find_finished(parts)) >= blocks):
+        while process.poll() is None and not (parts.exists() and len(ResumableOutput(output, "").blocks()) >= blocks):
             time.sleep(0.005)
         return process, [p for p in psutil.Process(process.pid).children(recursive=True) if "ray::Worker" in p.name()]
 

@@ -15,9 +15,11 @@ from transformers import TrainingArguments
 
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD, parse_named_path
+from run_tools.resume import SettingsMismatchError
+from run_tools.settings import differences
 from run_tools.versions import package_versions
 
-from .settings import PATH_SETTINGS, collect_settings, differences
+from .settings import PATH_SETTINGS, collect_settings
 
 # what a run writes, and another run could use by mistake
 RUN_OUTPUTS = (
@@ -29,15 +31,6 @@ OWN_OUTPUTS = re.compile(
     r"checkpoint-\d+|base|base\.part|first|seed-\d+|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|(states-)?(train|validation|test)"
 )
-
-
-class SettingsMismatchError(ValueError):
-    """A folder holds the results of other settings; the message names the differences."""
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    write_file(path, text)
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -75,13 +68,17 @@ class RunFolder:
         self.clear: tuple[str, ...] = ()
         self.start: str | None = None
 
+    def find(self, patterns: Sequence[str]) -> list[Path]:
+        """What matches the patterns in the folder."""
+        return sorted({path for pattern in patterns for path in self.path.glob(pattern)})
+
     def leftovers(self) -> list[Path]:
         """The outputs of an earlier run."""
-        return sorted({path for pattern in self.outputs for path in self.path.glob(pattern)})
+        return self.find(self.outputs)
 
     def removable(self) -> list[Path]:
         """The outputs of an earlier run, and what it has made for its own use."""
-        return [*self.leftovers(), *(path for pattern in self.clear for path in sorted(self.path.glob(pattern)))]
+        return [*self.leftovers(), *self.find(self.clear)]
 
     def read(self) -> dict:
         """The record, or an empty dictionary."""
@@ -104,7 +101,7 @@ class RunFolder:
                 f"{self.path} contains {leftovers[0].name}, without a record of its settings ({self.record.name}). "
                 f"{self.hint()}"
             )
-        if leftovers and (text := differences(record["settings"], self.settings)):
+        if leftovers and (text := differences(record["settings"], self.settings, shared=True)):
             raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.hint()}")
         versions = package_versions(("torch", "transformers"))
         if leftovers:
@@ -123,7 +120,7 @@ class RunFolder:
 
     def write(self, record: dict) -> None:
         """Replaces the record."""
-        replace_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
+        write_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
 
     def remove(self) -> None:
         """Removes the outputs of a run and nothing else.
@@ -178,7 +175,11 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether a run with these settings has finished in this folder."""
         record = self.read()
-        return bool(record.get("finished") and self.leftovers() and not differences(record["settings"], self.settings))
+        return bool(
+            record.get("finished")
+            and self.leftovers()
+            and not differences(record["settings"], self.settings, shared=True)
+        )
 
     def mark_finished(self, **facts) -> None:
         """Records that the run has finished and what it has written, with facts such as steps and epochs."""
@@ -203,7 +204,7 @@ class RunFolder:
             raise SettingsMismatchError(
                 f"--resume-from-checkpoint {requested}: its run has no record of its settings ({RECORD})."
             )
-        if text := differences(other["settings"], self.settings):
+        if text := differences(other["settings"], self.settings, shared=True):
             raise SettingsMismatchError(
                 f"--resume-from-checkpoint {requested} belongs to a run with other settings: {text}."
             )
@@ -223,7 +224,7 @@ def relocate_best(checkpoint: Path) -> str:
     if not moved.exists():
         raise ValueError(f"{checkpoint} names {best} as the best model, but {moved} does not exist. Restore it.")
     if Path(best).absolute() != moved:
-        replace_file(path, json.dumps(state | {"best_model_checkpoint": str(moved)}, indent=2))
+        write_file(path, json.dumps(state | {"best_model_checkpoint": str(moved)}, indent=2))
     return str(checkpoint)
 
 

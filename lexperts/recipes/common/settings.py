@@ -1,7 +1,6 @@
-"""The settings of a run: what its result depends on, and how two runs differ."""
+"""The settings of a run: what its result depends on."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from transformers import TrainingArguments
@@ -50,43 +49,3 @@ def collect_settings(command: str, *arguments, **more) -> dict:
                 value = fingerprint(value)
             settings[name] = value
     return json.loads(json.dumps(settings | more, default=str))
-
-
-def is_same(before, now) -> bool:
-    """Whether two settings are equal; fingerprints are equal if their content is, whatever the name."""
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) == len(now) and all(map(is_same, before, now))
-    if isinstance(before, dict) and isinstance(now, dict) and "name" in before and "name" in now:
-        if before.get("as") != now.get("as"):
-            return False
-        if "sha256" in before or "sha256" in now:
-            return before.get("sha256") == now.get("sha256")
-        commits = before.get("commit"), now.get("commit")
-        return before["name"] == now["name"] and (None in commits or commits[0] == commits[1])
-    return before == now
-
-
-def format_value(value) -> str:
-    """A setting for a message; fingerprints as their name and the first digits of their hash."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(format_value, value))}]"
-    if isinstance(value, dict) and "name" in value:
-        identity = value.get("sha256") or value.get("commit")
-        name = f"{value['as']}={value['name']}" if "as" in value else value["name"]
-        return name + (f" ({identity[:8]})" if identity else "")
-    return str(value)
-
-
-def iter_differences(before: Mapping, now: Mapping, names: Iterable[str], prefix: str = "") -> Iterator[str]:
-    """Each difference as a text, nested settings as "outer.inner"."""
-    for name in names:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict) and not {"name"} & {*old, *new}:
-            yield from iter_differences(old, new, sorted({*old, *new}), f"{prefix}{name}.")
-        elif not is_same(old, new):
-            yield f"{prefix}{name}={format_value(old)} before, {format_value(new)} now"
-
-
-def differences(before: Mapping, now: Mapping) -> str:
-    """The settings that differ, as "learning_rate=0.01 before, 0.5 now", without those that only one side has."""
-    return "; ".join(iter_differences(before, now, [name for name in now if name in before]))

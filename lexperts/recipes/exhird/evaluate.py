@@ -22,11 +22,11 @@ from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.stemming import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
+from run_tools.files import write_file
+from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_model, open_tokenizer
 
 from ..common.arguments import command, parse_name_place
-from ..common.jsonl_resume import json_lines
-from ..common.run_folder import replace_file
 from .arguments import EvaluateArguments
 
 METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}
@@ -83,9 +83,9 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
             {"title": row.get("title"), "keyphrases": row["keyphrases"], "generated": phrases}
             for row, phrases in zip(rows, generated, strict=True)
         )
-        replace_file(output / f"{name}.jsonl", json_lines(lines))
+        write_file(output / f"{name}.jsonl", json_lines(lines))
         print(format_scores(name, results[name]))
-    replace_file(output / "scores.json", json.dumps(results, indent=1))
+    write_file(output / "scores.json", json.dumps(results, indent=1))
     return results
 
 

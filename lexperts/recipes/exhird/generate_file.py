@@ -3,7 +3,7 @@
 from keyphrase_tools.loading import describe_load_errors, parse_device
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_each
-from run_tools.fingerprints import hash_config, hash_tokenizer, hash_weights
+from run_tools.fingerprints import describe_model, hash_tokenizer
 from run_tools.processes import prepare_process
 
 FIELDS = ("keyphrase", "present", "score", "start", "end", "field")
@@ -50,12 +50,12 @@ class GenerationProcess:
             self.generate = open_pipeline("keyphrase-generation", self.model, device=device)
         model, tokenizer = self.generate.model, self.generate.tokenizer
         self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
-        hashes = {"weights": hash_weights(model), "tokenizer": hash_tokenizer(tokenizer)}
+        identity = describe_model(model, tokenizer, str(self.model))
         if tokenizer.subword_tokenizer is not None:
-            hashes["tokenizer"] += hash_tokenizer(tokenizer.subword_tokenizer)
+            identity["tokenizer"]["sha256"] += hash_tokenizer(tokenizer.subword_tokenizer)
         columns = {"text_column": self.text_column, "title_column": self.title_column}
         settings = {**columns, "batch_size": self.batch_size, **self.options}
-        return {"model": str(self.model), **hashes, **hash_config(model.config), **settings}
+        return {**identity, **settings}
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """`keyphrases`, or `error`, of each row."""

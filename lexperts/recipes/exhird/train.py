@@ -33,10 +33,11 @@ from modeling_exhird import (
 from modeling_exhird.backbone_exhird import resolve_backbone
 from run_tools.errors import RESUME
 from run_tools.fingerprints import fingerprint
+from run_tools.resume import SettingsMismatchError
 from run_tools.yaml_files import read_yaml
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import RunFolder, SettingsMismatchError, open_run, training_summary
+from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
 from .evaluate import evaluate, parse_test_files

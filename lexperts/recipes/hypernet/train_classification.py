@@ -17,9 +17,10 @@ from transformers import pipeline, set_seed
 from keyphrase_tools.evaluation import keep_best
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_pairs
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import replace_file, training_summary
+from ..common.run_folder import training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import ClassificationDataArguments, ModelArguments
 from .data import load_texts
@@ -72,7 +73,7 @@ def train(*groups) -> None:
     if model_args.reader == "hypernet":
         pipeline("text-classification", model=trainer.model, tokenizer=trainer.processing_class).save_pretrained(output)
         print(f"\nThe model is in {output}: pipeline('text-classification', model={output!r})")
-    replace_file(Path(output) / "results.json", json.dumps(results, indent=1))
+    write_file(Path(output) / "results.json", json.dumps(results, indent=1))
     folder.mark_finished(ran=ran)
 
 

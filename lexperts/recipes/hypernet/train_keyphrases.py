@@ -26,9 +26,10 @@ from keyphrase_tools.stemming import check_language
 from keyphrase_tools.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import replace_file, training_summary
+from ..common.run_folder import training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import KeyphraseDataArguments, ModelArguments
 from .data import load_documents
@@ -118,7 +119,7 @@ def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: i
         for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
             phrases = extract({"title": title, "text": text})
             print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
-    replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
+    write_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
 def train(*groups) -> None:

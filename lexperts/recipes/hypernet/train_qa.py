@@ -16,9 +16,10 @@ from transformers import pipeline, set_seed
 
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_questions
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import replace_file, training_summary
+from ..common.run_folder import training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import ModelArguments, QuestionDataArguments
 from .data import QUESTION_COLUMNS, load_questions
@@ -63,7 +64,7 @@ def report(trainer, answer, rows_by_split: dict[str, list[dict]], args: Question
         for row, one, correct in list(zip(rows, answers, gold, strict=True))[: args.show]:
             text = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"
             print(f"\n{row['question']}\n  -> {text}; gold: {correct or 'no answer'}")
-    replace_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
+    write_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
 
 
 def train(*groups) -> None:

@@ -38,10 +38,11 @@ class DefinitionProcess:
 
             reward = open_model(AutoModelForSequenceClassification, self.reward_model)
             self.call_options["reward_model"] = load_reward_model(reward, self.define.model.device)
-        model = fingerprint(self.model)
-        settings = {**self.options, "model": model.pop("name"), "weights": model}
-        settings |= {"seed": self.seed, "batch_size": self.batch_size}
-        return settings | {"reward_model": self.reward_model and fingerprint(self.reward_model)}
+        models = {
+            "model": fingerprint(self.model),
+            "reward_model": self.reward_model and fingerprint(self.reward_model),
+        }
+        return {**self.options, **models, "seed": self.seed, "batch_size": self.batch_size}
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """The definition, or `error`, of each row."""

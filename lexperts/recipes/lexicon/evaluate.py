@@ -24,12 +24,11 @@ from tqdm import tqdm
 
 from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
 from run_tools.errors import DEBUG, one_line
-from run_tools.jsonl import read_jsonl
+from run_tools.files import write_file
+from run_tools.jsonl import json_lines, read_jsonl
 
 from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
-from ..common.jsonl_resume import json_lines
-from ..common.run_folder import replace_file
 from ..common.tables import align_columns
 from . import scores
 from .arguments import EvaluationArguments
@@ -271,9 +270,9 @@ def evaluate(args: EvaluationArguments) -> dict:
     }
     output = Path(args.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    replace_file(output / "scores.json", json.dumps(results, ensure_ascii=False, indent=1))
+    write_file(output / "scores.json", json.dumps(results, ensure_ascii=False, indent=1))
     for name, runs in generated.items():
-        replace_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, runs, row_scores[name])))
+        write_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, runs, row_scores[name])))
     print(
         f"{format_report(results, args.baseline)}\n\nIn {output}: scores.json, {', '.join(f'{name}.rows.jsonl' for name in generated)}"
     )

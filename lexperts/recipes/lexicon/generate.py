@@ -8,7 +8,7 @@ A line of the output is its row with `generated`, `score`, and for a model with 
 samples eight definitions per row and takes the one with the highest score; --curve 1 2 4 8 also writes the best of the first
 1, 2, 4 and 8 samples to runs/best.best1.jsonl and so on. The oracle scorer reads the gold definitions: it shows what a perfect
 choice would give, for analysis only. Start the same command again after an interruption: it ends in the same file. Counts
-are in runs/best.settings.json.
+are in runs/.best.jsonl.run.json.
 """
 
 import json
@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 
 from keyphrase_tools.loading import describe_load_errors
@@ -28,13 +27,14 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
 from run_tools.errors import RESUME
-from run_tools.fingerprints import fingerprint
+from run_tools.files import write_file
+from run_tools.fingerprints import digest, fingerprint
+from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.versions import package_version
+from run_tools.resume import ResumableJsonl
+from run_tools.versions import package_version, package_versions
 
 from ..common.arguments import command
-from ..common.jsonl_resume import ResumableJsonl, digest, json_lines
-from ..common.run_folder import replace_file
 from .arguments import GenerateArguments, WritingArguments
 from .embedders import resolve_embedder
 from .scores import bleu, references_of, without_full_stops
@@ -164,17 +164,16 @@ def write_samples(
     return file.write(rows, sample, batch_size=args.batch_size, seed=args.seed, desc="definitions")
 
 
-def write_best(
-    samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, path: Path, keep_samples: bool
-) -> int:
-    """Writes the best of the first n samples of each row -> the number of empty definitions."""
+def best_definitions(
+    samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, keep_samples: bool
+) -> list[dict]:
+    """The rows, each with the best of its first n samples."""
     lines = []
     for row, own, info in zip(rows, samples, domain_info, strict=True):
         best = pick_best(own[:n])
         line = {**row, "generated": best["definition"], "score": best["score"], **info}
         lines.append(line | ({"samples": own[:n]} if keep_samples else {}))
-    replace_file(path, json_lines(lines))
-    return sum(not line["generated"] for line in lines)
+    return lines
 
 
 def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, domain_info, report, oracle=None):
@@ -182,20 +181,19 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
     started = time.perf_counter()
     new = write_samples(generator, rows, file, args, oracle)
     seconds = time.perf_counter() - started
-    samples = [line["samples"] for line in file.read_part()[: len(rows)]]
-    keep_samples, empty = getattr(args, "keep_samples", False), 0
-    paths = [(n, file.path.with_suffix(f".best{n}.jsonl")) for n in getattr(args, "curve", None) or ()]
-    paths.append((generator.best_of, file.path))  # last: if it exists, all exist
-    speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    for n, path in paths:
-        empty = write_best(samples, rows, domain_info, n, path, keep_samples)
-    about = {"model": args.model_name_or_path, "rows": len(rows)}
-    file.add_report({**about, **report, "empty": empty, **speed, **versions})
-    file.remove_part()
-    print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
-    for _, path in paths:
+    samples = [line["samples"] for line in file.read_rows()[: len(rows)]]
+    keep_samples = getattr(args, "keep_samples", False)
+    for n in getattr(args, "curve", None) or ():  # first: if the output exists, all exist
+        path = file.path.with_suffix(f".best{n}.jsonl")
+        write_file(path, json_lines(best_definitions(samples, rows, domain_info, n, keep_samples)))
         print(f"wrote {path}", flush=True)
+    lines = best_definitions(samples, rows, domain_info, generator.best_of, keep_samples)
+    empty = sum(not line["generated"] for line in lines)
+    speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
+    about = {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed}
+    file.finish(lines, {**about, **package_versions(("torch", "transformers"))})
+    print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
+    print(f"wrote {file.path}", flush=True)
 
 
 def is_complete(file: ResumableJsonl) -> bool:

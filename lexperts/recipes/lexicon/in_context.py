@@ -24,9 +24,10 @@ from merge_tools.clustering.embeddings import embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, truncate_context_around
 from run_tools.errors import RESUME
+from run_tools.fingerprints import digest
+from run_tools.resume import ResumableJsonl
 
 from ..common.arguments import command
-from ..common.jsonl_resume import ResumableJsonl, digest
 from .arguments import InContextArguments
 from .data import normalise_key
 from .embedders import resolve_embedder

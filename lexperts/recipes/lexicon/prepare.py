@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from run_tools.files import write_file
+from run_tools.jsonl import json_lines
+
 from ..common.arguments import command
-from ..common.jsonl_resume import json_lines
-from ..common.run_folder import replace_file
 from .arguments import PreparationArguments
 from .data import NAMES, SPLITS, RawRow, normalise_key, read_source, split_files
 
@@ -234,10 +235,10 @@ def prepare(args: PreparationArguments) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     earlier = find_earlier_splits(output)
     names = dict.fromkeys([*splits, *earlier])
-    replace_file(output / DATA, json.dumps({"unfinished": True, "splits": names}))  # before any of them is written
+    write_file(output / DATA, json.dumps({"unfinished": True, "splits": names}))  # before any of them is written
     for split in names:
         if split in splits:
-            replace_file(output / f"{split}.jsonl", json_lines(splits[split]))
+            write_file(output / f"{split}.jsonl", json_lines(splits[split]))
         else:
             (output / f"{split}.jsonl").unlink(missing_ok=True)
     divergent = (
@@ -246,11 +247,11 @@ def prepare(args: PreparationArguments) -> dict:
          "sources": sorted({row["source"] for row in group})}
         for split, rows in splits.items() for group in divergent_groups(rows)
     )  # fmt: skip
-    replace_file(output / DIVERGENT, json_lines(divergent))
+    write_file(output / DIVERGENT, json_lines(divergent))
     overlaps = {split: overlap(splits["train"], splits[split]) for split in SPLITS[1:] if split in splits}
     data = counts | {"splits": {split: describe(rows) for split, rows in splits.items()}}
     data |= {"overlap_with_train": overlaps, "options": asdict(args)}
-    replace_file(output / DATA, json.dumps(data, ensure_ascii=False, indent=1))
+    write_file(output / DATA, json.dumps(data, ensure_ascii=False, indent=1))
     print(format_report(data, output), flush=True)
     return data
 

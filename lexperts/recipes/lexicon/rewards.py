@@ -13,8 +13,8 @@ from transformers import Trainer
 
 from modeling_lexicon import tokenize_definitions
 from modeling_lexicon.generation_lexicon import DefinitionGenerator
+from run_tools.jsonl import read_lines
 
-from ..common.jsonl_resume import read_lines
 from .scores import bleu, without_full_stops
 
 

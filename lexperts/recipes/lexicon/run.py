@@ -16,13 +16,13 @@ import signal
 import sys
 
 from run_tools.errors import UserError, did_you_mean, short_repr
+from run_tools.files import write_file
+from run_tools.jsonl import read_lines
 from run_tools.options import hyphenate
 from run_tools.yaml_files import parse_yaml, read_yaml
 
 from ..common.arguments import command, parse_command
 from ..common.configurations import find_config
-from ..common.jsonl_resume import read_lines
-from ..common.run_folder import replace_file
 from ..common.tables import align_columns
 from .arguments import RunArguments
 from .driver import Driver, command_line, is_done, read_record, remove_steps
@@ -125,7 +125,7 @@ def write_report(name: str, plan: Plan, ran: set[str]) -> dict:
     config = {key: value for key, value in plan.config.items() if key != "folder"}
     report = {"config": config, "steps": steps, "seconds": round(sum(step["seconds"] for step in steps), 2)}
     report["scores"] = next((read_scores(step) for step in plan.steps if step.kind == "evaluate"), {})
-    replace_file(plan.work / report_file(name), json.dumps(report, ensure_ascii=False, indent=1))
+    write_file(plan.work / report_file(name), json.dumps(report, ensure_ascii=False, indent=1))
     return report
 
 

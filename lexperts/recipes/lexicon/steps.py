@@ -10,14 +10,13 @@ from pathlib import Path
 
 from merge_tools.recipe import Recipe, read_recipe
 from run_tools.errors import UserError, short_repr
-from run_tools.fingerprints import fingerprint
+from run_tools.fingerprints import digest, fingerprint
 from run_tools.option_values import Limits, find_problem
 from run_tools.versions import package_version
 from run_tools.yaml_files import check_names, read_yaml
 
 from .. import DEFINE, EVALUATE, TRAIN
 from ..common.arguments import SEED
-from ..common.jsonl_resume import digest
 from .embedders import portable_name, resolve_embedder
 
 FOLDER = Path(__file__).resolve().parent

@@ -22,12 +22,12 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from run_tools.errors import RESUME
-from run_tools.fingerprints import fingerprint
+from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.jsonl_resume import ResumableJsonl, digest
 from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import RewardArguments

@@ -8,8 +8,9 @@ from datasets import Dataset
 from transformers import PreTrainedModel, Trainer
 
 from modeling_lexicon.data_lexicon import FIELDS, DataCollatorForDefinitions, load_definition_rows, tokenize_definitions
+from run_tools.files import write_file
 
-from ..common.run_folder import RunFolder, replace_file, training_summary
+from ..common.run_folder import RunFolder, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, RewardArguments
 from .nan_guard import StopAtNaN
@@ -97,7 +98,7 @@ def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description
         output = Path(trainer.args.output_dir)
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
         results = {**metrics, "ran": ran, "log": trainer.state.log_history}
-        replace_file(output / "results.json", json.dumps(results, indent=1))
+        write_file(output / "results.json", json.dumps(results, indent=1))
         folder.mark_finished(ran=ran)
         if metrics:
             print(f"validation: {description.format(metrics[metric])}")

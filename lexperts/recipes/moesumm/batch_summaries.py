@@ -32,11 +32,9 @@ class SummaryProcess:
             model = open_model(AutoModelForSeq2SeqLM, self.model).to(device)
         self.summarize = Summarizer(model, tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
-        print_of_model = fingerprint(self.model)
         return {
             **self.options,
-            "model": print_of_model.pop("name"),
-            **{"weights": print_of_model},
+            "model": fingerprint(self.model),
             "dataset": self.dataset,
             "dataset_column": self.dataset_column,
             "batch_size": self.batch_size,

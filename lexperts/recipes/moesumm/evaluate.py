@@ -24,11 +24,11 @@ import pandas as pd
 import modeling_moesumm  # noqa: F401  registers the models
 from keyphrase_tools.loading import describe_load_errors
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
 
 from ..common.arguments import command, parse_name_place
-from ..common.run_folder import replace_file
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
 from .data import load_sources, require_split
 from .resumable_summaries import SummaryFile, load_summarizer, read_summaries
@@ -208,8 +208,8 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
     results = {"scores": to_records(score_table(scores))}
     if args.baseline and len(scores) > 1:
         results["tests"] = to_records(difference_table(scores, args.baseline))
-    replace_file(output / "scores.json", json.dumps(results, indent=1, allow_nan=False))
-    replace_file(output / "scores.md", text + "\n")
+    write_file(output / "scores.json", json.dumps(results, indent=1, allow_nan=False))
+    write_file(output / "scores.md", text + "\n")
     summaries = " and the summaries" if args.datasets else ""
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
 

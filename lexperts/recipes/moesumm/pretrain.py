@@ -19,9 +19,10 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTok
 from modeling_moesumm import DataCollatorForMoeSumm
 from modeling_moesumm.sentences_moesumm import sentence_spans
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import open_run, replace_file, training_summary
+from ..common.run_folder import open_run, training_summary
 from ..common.training import train_bpe, train_or_resume, trainer_options
 from .arguments import DataArguments, PretrainingArguments
 from .data import concatenate, load_sources
@@ -142,7 +143,7 @@ def train(*groups) -> None:
     output = trainer.args.output_dir
     trainer.save_model(output)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    replace_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
+    write_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
     folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
     print(f"\nThe backbone is in {output}: lexperts train moesumm --model-name-or-path {output}")
 

@@ -36,11 +36,13 @@ from transformers import (
 from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 from run_tools.errors import RESUME
+from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.resume import SettingsMismatchError
 
 from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import SettingsMismatchError, open_run, replace_file, training_summary
+from ..common.run_folder import open_run, training_summary
 from ..common.settings import collect_settings
 from ..common.training import separate_rate, train_or_resume, trainer_options
 from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
@@ -155,7 +157,7 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
         lengths = {"max_length": length} if length else {}
         model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
         pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
-        replace_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
+        write_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
         collator = trainer.data_collator
         for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
@@ -167,7 +169,7 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
 
 def check_model(file: SummaryFile, saved: Path) -> None:
     """Raises a `SettingsMismatchError` if the folder of a sample's model exists, and its summaries have no record of a run."""
-    if saved.exists() and not file.read_record():
+    if saved.exists() and not file.is_known():
         raise SettingsMismatchError(
             f"{saved} exists, but {file.record.name}, the record of a run that wrote it, does not. Move the folder away, or use "
             "another --output-dir."

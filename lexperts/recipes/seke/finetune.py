@@ -23,11 +23,12 @@ from keyphrase_tools.rows import describe_coverage, full_text
 from keyphrase_tools.stemming import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.files import write_file
 from run_tools.fingerprints import RECORD
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.versions import package_versions
 
-from ..common.run_folder import RunFolder, replace_file, training_summary
+from ..common.run_folder import RunFolder, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .data import FILE, STYLE, describe_data, load_documents, parse_test_file
@@ -243,7 +244,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
 
 def conclude(record: dict, output: Path, training_args: TrainingArguments):
     """Writes results.json and the model card beside the saved model; pushes the folder with `--push-to-hub true`."""
-    replace_file(output / "results.json", json.dumps(record, indent=1))
+    write_file(output / "results.json", json.dumps(record, indent=1))
     repository = training_args.hub_model_id or output.resolve().name
     write_card(output, repository.split("/")[-1], training_args.hub_model_id or str(output))
     if training_args.push_to_hub:
