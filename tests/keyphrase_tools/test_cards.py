@@ -30,8 +30,8 @@ def test_the_card_gives_the_reason_for_a_missing_temperature():
     text = build_card(
         RECORD | {"calibration": {"documents": "validation", "error": "0 of 4 phrases are gold."}}, "mine"
     ).text
-    assert "are not calibrated probabilities: 0 of 4 phrases are gold.\n" in text
-    assert "not calibrated probabilities: no temperature was fitted.\n" in build_card(RECORD, "mine").text
+    assert "not calibrated probabilities: 0 of 4 phrases" in text
+    assert "no temperature" in build_card(RECORD, "mine").text
 
 
 def test_a_fitted_temperature_is_measured():

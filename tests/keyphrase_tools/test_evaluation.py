@@ -260,7 +260,7 @@ def test_an_evaluation_without_a_usable_gold_phrase_is_an_error_everywhere(
         lambda: score_files(tmp_path / "gold.jsonl", tmp_path / "gold.jsonl"),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="None of the 2 documents has a gold keyphrase"):
+        with pytest.raises(ValueError, match="None of the 2 documents"):
             call()
     for nothing in ([[], []], [[""], [" "]]):
         with pytest.raises(ValueError, match="None of the 2 documents"):

@@ -219,7 +219,7 @@ def test_the_command_refuses_an_unknown_language(tmp_path, sharp_seke, tiny_toke
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
     paths = [str(tmp_path / name) for name in ("texts.jsonl", "out.jsonl")]
     done = CliRunner().invoke(app, ["extract", *paths, "--model", str(tmp_path / "model"), "--language", "klingon"])
-    assert done.exit_code == 2 and "language='klingon' has no stemmer. Use one of 'arabic'" in done.stderr
+    assert done.exit_code == 2 and "language='klingon'" in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
 
 

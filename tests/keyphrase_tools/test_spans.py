@@ -67,7 +67,7 @@ def test_spans_are_counted_as_conlleval_does(documents):
 
 
 def test_documents_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match="Document 1 has 2 predicted labels and 1 gold labels"):
+    with pytest.raises(ValueError, match="Document 1 has 2 .* 1 gold"):
         span_scores([[0], [0, 1]], [[0], [0]])
     with pytest.raises(ValueError, match="shorter"):
         span_scores([[0], [0]], [[0]])

@@ -296,7 +296,7 @@ def test_a_row_has_its_best_reference_under_both_protocols(tmp_path, capsys):
     assert scores["systems"]["one"]["context"]["rouge"]["mean"] == 275 / 4
     assert set(scores["metrics"]) == set(LEXICAL) and scores["missing"] == {}
     printed = capsys.readouterr().out
-    assert "References: the same term and context (1.50 per row); 4 rows" in printed
+    assert "(1.50 per row); 4 rows" in printed
     assert f"BLEU: sacrebleu {scores['metrics']['bleu']['version']}, sentence BLEU" in printed
     run("--files", *files, "--references", more, "--metrics", "rouge", "--output_dir", tmp_path)
     rouge = {protocol: one["rouge"]["mean"] for protocol, one in results(tmp_path)["systems"]["one"].items()}
@@ -357,12 +357,9 @@ def test_all_six_metrics_and_what_a_missing_one_needs(bert, gpt2, tmp_path, monk
     assert list(some["metrics"]) == list(LEXICAL)
     for name in LEXICAL:
         assert some["systems"]["two"]["term"][name] == whole["systems"]["two"]["term"][name]
-    assert "BERTScore was not computed: it needs a model. Pass --bertscore_model" in printed
-    assert (
-        "MAUVE was not computed: mauve is not installed. Install it with: pip install 'lexperts[definitions]'."
-        in printed
-    )
-    assert "MoverScore was not computed: it needs a model" in printed
+    assert "BERTScore was not computed" in printed
+    assert "MAUVE was not computed" in printed and "lexperts[definitions]" in printed
+    assert "MoverScore was not computed" in printed
 
 
 def test_errors_are_reported_in_one_line(tmp_path):

@@ -325,7 +325,7 @@ def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_pat
     long = {"term": "axe", "context": "so old " * 40 + "an axe " + "so old " * 40, "definition": "a tool"}
     write_rows(folder / "long.jsonl", [*ROWS[:3], long, {**ROWS[3], "context": "nothing"}])
     lines, printed = run(tmp_path / "a.jsonl", rows="long.jsonl")
-    assert "absent from its context in 1 of 5 rows" in printed
+    assert "absent from its context in 1 of 5" in printed
     assert "1 of 5 contexts exceed" in printed
     assert lines[3]["context"] == long["context"]  # the row is as it was
     report = json.loads((tmp_path / ".a.jsonl.run.json").read_text())["facts"]

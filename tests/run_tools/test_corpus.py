@@ -322,7 +322,7 @@ def test_options_of_text_files(tmp_path):
     with pytest.raises(ValueError, match="'id;text'.*Use --delimiter ';'"):
         Corpus(tmp_path / "a.csv")
     (row,) = Corpus(tmp_path / "a.csv", delimiter=";").read()
-    assert row.error == "ValueError: it is not valid UTF-8; pass --encoding"
+    assert row.error.startswith("ValueError: ") and "--encoding" in row.error
     corpus = Corpus(tmp_path / "a.csv", delimiter=";", encoding="cp1252")
     assert [row.values["text"] for row in corpus.read()] == ["naïve, graph"]
     assert (corpus.describe()["delimiter"], corpus.describe()["encoding"]) == (";", "cp1252")
@@ -378,7 +378,7 @@ def test_no_row_has_the_id_of_another(tmp_path):
     assert [row.id for row in Corpus(tmp_path / "a.csv").read()] == ["2", None, "0"]
     (tmp_path / "b.jsonl").write_text("{no json\n" + '{"text": "cut"}\n' * 30 + '{"id": 3, "text": "cut"}\n')
     corpus = Corpus(tmp_path / "b.jsonl")
-    with pytest.warns(UserWarning, match="Document 31 .* has an 'id', the first ones have none"):
+    with pytest.warns(UserWarning, match="Document 31 .* 'id'"):
         assert [row.id for row in corpus.read()] == list(range(32))
 
 
