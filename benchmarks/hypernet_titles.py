@@ -12,7 +12,7 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.evaluation import score_phrases
-from keyphrase_tools.labels import present
+from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.words import split_words
 from run_tools.jsonl import read_jsonl
 
@@ -32,7 +32,7 @@ def main():
     options = parser.parse_args()
     rows = read_jsonl(data_file(options.data, "inspec", "test"))
     extract = pipeline("keyphrase-extraction", model=options.model)
-    gold = [present(split_words(row["text"]), row["keyphrases"]) for row in rows]
+    gold = [present_keyphrases(split_words(row["text"]), row["keyphrases"]) for row in rows]
     titles = [row["title"] for row in rows]
     half = len(rows) // 2
     titles_by_kind = {"own": titles, "another's": titles[half:] + titles[:half], "none": [""] * len(rows)}

@@ -24,7 +24,7 @@ STAGES = {
     "tokenize": "encode_windows",
     "pad": "pad_windows",
     "model": "_forward",
-    "rank": "_phrases",
+    "rank": "postprocess",
 }
 WORDS = (50, 150, 500, 1500, 5000)
 BATCHES = (1, 8, 64)
@@ -47,7 +47,7 @@ def measure_stages(extract, texts: list[str], options) -> dict[str, float]:
     """Milliseconds per document of each stage, medians of rounds; the first pass over the texts is not counted."""
     seconds, rounds = dict.fromkeys(STAGES, 0.0), []
     extract(texts, batch_size=options.batch_size)
-    owners = {name: extract if name.startswith("_") else module for name in STAGES.values()}
+    owners = {name: extract if hasattr(extract, name) else module for name in STAGES.values()}
     originals = {name: getattr(owner, name) for name, owner in owners.items()}
     for stage, name in STAGES.items():
         setattr(owners[name], name, timed(originals[name], stage, seconds))

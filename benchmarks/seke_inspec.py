@@ -16,8 +16,8 @@ from common import make_parser, write
 from keyphrase_sets import HEADS, data_files, train_seke
 from transformers import pipeline
 
-from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import THRESHOLDS, gold_phrases, score_phrases
+from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.rows import full_text
 from lexperts.recipes.seke.arguments import DataArguments
 from lexperts.recipes.seke.data import load_documents

@@ -20,7 +20,7 @@ from timing import both_ways, compare, in_new_process, measure_parts, peak_of, s
 from transformers import AutoTokenizer, pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.words import split_words
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from modeling_seke.layers_seke import PackedTokens

@@ -1,18 +1,66 @@
-"""Batches of windows: how many fit, how they are padded, and what has been read."""
+"""Blocks of documents, and batches of their windows: how many fit, how they are padded, and what is prepared ahead of an accelerator."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from .candidates import Spans
+from .diversity import WordStates
+from .input_documents import InputDocument
 from .titles import MASKS
-from .windows import Window
+from .windows import Window, WordProbabilities
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 MAX_BATCH_GROWTH = 4  # a batch of short windows has at most 4 times as many rows as one of long windows
 
-# for a window: probabilities (S, 3) of O, B and I; tags (S,); with hidden states also those, (S, d)
-Values = tuple[np.ndarray, np.ndarray | None, *tuple[np.ndarray, ...]]
+
+@dataclass
+class Block:
+    """Documents that are sorted by length and read together, with what the model computes for their words.
+
+    Attributes:
+        documents: cleaned and split into words.
+        windows: of all documents.
+        max_length: sub-tokens per window.
+        probabilities: of the words of each document.
+        first: the index of the first document, for error messages.
+        style_id: the row of the model's style embedding, 0 for none.
+        mentions: of the candidates in each document, if there are candidates.
+        states: the words' hidden states, if they are collected.
+        gates: if they are collected, for each document with windows the router's probabilities `(W, E)` of E experts, nan for a word
+            that begins no sub-token.
+    """
+
+    documents: list[InputDocument]
+    windows: list[Window]
+    max_length: int
+    probabilities: WordProbabilities
+    first: int = 0
+    style_id: int = 0
+    mentions: list[dict[str, Spans]] | None = None
+    states: WordStates | None = None
+    gates: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def add(self, window: Window, values: dict[str, np.ndarray]) -> None:
+        """Adds what the model has computed for a window.
+
+        Args:
+            values: `probabilities` `(S, 3)`, and if they were computed `tags` `(S,)`, `states` `(S, d)` and `gates` `(S, E)`.
+        """
+        number = window.document
+        words, tokens = self.probabilities.add(window, values["probabilities"], values.get("tags"))
+        if self.states is not None:
+            self.states.add(number, words, {name: of_window[tokens] for name, of_window in values.items()})
+        if "gates" in values:
+            shape = len(self.documents[number].words), values["gates"].shape[-1]
+            self.gates.setdefault(number, np.full(shape, np.nan))[words] = values["gates"][tokens]
 
 
 class BatchRead(NamedTuple):
@@ -51,12 +99,59 @@ def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dic
     if "word_start_mask" in names:
         rows["word_start_mask"] = [window.word_starts >= 0 for window in windows]
     padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
-    return {name: torch.from_numpy(pad(of, max(lengths), padding.get(name, 0))) for name, of in rows.items()}
+    batch = {}
+    for name, of_windows in rows.items():
+        padded = np.full((len(windows), max(lengths)), padding.get(name, 0), dtype=np.int64)
+        for target, row in zip(padded, of_windows, strict=True):
+            target[: len(row)] = row
+        batch[name] = torch.from_numpy(padded)
+    return batch
 
 
-def pad(rows: Sequence[Sequence[int]], length: int, value: int) -> np.ndarray:
-    """Pads n rows on the right to an array `(n, length)`."""
-    padded = np.full((len(rows), length), value, dtype=np.int64)
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return padded
+def prepare_ahead(items: Iterable[Item], prepare: Callable[[Item], Result], ahead: int) -> Iterator[Result]:
+    """Yields `prepare(item)` for each item, in order. A thread prepares `ahead` items while the caller works on the one before.
+
+    Items are read by the caller's thread. An error of the items or of `prepare` is raised where its item is due.
+    """
+    items, due, failure = iter(items), deque(), None
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare") as thread:
+        while True:
+            while len(due) <= ahead and items is not None:
+                try:
+                    due.append(thread.submit(prepare, next(items)))
+                except StopIteration:
+                    items = None
+                except Exception as error:  # the items before it come first
+                    items, failure = None, error
+            if not due:
+                break
+            yield due.popleft().result()
+    if failure is not None:
+        raise failure
+
+
+def to_device(batch: dict, device: torch.device) -> dict:
+    """Copies a batch to a device; to a GPU from pinned memory, without waiting."""
+    if device.type != "cuda":
+        return {name: value.to(device) for name, value in batch.items()}
+    pinned = {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
+    return {name: value.to(device, non_blocking=True) for name, value in pinned.items()}
+
+
+def to_host(outputs: dict[str, torch.Tensor]) -> Callable[[], dict]:
+    """Starts copying outputs to the CPU, and returns a function that waits for them and gives numpy arrays."""
+    device = next(iter(outputs.values())).device
+    if device.type != "cuda":
+        arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
+        return lambda: arrays
+    host = {name: torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for name, v in outputs.items()}
+    for name, value in outputs.items():
+        host[name].copy_(value, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(device))
+
+    def wait() -> dict:
+        copied.synchronize()
+        return {name: value.numpy() for name, value in host.items()}
+
+    return wait

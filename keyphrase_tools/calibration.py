@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 from .call_options import UNSET
 from .decoding import apply_temperature
 from .evaluation import gold_phrases
-from .stemming import stem_phrase
-from .words import normalise
+from .words import normalise, stem_phrase
 
 TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
 
@@ -98,7 +97,7 @@ def match_to_gold(
 
     Args:
         phrases: for each document, the pipeline's results. Candidates that do not occur have no score and are left out.
-        gold: for each document, the gold phrases, as `labels.present` returns them.
+        gold: for each document, the gold phrases, as `labels.present_keyphrases` returns them.
         language: of the stems.
     """
     scores, right = [], []

@@ -15,11 +15,11 @@ except ImportError:  # this file travels with checkpoints, to machines without L
 
 
 from .candidates import MATCH_CASE, parse_candidates
-from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .windows import ON_LONG
+from .words import check_language
 
-UNSET: Any = type("Unset", (), {"__repr__": lambda self: "UNSET"})()  # where None is a value
+UNSET: Any = object()  # where None is a value
 
 
 def check_whole_number(name: str, value, least: int = 1, none: str = "the default") -> int | None:

@@ -1,6 +1,6 @@
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
-A candidate occurs wherever its words, stemmed, are adjacent (see `stemming.stem`) and in one unit of layout (see `layout`), but not
+A candidate occurs wherever its words, stemmed, are adjacent (see `words.stem`) and in one unit of layout (see `layout`), but not
 inside a longer candidate. The score of a mention is that of an extracted keyphrase: the mean probability of its words' labels, B for
 the first one and I for the others.
 """
@@ -15,11 +15,9 @@ from textwrap import shorten
 import numpy as np
 
 from .clean_text import clean_characters
-from .decoding import apply_temperature, begin_units, mention_scores
 from .layout import in_one_unit, unit_numbers
-from .stemming import stem
 from .words import Words as SplitText
-from .words import normalise, split_words
+from .words import normalise, split_words, stem
 
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)
 Spans = Sequence[tuple[int, int]]  # of words, (start, end)
@@ -29,7 +27,7 @@ ACRONYM = 4  # letters; a candidate of up to this many capitals matches by case
 PIECE_BYTES = 4  # of one character, of which a byte-level tokenizer makes at most as many sub-tokens
 
 
-class Vocabulary:
+class CandidateSet:
     """The candidates of a document.
 
     Args:
@@ -163,7 +161,7 @@ class Candidates:
         per_document: whether there is one vocabulary per document.
 
     Raises:
-        TypeError, ValueError: as in `Vocabulary`.
+        TypeError, ValueError: as in `CandidateSet`.
     """
 
     def __init__(self, candidates):
@@ -173,39 +171,40 @@ class Candidates:
             )
         self.per_document = not isinstance(candidates, Mapping) and not any(isinstance(c, str) for c in candidates)
         if self.per_document:
-            self._vocabularies = [Vocabulary(own, f"candidates[{i}]") for i, own in enumerate(candidates)]
+            self._sets = [CandidateSet(own, f"candidates[{i}]") for i, own in enumerate(candidates)]
         else:
-            self._vocabularies = [Vocabulary(candidates)]
+            self._sets = [CandidateSet(candidates)]
             if not candidates:
                 raise ValueError(f"candidates is empty. Leave it out to extract keyphrases, or pass {EXAMPLE}.")
         self._checked = set()
 
-    def of(self, document: int) -> Vocabulary:
+    def of(self, document: int) -> CandidateSet:
         """The vocabulary of the document with this index."""
         if not self.per_document:
-            return self._vocabularies[0]
-        if document >= len(self._vocabularies):
+            return self._sets[0]
+        if document >= len(self._sets):
             raise ValueError(
-                f"candidates has {len(self._vocabularies)} lists, but none for document {document}. "
+                f"candidates has {len(self._sets)} lists, but none for document {document}. "
                 "Pass one per document, or one list of phrases for all."
             )
-        return self._vocabularies[document]
+        return self._sets[document]
 
     def check_inputs(self, inputs) -> None:
         """Raises a `ValueError` if the number of vocabularies is not that of the documents."""
         if not self.per_document:
             return
         if inputs is None:
-            given = f"candidates has {len(self._vocabularies)} lists" if self._vocabularies else "candidates is empty"
+            given = f"candidates has {len(self._sets)} lists" if self._sets else "candidates is empty"
             raise ValueError(f"{given}, but there is one document. Pass one list of phrases: {EXAMPLE}.")
-        if hasattr(inputs, "__len__") and len(inputs) != len(self._vocabularies):
+        if hasattr(inputs, "__len__") and len(inputs) != len(self._sets):
             raise ValueError(
-                f"candidates has {len(self._vocabularies)} lists for {len(inputs)} documents. Pass one per document, or one "
+                f"candidates has {len(self._sets)} lists for {len(inputs)} documents. Pass one per document, or one "
                 "list of phrases for all."
             )
 
-    def check_lengths(self, tokenizer, max_length: int, documents: Iterable[int]) -> None:
-        """Raises a `ValueError` for a phrase that does not fit into a window of `max_length` sub-tokens."""
+    def check_lengths(self, tokenizer, block) -> None:
+        """Raises a `ValueError` for a phrase that does not fit into a window of the block."""
+        max_length, documents = block.max_length, range(block.first, block.first + len(block.documents))
         room = max_length - tokenizer.num_special_tokens_to_add()
         for vocabulary in {id(v): v for v in map(self.of, documents)}.values():
             if (id(vocabulary), room) in self._checked:
@@ -221,18 +220,17 @@ class Candidates:
                         )
             self._checked.add((id(vocabulary), room))
 
-    def find(
-        self, documents: Sequence[Words], first: int, language: str | None, match_case: bool | str = "auto"
-    ) -> list[dict[str, Spans]]:
-        """For each document the result of `Vocabulary.find`; `first` is the index of the first document."""
+    def find(self, block, language: str | None, match_case: bool | str = "auto") -> list[dict[str, Spans]]:
+        """For each document of a block the result of `CandidateSet.find`."""
         return [
-            self.of(number).find(words, language, match_case) for number, words in enumerate(documents, start=first)
+            self.of(number).find(document.words, language, match_case)
+            for number, document in enumerate(block.documents, start=block.first)
         ]
 
     def fingerprint(self) -> str:
         """The number of names and a hash of all phrases in their order, for the settings of a run."""
-        content = json.dumps([list(v.synonyms.items()) for v in self._vocabularies]).encode()
-        return f"{sum(map(len, self._vocabularies))} candidates, sha256 {hashlib.sha256(content).hexdigest()[:16]}"
+        content = json.dumps([list(v.synonyms.items()) for v in self._sets]).encode()
+        return f"{sum(map(len, self._sets))} candidates, sha256 {hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def parse_candidates(candidates) -> Candidates | None:
@@ -255,54 +253,8 @@ def read_candidates(path: str | Path) -> dict[str, list[str]]:
             synonyms[name] = [phrase for phrase in others if phrase]
     if not synonyms:
         raise ValueError(f"{path} has no candidates. Write one per line, with synonyms after tabs.")
-    Vocabulary(synonyms, str(path))
+    CandidateSet(synonyms, str(path))
     return synonyms
-
-
-def rank_candidates(
-    vocabulary: Vocabulary,
-    spans: Mapping[str, Spans],
-    document,
-    probabilities: np.ndarray,
-    is_read: np.ndarray,
-    temperature: float | None = None,
-) -> tuple[list[dict], list[dict]]:
-    """Scores candidates by the probabilities of a document's words.
-
-    Args:
-        vocabulary: the candidates.
-        spans: of their mentions, from `Vocabulary.find`.
-        document: an `input_documents.InputDocument` with W words.
-        probabilities (`(W, 3)`): of O, B and I for each word.
-        is_read (`(W,)`): whether the model has read the word; other mentions are left out.
-        temperature: of the scores, see `decoding.apply_temperature`.
-
-    Returns:
-        The candidates with mentions, best first, in the form of `decoding.rank_phrases`, and those without, in their order:
-        `{"keyphrase", "score": None, "start": None, "end": None, "mentions": []}`.
-    """
-    present, absent, words = [], [], document.words
-    probabilities = begin_units(probabilities, unit_numbers(words))
-    for name in vocabulary.synonyms:
-        kept = [
-            (start, end)
-            for start, end in spans.get(name, ())
-            if is_read[start:end].all() and document.in_one_field(start, end)
-        ]
-        if not kept:
-            absent.append({"keyphrase": name, "score": None, **document.no_place(), "mentions": []})
-            continue
-        scores = mention_scores(probabilities, kept)
-        if temperature is not None:
-            scores = apply_temperature(scores, temperature)
-        mentions = [
-            {"start": words[start][1], "end": words[end - 1][2], "score": round(float(score), 6)}
-            for (start, end), score in zip(kept, scores, strict=True)
-        ]
-        place = {"start": mentions[0]["start"], "end": mentions[0]["end"]}
-        best = max(mention["score"] for mention in mentions)
-        present.append({"keyphrase": name, "score": best, **place, "mentions": mentions})
-    return sorted(present, key=lambda phrase: (-phrase["score"], phrase["start"])), absent
 
 
 def _check_phrases(phrases, where: str) -> None:

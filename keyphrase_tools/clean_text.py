@@ -71,7 +71,7 @@ class CleanText:
     def __init__(self, source: str, end: int | None = None):
         head, tail = (source, "") if end is None else (source[:end], source[end:])
         self._steps = []
-        for find_edits in (entities, characters, leaders, rulers, hyphens):
+        for find_edits in (entities, characters, punctuation, hyphens):
             if edits := find_edits(head):
                 head, step = apply(head, edits)
                 self._steps.append(step)
@@ -169,18 +169,22 @@ def _alike(character: str, before: str, after: str) -> str:
     return alike if is_word else character
 
 
-def leaders(text: str) -> list[Edit]:
-    """Replaces the dots before a page number at the end of a line ("2.1 Tides . . . . . . 14") by one, since each counts as a word."""
+def punctuation(text: str) -> list[Edit]:
+    """Shortens punctuation, each mark of which would count as a word.
+
+    The dots before a page number at the end of a line ("2.1 Tides . . . . . . 14") become one; of other runs of twelve marks or more
+    ("----------", "* * * * * * * *") the first three stay.
+    """
     if not _MARKS.search(text):
         return []
-    return [(*match.span(), match[1]) for match in _LEADERS.finditer(text)]
-
-
-def rulers(text: str) -> list[Edit]:
-    """Shortens runs of twelve punctuation marks or more ("----------", "* * * * * * * *") to the first three."""
-    if not _MARKS.search(text):
-        return []
-    return [(*match.span(2), "") for match in _RULER.finditer(text)]
+    edits, position = [], 0
+    for leaders in [*_LEADERS.finditer(text), None]:
+        end = leaders.start() if leaders else len(text)
+        edits += [(*match.span(2), "") for match in _RULER.finditer(text, position, end)]
+        if leaders:
+            edits.append((*leaders.span(), leaders[1]))
+            position = leaders.end()
+    return edits
 
 
 def hyphens(text: str) -> list[Edit]:

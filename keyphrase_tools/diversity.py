@@ -1,7 +1,8 @@
 """Diverse keyphrases: maximal marginal relevance (Carbonell and Goldstein 1998) on the model's own states.
 
 The next phrase is the one with the largest (1 - diversity) * score / (best score) - diversity * (largest cosine to a phrase before
-it). The scores are relative, since cosines would outweigh the small probabilities of an unusual document. The vector of a phrase is the mean of the backbone's last hidden states at the first sub-tokens of its words, over all mentions.
+it). Scores are relative to the best, since cosines would outweigh the small probabilities of an unusual document. The vector of a
+phrase is the mean, over the words of all mentions, of the backbone's last hidden states at their first sub-tokens.
 """
 
 from bisect import bisect_left
@@ -10,8 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from .decoding import O
-from .windows import Window
+from .decoding import O, word_tags
 
 
 def last_states(outputs, name: str) -> torch.Tensor:
@@ -31,35 +31,43 @@ def last_states(outputs, name: str) -> torch.Tensor:
 
 
 class WordStates:
-    """Collects the hidden states of words that may belong to phrases, window by window.
-
-    As for probabilities (see `windows.WordProbabilities`), a word's state is that of the window in which it is furthest from
-    an edge. Words that are labelled O and belong to no candidate take no memory.
+    """The hidden states of words that may belong to phrases. Words that are labelled O and belong to no candidate take no memory.
 
     Args:
         documents: the number of documents.
-        spans: for each document, the mentions of its candidates, if any; see `candidates.Vocabulary.find`.
+        threshold: of the labels, see `decoding.word_tags`, for a model that does not decode them itself.
+        mentions: for each document, those of its candidates, if any; see `candidates.CandidateSet.find`.
     """
 
-    def __init__(self, documents: int, spans: Sequence[Mapping[str, Sequence[tuple[int, int]]]] | None = None):
-        self._states = [{} for _ in range(documents)]  # word -> ((distance, -window), state)
+    def __init__(
+        self,
+        documents: int,
+        threshold: float | None = None,
+        mentions: Sequence[Mapping[str, Sequence[tuple[int, int]]]] | None = None,
+    ):
+        self._states: list[dict[int, np.ndarray]] = [{} for _ in range(documents)]
+        self._threshold = threshold
         self._matched = [
-            {word for of_name in of_document.values() for start, end in of_name for word in range(start, end)}
-            for of_document in spans or [{}] * documents
+            {word for spans in of_document.values() for start, end in spans for word in range(start, end)}
+            for of_document in mentions or [{}] * documents
         ]
 
-    def add(self, window: Window, states: np.ndarray, tags: np.ndarray) -> None:
-        """Adds the states `(S, d)` of a window, without padding; `tags` `(S,)` are its labels."""
-        of_words, matched = self._states[window.document], self._matched[window.document]
-        for i in np.flatnonzero(window.word_starts >= 0):
-            word, rank = int(window.word_starts[i]), (int(window.edge_distance[i]), -window.number)
-            if (tags[i] != O or word in matched) and (word not in of_words or rank > of_words[word][0]):
-                of_words[word] = rank, states[i].copy()
+    def add(self, document: int, words: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+        """Adds n words `(n,)` of a document, or replaces what is known about them; values are their `states` `(n, d)`, `probabilities`
+        `(n, 3)` and, if the model decodes them, `tags` `(n,)`.
+        """
+        of_words, tags = self._states[document], values.get("tags")
+        tags = word_tags(values["probabilities"], self._threshold) if tags is None else tags
+        for word, tag, state in zip(words.tolist(), tags, values["states"], strict=True):
+            if tag != O or word in self._matched[document]:
+                of_words[word] = state.copy()
+            else:
+                of_words.pop(word, None)
 
     def pop(self, document: int) -> dict[int, np.ndarray]:
         """The states `(d,)` of a document's words, which are then forgotten."""
         states, self._states[document] = self._states[document], {}
-        return {word: state for word, (_, state) in states.items()}
+        return states
 
 
 def phrase_vectors(

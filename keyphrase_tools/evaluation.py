@@ -9,16 +9,16 @@ from run_tools.errors import UserError
 
 from .call_options import UNSET
 from .clean_text import clean
-from .decoding import rank_phrases, tag_spans, word_tags
-from .labels import label_windows, present, tag
+from .decoding import tag_spans, word_tags
+from .labels import label_windows, present_keyphrases, tag_words
 from .metrics import check_cuts, check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
+from .ranking import rank_phrases
 from .rows import full_text
-from .stemming import check_language
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import read_labels, warn_if_all_outside
 from .windows import WordProbabilities, encode_windows
-from .words import join_title, normalise, split_words
+from .words import check_language, join_title, normalise, split_words
 
 THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
@@ -40,7 +40,7 @@ class ExtractionMetrics:
         max_title_length: as in `labels.tokenize_documents`.
         spans: also report `span_precision`, `span_recall` and `span_f1` (see `span_scores`), and choose the threshold by
             `span_f1`. If `None` is one of the thresholds, its score is reported as `path_span_f1`.
-        language: of the stems by which phrases are found and compared, see `stemming.stem`.
+        language: of the stems by which phrases are found and compared, see `words.stem`.
 
     Attributes:
         rows: the evaluation set, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
@@ -80,7 +80,8 @@ class ExtractionMetrics:
         self._texts = [clean(text) for text in texts]
         self._words = [split_words(text) for text in self._texts]
         self._gold = [
-            present(words, phrases, **labelling) for words, phrases in zip(self._words, keyphrases, strict=True)
+            present_keyphrases(words, phrases, **labelling)
+            for words, phrases in zip(self._words, keyphrases, strict=True)
         ]
         check_gold(self._gold)
         self._tag_of_label = np.array(read_labels(id2label))
@@ -88,7 +89,7 @@ class ExtractionMetrics:
         self._gold_tags = None
         if spans:
             tagged = zip(self._words, keyphrases, strict=True)
-            self._gold_tags = [tag(words, phrases, **labelling) for words, phrases in tagged]
+            self._gold_tags = [tag_words(words, phrases, **labelling) for words, phrases in tagged]
         self._windows = encode_windows(
             self._texts,
             [[(start, end) for _, start, end in words] for words in self._words],
@@ -165,7 +166,7 @@ class ExtractionMetrics:
 
 
 def score_phrases(phrases: Sequence, gold: Sequence[Sequence[str]], **scoring) -> dict[str, float]:
-    """Scores predicted phrases against gold phrases of `labels.present`; hyphens and slashes count as spaces.
+    """Scores predicted phrases against gold phrases of `labels.present_keyphrases`; hyphens and slashes count as spaces.
 
     Args:
         phrases: for each document, results of the pipeline or other forms of `phrase_lists.read_phrases`, best first. All are
@@ -206,13 +207,15 @@ def gold_phrases(
     language: str | None = "english",
     where: str = "",
 ) -> list[list[str]]:
-    """For each document the gold of extraction: those of its keyphrases that occur in its text, see `labels.present`.
+    """For each document the gold of extraction: those of its keyphrases that occur in its text, see `labels.present_keyphrases`.
 
     Raises:
         ValueError: if no keyphrase occurs in its text; `where` is prepended to the message.
     """
     lists = zip(texts, read_lists(texts, keyphrases), strict=True)
-    gold = [present(split_words(clean(text)), phrases, rules=rules, language=language) for text, phrases in lists]
+    gold = [
+        present_keyphrases(split_words(clean(text)), phrases, rules=rules, language=language) for text, phrases in lists
+    ]
     check_gold(gold, where)
     return gold
 
@@ -312,7 +315,7 @@ def score_files(
         gold: JSON Lines of the same documents in the same order, with `text`, optionally `title`, and `keyphrases` in the same
             forms. Keyphrases that do not occur in title or text are not counted.
         rules, scoring: as in `evaluate_pipeline`.
-        language: of the stems by which phrases are found and compared, see `stemming.stem`.
+        language: of the stems by which phrases are found and compared, see `words.stem`.
 
     Raises:
         ValueError: if the files contain different documents, keyphrases in another form, or no gold keyphrase that occurs in
@@ -333,7 +336,8 @@ def score_files(
     check_language(language)
     phrases = [row["keyphrases"] for row in predicted_rows]
     found = [
-        present(split_words(full_text(row)), row["keyphrases"], rules=rules, language=language) for row in gold_rows
+        present_keyphrases(split_words(full_text(row)), row["keyphrases"], rules=rules, language=language)
+        for row in gold_rows
     ]
     check_gold(found, str(gold))
     return score_phrases(phrases, found, language=language, **scoring)

@@ -1,6 +1,7 @@
 """Input documents of the pipeline: the text that the model reads, and the mapping of its offsets to the user's fields."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from .clean_text import CleanText, clean
 from .words import join_title, split_words
@@ -40,7 +41,7 @@ class InputDocument:
         return dict.fromkeys(("start", "end") if self._fields is None else ("field", "start", "end"))
 
     def phrase_to_source(self, phrase: dict) -> dict:
-        """Maps the offsets of a phrase of `decoding.rank_phrases` to the user's fields."""
+        """Maps the offsets of a phrase of `ranking.rank_phrases` to the user's fields."""
         mentions = [self.to_source(m["start"], m["end"]) | {"score": m["score"]} for m in phrase["mentions"]]
         first = self.to_source(phrase["start"], phrase["end"])
         return {"keyphrase": phrase["keyphrase"], "score": phrase["score"], **first, "mentions": mentions}
@@ -58,24 +59,42 @@ def read_document(document, number: int, split: bool, join: bool) -> InputDocume
     Raises:
         TypeError: for a document of another type or with other keys.
     """
-    if not isinstance(document, Mapping):
-        return InputDocument(None, *read_text(document, number, split))
-    unknown = [key for key in document if key not in KEYS]
-    if unknown or "text" not in document:
-        problem = f"has unknown keys {', '.join(map(repr, unknown))}" if unknown else "has no 'text'"
-        raise TypeError(f"Document {number} {problem}. Pass a document with a title as {{'title': ..., 'text': ...}}.")
-    title = document.get("title")
-    if title is not None and not isinstance(title, str):
+    title, text = None, document
+    if isinstance(document, Mapping):
+        unknown = [key for key in document if key not in KEYS]
+        if unknown or "text" not in document:
+            problem = f"has unknown keys {', '.join(map(repr, unknown))}" if unknown else "has no 'text'"
+            raise TypeError(
+                f"Document {number} {problem}. Pass a document with a title as {{'title': ..., 'text': ...}}."
+            )
+        title, text = document.get("title"), document["text"]
+        if title is not None and not isinstance(title, str):
+            raise TypeError(
+                f"The title of document {number} must be a string or None, got a {type(title).__name__}: {title!r:.60}."
+            )
+    if split and not is_words(text):
         raise TypeError(
-            f"The title of document {number} must be a string or None, got a {type(title).__name__}: {title!r:.60}."
+            f"Document {number} must be a list of strings with is_split_into_words=True, got {text!r:.60}. "
+            "For texts leave out is_split_into_words."
         )
-    source, words = read_text(document["text"], number, split)
-    if not (title or "").strip():
+    if not split and not isinstance(text, str):
+        raise TypeError(
+            f"Document {number} must be a string, got a {type(text).__name__}: {text!r:.60}. "
+            "For lists of words pass is_split_into_words=True."
+        )
+    words = None
+    if split:
+        ends = list(accumulate(map(len, text), lambda end, length: end + 1 + length))
+        words = [(word, end - len(word), end) for word, end in zip(text, ends, strict=True)]
+        text = " ".join(text)
+    has_title = bool((title or "").strip())
+    if has_title and join:
+        return _joined(title, text, words)
+    source = CleanText(text) if words is None else CleanText(text, end=0)
+    words = split_words(source.text) if words is None else words
+    if not has_title:
         return InputDocument(None, source, words)
-    if not join:
-        return InputDocument(clean(title), source, words, [("text", 0, 0)])
-    text = " ".join(document["text"]) if split else document["text"]
-    return _joined(title, text, words if split else None)
+    return InputDocument(clean(title), source, words, [("text", 0, 0)])
 
 
 def _joined(title: str, text: str, words: list[tuple[str, int, int]] | None) -> InputDocument:
@@ -96,28 +115,6 @@ def _joined(title: str, text: str, words: list[tuple[str, int, int]] | None) -> 
         ]
         all_words = split_words(source.text[:shift]) + [word for word in shifted if word[0].strip()]
     return InputDocument(clean(title), source, all_words, fields)
-
-
-def read_text(text, number: int, split: bool) -> tuple[CleanText, list[tuple[str, int, int]]]:
-    """The cleaned text and its words; with `split`, the given words joined by blanks, not cleaned."""
-    if not split:
-        if not isinstance(text, str):
-            raise TypeError(
-                f"Document {number} must be a string, got a {type(text).__name__}: {text!r:.60}. "
-                "For lists of words pass is_split_into_words=True."
-            )
-        source = CleanText(text)
-        return source, split_words(source.text)
-    if not is_words(text):
-        raise TypeError(
-            f"Document {number} must be a list of strings with is_split_into_words=True, got {text!r:.60}. "
-            "For texts leave out is_split_into_words."
-        )
-    words, start = [], 0
-    for word in text:
-        words.append((word, start, start + len(word)))
-        start += len(word) + 1
-    return CleanText(" ".join(text), end=0), words
 
 
 def is_words(document) -> bool:

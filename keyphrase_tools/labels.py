@@ -11,21 +11,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from .clean_text import clean
-from .decoding import is_phrase, tag_spans
+from .decoding import B, I, O, is_phrase, tag_spans
 from .layout import in_one_unit, unit_numbers
 from .phrase_lists import read_phrases
-from .stemming import stem
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
-from .words import join_title, split_phrase, split_words
+from .words import join_title, split_phrase, split_words, stem
 
-O, B, I = range(3)
 RULES = ("lexperts", "seke")
 TITLE_AS = ("text", "meta", "both")
 Words = Sequence[str] | Sequence[tuple[str, int, int]]
 
 
-def find(
+def find_keyphrases(
     words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
 ) -> list[list[tuple[int, int]]]:
     """For each keyphrase, the spans of words `(start, end)` where it occurs, from left to right.
@@ -34,7 +32,7 @@ def find(
         words: as `split_words` returns them, or only the strings.
         keyphrases: in the forms of `phrase_lists.read_phrases`, without offsets.
         rules: `"lexperts"` or `"seke"`.
-        language: of the stems, see `stemming.stem`.
+        language: of the stems, see `words.stem`.
     """
     stems = [stem(w if isinstance(w, str) else w[0], language) for w in words]
     positions = defaultdict(list)
@@ -52,19 +50,19 @@ def find(
     return [[span for span in of_phrase if in_one_unit(units, *span)] for of_phrase in spans]
 
 
-def tag(
+def tag_words(
     words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
 ) -> list[int]:
     """Labels each word of a document: 0 (O), 1 (B, begins a keyphrase) or 2 (I, continues it).
 
-    >>> tag(["graph", "cuts", "work"], ["graph cut"])
+    >>> tag_words(["graph", "cuts", "work"], ["graph cut"])
     [1, 2, 0]
     """
-    return label_spans(find(words, keyphrases, rules=rules, language=language), words, rules=rules)
+    return label_spans(find_keyphrases(words, keyphrases, rules=rules, language=language), words, rules=rules)
 
 
 def label_spans(keyphrase_spans: list[list[tuple[int, int]]], words: Words, *, rules: str = "lexperts") -> list[int]:
-    """Labels each word, given the spans that `find` returns."""
+    """Labels each word, given the spans that `find_keyphrases` returns."""
     labels = [O] * len(words)
     spans = [span for spans in keyphrase_spans for span in spans]
     if rules == "seke":
@@ -88,7 +86,7 @@ def count_returnable(keyphrase_spans: list[list[tuple[int, int]]], words: Words,
     return sum(not returned.isdisjoint(spans) for spans in keyphrase_spans)
 
 
-def present(
+def present_keyphrases(
     words: Words, keyphrases: Sequence[str] | str, *, rules: str = "lexperts", language: str | None = "english"
 ) -> list[str]:
     """The keyphrases that occur in the text (the gold of extraction), each once, as words joined by spaces.
@@ -96,7 +94,7 @@ def present(
     "seke" keeps the reference's empty keyphrase (`""`, from an empty field or a trailing `;`); "lexperts" drops it.
     """
     phrases = _phrases(keyphrases, rules)
-    spans = find(words, keyphrases, rules=rules, language=language)
+    spans = find_keyphrases(words, keyphrases, rules=rules, language=language)
     kept = [
         " ".join(p) for p, spans_of_p in zip(phrases, spans, strict=True) if spans_of_p or (not p and rules == "seke")
     ]
@@ -132,7 +130,7 @@ def tokenize_documents(
         title_as: `"text"` joins titles to the texts (see `join_title`); `"meta"` passes them as meta-text, and only the texts
             are labelled; `"both"` does both, for models with `title_in_main`.
         max_title_length: sub-tokens of a title that is meta-text; longer titles are truncated, with a warning.
-        language: of the stems by which keyphrases are found, see `stemming.stem`.
+        language: of the stems by which keyphrases are found, see `words.stem`.
 
     Returns:
         `input_ids`, `attention_mask` and the tokenizer's other outputs; `labels`, the label of each word on its first
@@ -188,7 +186,9 @@ def label_windows(
     language: str | None = "english",
 ) -> dict[str, list]:
     """Builds the rows of `tokenize_documents` from windows of documents, their words and their keyphrases."""
-    keyphrase_spans = [find(w, k, rules=rules, language=language) for w, k in zip(words, keyphrases, strict=True)]
+    keyphrase_spans = [
+        find_keyphrases(w, k, rules=rules, language=language) for w, k in zip(words, keyphrases, strict=True)
+    ]
     tags = [label_spans(spans, w, rules=rules) for spans, w in zip(keyphrase_spans, words, strict=True)]
     rows: dict[str, list] = defaultdict(list)
     for window, before in zip(windows, [None, *windows], strict=False):

@@ -12,6 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from .decoding import B, I
 from .words import JOINERS, Words
 
 NARROW = 40  # characters: whether a shorter line was cut short is unknown
@@ -61,9 +62,23 @@ def unit_numbers(words: Sequence) -> np.ndarray:
     """
     if not isinstance(words, Words):
         return np.zeros(len(words), dtype=np.int64)
-    if words.units is None:
-        words.units = _read_units(words)
-    return words.units
+    if words.units is not None:
+        return words.units
+    text, size = words.text, len(words)
+    cuts, hidden = [*divisions(text)], hidden_spans(text)
+    units = np.zeros(size, dtype=np.int64)
+    if size and (cuts or hidden):
+        starts, begins = [start for _, start, _ in words], [0] * (size + 1)
+        for cut in cuts:
+            begins[bisect_left(starts, cut)] = 1
+        inside = [(bisect_right(words, start, key=itemgetter(2)), bisect_left(starts, end)) for start, end in hidden]
+        for first, last in inside:
+            begins[first] = begins[last] = 1
+        units = np.array(begins[:-1], dtype=np.int64).cumsum()
+        for first, last in inside:
+            units[first:last] = -1
+    words.units = units
+    return units
 
 
 def in_one_unit(units: np.ndarray, start: int, end: int) -> bool:
@@ -71,22 +86,20 @@ def in_one_unit(units: np.ndarray, start: int, end: int) -> bool:
     return units[start] >= 0 and bool((units[start:end] == units[start]).all())
 
 
-def _read_units(words: Words) -> np.ndarray:
-    text, size = words.text, len(words)
-    cuts, hidden = [*divisions(text)], hidden_spans(text)
-    units = np.zeros(size, dtype=np.int64)
-    if not size or not (cuts or hidden):
-        return units
-    starts, begins = [start for _, start, _ in words], [0] * (size + 1)
-    for cut in cuts:
-        begins[bisect_left(starts, cut)] = 1
-    inside = [(bisect_right(words, start, key=itemgetter(2)), bisect_left(starts, end)) for start, end in hidden]
-    for first, last in inside:
-        begins[first] = begins[last] = 1
-    units = np.array(begins[:-1], dtype=np.int64).cumsum()
-    for first, last in inside:
-        units[first:last] = -1
-    return units
+def begin_units(probabilities: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Probabilities `(W, 3)` in which no label continues over a unit of layout: I of its first word counts as B.
+
+    Args:
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        units (`(W,)`): see `unit_numbers`.
+    """
+    first = np.flatnonzero(units[1:] != units[:-1]) + 1
+    if not first.size:
+        return probabilities
+    p = probabilities.copy()
+    p[first, B] += p[first, I]
+    p[first, I] = 0
+    return p
 
 
 def divisions(text: str) -> Iterator[int]:
@@ -103,7 +116,7 @@ def divisions(text: str) -> Iterator[int]:
         for match in _BLANKS.finditer(text):
             if not (text[match.start() - 1 : match.start()] or " ").isspace():  # not an indented line
                 yield match.end()
-    if _LINE_BREAK.search(text):
+    if _LINE_BREAK.search(text.strip()):
         yield from line_divisions(text)
     elif marker := _match_marker(text):
         yield marker.end()

@@ -15,7 +15,7 @@ switch, and a convention is a named setting of all switches:
     aggregate                 "f1_of_means" "f1_of_means" or "mean_of_f1": the average of the documents' F1
     round_f1                  4             False         decimals of f1@k, False for all; P and R are never rounded
     stem                      True          True          compare stems; False: exact words, case-sensitive
-    language                  "english"     "english"     of the stems, Porter's for English, see `stemming.stem`
+    language                  "english"     "english"     of the stems, Porter's for English, see `words.stem`
     references_stemmed        False         False         True: gold phrases are already stemmed (SemEval)
     split_phrases             False         True          split phrases at ; / <p_start> <p_end> <a_start> <a_end>
                                                           <absent_end>, delete <eokp> <blank>, drop empty ones
@@ -31,8 +31,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from .stemming import check_language, stem_phrase
-from .stemming import stem as stem_word
+from .words import check_language, stem_phrase
+from .words import stem as stem_word
 
 PhraseList = Sequence[str] | str
 Cut = int | str

@@ -1,25 +1,25 @@
-"""Candidate phrases of documents, and what their mentions say about them, as the ranker reads it.
+"""Phrases of documents, and what their mentions say about them, as the ranker reads it.
 
-Candidates are the spans of up to MAX_WORDS words that the model may have labelled, whether or not they were its first choice.
+Phrases are the spans of up to MAX_WORDS words that the model may have labelled, whether or not they were its first choice.
 Each is described by its mentions (how probable, how many, where), its length, and the document (how long, how densely labelled).
 The documents of a batch are read together: spans of one length after the other, as arrays.
 
-Letters: W words, p(O), p(B), p(I) the word probabilities, C candidates, M mentions, n words of a phrase, F features.
+Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions, n words of a phrase, F features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from .decoding import B, I, O, begin_units, is_phrase, word_tags
-from .layout import unit_numbers
-from .stemming import stem
+from .decoding import B, I, O, is_phrase
+from .layout import begin_units, unit_numbers
+from .words import stem
 
-MAX_WORDS = 5  # per candidate
-FLOOR = 0.02  # probability of a candidate's best mention
-LABELLED = 0.15  # threshold of the labels that the feature "labelled" looks at
+MAX_WORDS = 5  # per phrase
+MIN_PROBABILITY = 0.02  # of a phrase's best mention
+LABEL_THRESHOLD = 0.15  # of the labels that the feature "labelled" looks at
 FEATURES = (
     "span", "labels", "inside", "expected_mentions", "mentions", "first", "relative_first", "document", "one_word", "two_words",
     "three_words", "more_words", "labelled", "function_word", "density", "begins",
@@ -49,12 +49,12 @@ FUNCTION_WORDS = frozenset(_ENGLISH.split())
 Words = Sequence[tuple[str, int, int]]  # of a text, as `split_words` returns them
 
 
-class Candidates(NamedTuple):
-    """The candidates of one document, in the order of their first mentions.
+class PhraseTable(NamedTuple):
+    """The phrases of one document, in the order of their first mentions.
 
     Attributes:
         features (`(C, F)`): by NAMES.
-        bounds (`(C + 1,)`): candidate c has the mentions from `bounds[c]` to `bounds[c + 1]`.
+        bounds (`(C + 1,)`): phrase c has the mentions from `bounds[c]` to `bounds[c + 1]`.
         spans (`(M, 2)`): the words of each mention, from the first to the one after the last.
         scores (`(M,)`): the mean probability of each mention's labels, as `decoding.mention_scores`.
     """
@@ -64,9 +64,50 @@ class Candidates(NamedTuple):
     spans: np.ndarray
     scores: np.ndarray
 
-    def mentions(self, c: int) -> slice:
-        """The mentions of a candidate, in text order."""
-        return slice(self.bounds[c], self.bounds[c + 1])
+
+class Spans(NamedTuple):
+    """Spans of n words that may be phrases, or grow to one; an array of each.
+
+    Attributes:
+        start: the first word.
+        code: a number for the stems of the words, in their document.
+        probability: p(B) of the first word times p(I) of the others.
+        labels: the sum of these.
+        outside: the largest p(O) of a word.
+        seed: whether a phrase can begin so: `probability` is high enough, and all words are allowed.
+        labelled: whether the words are labelled as the beginning of a phrase, with LABEL_THRESHOLD.
+    """
+
+    start: np.ndarray
+    code: np.ndarray
+    probability: np.ndarray
+    labels: np.ndarray
+    outside: np.ndarray
+    seed: np.ndarray
+    labelled: np.ndarray
+
+
+class Mentions(NamedTuple):
+    """Mentions of phrases; an array of each.
+
+    Attributes:
+        phrase: the number of the phrase.
+        start, length: the first word, and the number of words.
+        span: the probability that exactly these words are labelled as a phrase.
+        labels: the mean probability of the labels.
+        inside: the least p(B) + p(I) of a word.
+        labelled: whether the words are labelled as a phrase.
+        function_word: whether one is at an edge.
+    """
+
+    phrase: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    span: np.ndarray
+    labels: np.ndarray
+    inside: np.ndarray
+    labelled: np.ndarray
+    function_word: np.ndarray
 
 
 class WordArrays:
@@ -91,160 +132,147 @@ class WordArrays:
         self.allowed = ((kinds & IN_PHRASE) > 0) & (units >= 0)
         begins_unit = np.append(True, self.units[1:] != self.units[:-1])[: len(facts)]
         ends_unit = np.append(begins_unit[1:], True)[: len(facts)]
-        self.functional = function_words(kinds, begins_unit, ends_unit)
+        self.functional = (kinds & FUNCTIONAL) > 0
+        if (kinds & ACRONYM).any():
+            self.functional &= ~acronyms(kinds, begins_unit, ends_unit)
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
         by_document = zip(documents, units_of, strict=True)
         self.p = np.concatenate([begin_units(p, of_document) for (_, p), of_document in by_document])  # (W, 3)
-        tags = word_tags(self.p, LABELLED)
-        self.continues = tags == I
-        before = np.append(O, tags[:-1])[: len(facts)]
-        before[begins_unit] = O
-        self.begins = (tags == B) | (self.continues & (before == O))
+        labelled = 1 - self.p[:, O] >= LABEL_THRESHOLD
+        self.continues = labelled & (self.p[:, I] > self.p[:, B])
+        before = np.append(False, labelled[:-1])[: len(facts)] & ~begins_unit
+        self.begins = labelled & (~self.continues | ~before)
         # of the word after each: p(I), and whether it continues a label
         self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
 
-def find_candidates(
-    documents: Sequence[tuple[Words, np.ndarray]], language: str | None = "english"
-) -> list[Candidates]:
-    """The candidates of each document.
+def find_phrases(documents: Sequence[tuple[Words, np.ndarray]], language: str | None = "english") -> list[PhraseTable]:
+    """The phrases of each document.
 
     Args:
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
-        language: of the stems by which phrases are compared, see `stemming.stem`.
+        language: of the stems by which phrases are compared, see `words.stem`.
     """
     if not documents:
         return []
     words = WordArrays(documents, language)
-    m, lengths = find_mentions(words)
+    found, lengths = find_mentions(words)
     if not lengths.size:
         none = np.zeros((0, 2), dtype=np.int64)
-        return [Candidates(np.zeros((0, len(NAMES))), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
-    # candidates by first mention, the shorter first; mentions by candidate
+        return [PhraseTable(np.zeros((0, len(NAMES))), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
+    # phrases by first mention, the shorter first; mentions by phrase
     first = np.full(len(lengths), len(words.p))
-    np.minimum.at(first, m["phrase"], m["start"])
+    np.minimum.at(first, found.phrase, found.start)
     order = np.lexsort((lengths, first))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    phrase = place[m["phrase"]]
-    by_phrase = np.lexsort((m["start"], phrase))
-    m = {name: values[by_phrase] for name, values in m.items()}
+    phrase = place[found.phrase]
+    by_phrase = np.lexsort((found.start, phrase))
+    found = Mentions(*(column[by_phrase] for column in found))
     bounds = np.append(np.searchsorted(phrase[by_phrase], np.arange(len(lengths))), len(phrase))
     first, lengths = first[order], lengths[order]
-    features = phrase_features(m, bounds[:-1], first, lengths, words)
+    features = phrase_features(found, bounds[:-1], first, lengths, words)
     cuts = np.searchsorted(first, words.starts)
-    found = []
+    tables = []
     for document, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
-        inside = slice(bounds[a], bounds[b])
-        start = m["start"][inside] - words.starts[document]
-        spans = np.stack([start, start + m["length"][inside]], axis=1)
-        found.append(Candidates(features[a:b], bounds[a : b + 1] - bounds[a], spans, m["labels"][inside]))
-    return found
+        own = slice(bounds[a], bounds[b])
+        start = found.start[own] - words.starts[document]
+        spans = np.stack([start, start + found.length[own]], axis=1)
+        tables.append(PhraseTable(features[a:b], bounds[a : b + 1] - bounds[a], spans, found.labels[own]))
+    return tables
 
 
-def find_mentions(words: WordArrays) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """All mentions of probable phrases.
+def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
+    """All mentions of probable phrases, and the number of words of each phrase.
 
     A phrase is probable if one of its mentions is: p(B) of the first word, p(I) of the others, and not p(I) of the word after
-    them, together FLOOR or more. Phrases are compared by the stems of their words.
-
-    Returns:
-        For each mention its `phrase`, `start`, `length` in words, probability (`span`), mean probability of `labels`, least
-        p(B) + p(I) of a word (`inside`), whether it is `labelled` and has a `function_word` at an edge; and the number of words
-        of each phrase.
+    them, together MIN_PROBABILITY or more. Phrases are compared by the stems of their words.
     """
-    p, num_stems = words.p, int(words.stems.max(initial=0)) + 1
+    num_stems = int(words.stems.max(initial=0)) + 1
     start = np.flatnonzero(words.allowed)
-    code = words.document[start] * num_stems + words.stems[start]
-    s = {"start": start, "code": code, "probability": p[start, B], "labels": p[start, B], "outside": p[start, O]}
-    s |= {"seed": p[start, B] >= FLOOR, "labelled": words.begins[start]}
+    p, code = words.p[start], words.document[start] * num_stems + words.stems[start]
+    spans = Spans(start, code, p[:, B], p[:, B], p[:, O], p[:, B] >= MIN_PROBABILITY, words.begins[start])
     found, lengths = [], []
     for n in range(1, MAX_WORDS + 1):
         if n > 1:
-            s = extend(s, n, words, num_stems)
-        if not s["seed"].any():
+            spans = extend(spans, n, words, num_stems)
+        if n > 1 and not spans.seed.any():
             break
-        last = s["start"] + n - 1
-        _, code = np.unique(s["code"], return_inverse=True)
-        span = s["probability"] * (1 - words.after[last])
-        numbers = np.full(code.max() + 1, -1)
-        probable = np.unique(code[s["seed"] & (span >= FLOOR)])
+        last = spans.start + n - 1
+        _, code = np.unique(spans.code, return_inverse=True)
+        probability = spans.probability * (1 - words.after[last])
+        numbers = np.full(code.max(initial=-1) + 1, -1)
+        probable = np.unique(code[spans.seed & (probability >= MIN_PROBABILITY)])
         numbers[probable] = len(lengths) + np.arange(len(probable))
         phrase = numbers[code]
-        mention = phrase >= 0
-        values = {
-            "phrase": phrase, "start": s["start"], "length": np.full(len(code), n), "span": span, "labels": s["labels"] / n,
-            "inside": 1 - s["outside"], "labelled": s["labelled"] & ~words.continued[last],
-            "function_word": words.functional[s["start"]] | words.functional[last],
-        }  # fmt: skip
-        found.append({name: value[mention] for name, value in values.items()})
+        function_word = words.functional[spans.start] | words.functional[last]
+        mentions = Mentions(
+            phrase, spans.start, np.full(len(code), n), probability, spans.labels / n, 1 - spans.outside,
+            spans.labelled & ~words.continued[last], function_word,
+        )  # fmt: skip
+        found.append(Mentions(*(column[phrase >= 0] for column in mentions)))
         lengths += [n] * len(probable)
         may_grow = np.zeros(len(numbers), dtype=bool)
-        may_grow[code[s["seed"]]] = True
-        s = {name: value[may_grow[code]] for name, value in (s | {"code": code}).items()}
-    merged = {name: np.concatenate([part[name] for part in found]) for name in found[0]} if found else {}
-    return merged, np.array(lengths, dtype=np.int64)
+        may_grow[code[spans.seed]] = True
+        spans = Spans(*(column[may_grow[code]] for column in spans._replace(code=code)))
+    return Mentions(*map(np.concatenate, zip(*found, strict=True))), np.array(lengths, dtype=np.int64)
 
 
-def extend(s: dict[str, np.ndarray], n: int, words: WordArrays, num_stems: int) -> dict[str, np.ndarray]:
+def extend(spans: Spans, n: int, words: WordArrays, num_stems: int) -> Spans:
     """The spans with one more word, the n-th, where the unit of layout has one."""
-    last = np.minimum(s["start"] + n - 1, len(words.units) - 1)
-    inside = (words.units[last] == words.units[s["start"]]) & (s["start"] + n <= len(words.units))
-    s = {name: values[inside] for name, values in s.items()}
-    last = s["start"] + n - 1
-    probability = s["probability"] * words.p[last, I]
-    return {
-        "start": s["start"],
-        "code": s["code"] * num_stems + words.stems[last],
-        "probability": probability,
-        "labels": s["labels"] + words.p[last, I],
-        "outside": np.maximum(s["outside"], words.p[last, O]),
-        "seed": s["seed"] & words.allowed[last] & (probability >= FLOOR),
-        "labelled": s["labelled"] & words.continues[last],
-    }
+    last = np.minimum(spans.start + n - 1, len(words.units) - 1)
+    inside = (words.units[last] == words.units[spans.start]) & (spans.start + n <= len(words.units))
+    spans = Spans(*(column[inside] for column in spans))
+    last = spans.start + n - 1
+    probability = spans.probability * words.p[last, I]
+    return Spans(
+        start=spans.start,
+        code=spans.code * num_stems + words.stems[last],
+        probability=probability,
+        labels=spans.labels + words.p[last, I],
+        outside=np.maximum(spans.outside, words.p[last, O]),
+        seed=spans.seed & words.allowed[last] & (probability >= MIN_PROBABILITY),
+        labelled=spans.labelled & words.continues[last],
+    )
 
 
 def phrase_features(
-    m: Mapping[str, np.ndarray], bounds: np.ndarray, first: np.ndarray, lengths: np.ndarray, words: WordArrays
+    found: Mentions, bounds: np.ndarray, first: np.ndarray, lengths: np.ndarray, words: WordArrays
 ) -> np.ndarray:
     """The features `(C, F)` of phrases.
 
     Args:
-        m: the mentions of `find_mentions`, phrase by phrase.
+        found: the mentions, phrase by phrase.
         bounds, first, lengths (`(C,)`): the index of each phrase's first mention, the first word of it, and the number of words.
     """
-    best = {name: np.maximum.reduceat(m[name], bounds) for name in ("span", "labels", "inside")}
+    best = {name: np.maximum.reduceat(getattr(found, name), bounds) for name in ("span", "labels", "inside")}
     document = words.document[first]
     first, num_words = first - words.starts[document], words.lengths[document]
-    values = {name: log_odds(probability) for name, probability in best.items()}
+    values = {name: np.log((p + 1e-3) / (1 - p + 1e-3)) for name, p in best.items()}  # log-odds, bounded
     values |= {
-        "expected_mentions": np.log1p(np.add.reduceat(m["span"], bounds)),
-        "mentions": np.log(np.diff(np.append(bounds, len(m["span"])))),
+        "expected_mentions": np.log1p(np.add.reduceat(found.span, bounds)),
+        "mentions": np.log(np.diff(np.append(bounds, len(found.span)))),
         "first": np.log1p(first),
         "relative_first": first / num_words,
         "one_word": lengths == 1,
         "two_words": lengths == 2,
         "three_words": lengths == 3,
         "more_words": lengths > 3,
-        "labelled": np.logical_or.reduceat(m["labelled"], bounds),
-        "function_word": np.logical_or.reduceat(m["function_word"], bounds),
+        "labelled": np.logical_or.reduceat(found.labelled, bounds),
+        "function_word": np.logical_or.reduceat(found.function_word, bounds),
     }
-    values |= {name: of_document[document] for name, of_document in document_features(words).items()}
+    # of the documents, without their punctuation
+    p, of_word, size = words.p[words.allowed], words.document[words.allowed], len(words.lengths)
+    count = np.bincount(of_word, minlength=size).clip(min=1)
+    density = np.bincount(of_word, 1 - p[:, O], minlength=size) / count
+    values |= {
+        "document": np.log(words.lengths.clip(min=1))[document],
+        "density": np.log(density + 1e-3)[document],
+        "begins": np.log1p(np.bincount(of_word, p[:, B], minlength=size))[document],
+    }
     columns = [values[name] for name in FEATURES] + [values[a] * values[b] for a, b in INTERACTIONS]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
-
-
-def document_features(words: WordArrays) -> dict[str, np.ndarray]:
-    """What documents say about their phrases, without their punctuation."""
-    document, p, size = words.document[words.allowed], words.p[words.allowed], len(words.lengths)
-    count = np.bincount(document, minlength=size).clip(min=1)
-    density = np.bincount(document, 1 - p[:, O], minlength=size) / count
-    return {
-        "document": np.log(words.lengths.clip(min=1)),
-        "density": np.log(density + 1e-3),
-        "begins": np.log1p(np.bincount(document, p[:, B], minlength=size)),
-    }
 
 
 class WordFacts(NamedTuple):
@@ -265,8 +293,8 @@ def word_facts(word: str, language: str | None) -> WordFacts:
     return WordFacts(stem(word, language), kinds)
 
 
-def function_words(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
-    """Which words are English articles, prepositions, pronouns or the like, `(W,)`.
+def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
+    """Which words have the letters of a function word but are acronyms, such as IT, `(W,)`.
 
     One in capitals is an acronym ("the IT department") if no neighbour is in capitals, or if a neighbour is not ("IBM IT services");
     otherwise it is part of a line in capitals ("STATE OF THE ART"). Neighbours are words of the same unit, without punctuation.
@@ -275,9 +303,6 @@ def function_words(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.nda
         kinds (`(W,)`): of the words, see `WordFacts`.
         begins_unit, ends_unit (`(W,)`): whether a unit of layout begins or ends with the word.
     """
-    functional, acronym = (kinds & FUNCTIONAL) > 0, (kinds & ACRONYM) > 0
-    if not acronym.any():
-        return functional
     capitals = (kinds & CAPITALS) > 0
     small = ((kinds & IN_PHRASE) > 0) & ~capitals
 
@@ -285,9 +310,4 @@ def function_words(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.nda
         """Whether the word before or the one after is such."""
         return (np.r_[False, of_words[:-1]] & ~begins_unit) | (np.r_[of_words[1:], False] & ~ends_unit)
 
-    return functional & (~acronym | (beside(capitals) & ~beside(small)))
-
-
-def log_odds(probability):
-    """log p / (1 - p), bounded for 0 and 1; of a number or an array."""
-    return np.log((probability + 1e-3) / (1 - probability + 1e-3))
+    return ((kinds & ACRONYM) > 0) & (~beside(capitals) | beside(small))

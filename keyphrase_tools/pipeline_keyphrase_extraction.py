@@ -6,43 +6,54 @@ returns label ids and outputs, chooses the labels by it.
 """
 
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .batches import BatchRead, Values, pad_windows, split_windows
+from .batches import BatchRead, Block, pad_windows, prepare_ahead, split_windows, to_device, to_host
 from .call_options import check_batch_size, check_call_options, check_share, check_temperature
 from .dataframes import read_documents, tabulate
-from .decoding import O, word_tags
+from .decoding import O
 from .diversity import WordStates, last_states
 from .exported_model import ExportedModel
-from .input_documents import is_words, read_document, split_into_blocks
-from .look_ahead import launch_ahead, prepare_ahead, to_device, to_host
-from .phrase_features import FLOOR
+from .input_documents import InputDocument, is_words, read_document, split_into_blocks
+from .phrase_features import MIN_PROBABILITY
 from .pipeline_base import TextPipeline
-from .ranking import PhraseRanker, read_rankers
-from .selection import select_phrases
-from .stemming import check_language
+from .ranking import PhraseRanker, read_rankers, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .token_classifiers import (
-    choose_window,
-    expert_weights,
+    DEFAULT_WINDOW,
     known_limit,
     read_labels,
     unwrap_model,
     warn_if_all_outside,
     without_hooks,
 )
-from .windows import Window, WordProbabilities, check_window, encode_windows
+from .windows import Window, WordProbabilities, encode_windows
+from .words import check_language
 
 PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 
 DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
+
+
+class Scoring(NamedTuple):
+    """What gives the phrases of a call and their scores.
+
+    Attributes:
+        ranker: of phrases; `None` for labels.
+        threshold: of labels; `None` for the path that the model decodes, or the most likely labels.
+        temperature: of the scores.
+    """
+
+    ranker: PhraseRanker | None
+    threshold: float | None
+    temperature: float | None
 
 
 class KeyphraseExtractionPipeline(TextPipeline):
@@ -83,7 +94,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         nested (`bool`, default `True`): whether a keyphrase may be inside another ("webhook" and "webhook endpoint"); with
             `False` the better of the two is returned.
         language (default `config.keyphrase_language`, or "english"): the stemmer by which phrases are compared, one of
-            `stemming.LANGUAGES`, or `None` for no stemming.
+            `words.LANGUAGES`, or `None` for no stemming.
         batch_size (`int`, default 8, on a GPU 64): windows per batch. Documents are sorted by length first. A batch of shorter windows
             has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
         on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's label
@@ -146,19 +157,11 @@ class KeyphraseExtractionPipeline(TextPipeline):
         self._model_decode: Any = getattr(model, "decode", None)
         self._pack_tokens: Any = getattr(model, "pack_tokens", None)
         self._rankers = read_rankers(self.model.config)
+        self.reads_titles = "meta_mask" in self._forward_names
+        self.joins_titles = not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
     def __getstate__(self) -> dict:
         return without_hooks(self.__dict__)
-
-    @property
-    def reads_titles(self) -> bool:
-        """Whether the model reads titles as meta-text."""
-        return "meta_mask" in self._forward_names
-
-    @property
-    def joins_titles(self) -> bool:
-        """Whether titles are joined to the texts, so that keyphrases are also extracted from them."""
-        return not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
     @property
     def language(self) -> str | None:
@@ -171,21 +174,29 @@ class KeyphraseExtractionPipeline(TextPipeline):
             return self._postprocess_params["language"]
         return check_language(getattr(self.model.config, "keyphrase_language", "english"))
 
-    def ranker(self, style: str | None = None, threshold: float | None = None) -> PhraseRanker | None:
-        """What ranks phrases in a call with this style: the style's ranker, or else the model's. `None` if the model has neither,
-        and with a threshold, which chooses labels instead."""
-        return self._rankers.get(style, self._rankers.get(None)) if threshold is None else None
-
-    def temperature(self, ranker: PhraseRanker | None) -> float | None:
-        """The temperature of scores: it belongs to those of rankers, or if the model has no ranker, to those of labels."""
-        applies = (ranker is not None) == bool(self._rankers)
-        return check_temperature(getattr(self.model.config, "keyphrase_temperature", None)) if applies else None
+    def scoring(self, *, style: str | None = None, threshold: float | None = None, candidates=None, **_) -> Scoring:
+        """What scores the phrases of a call with these options: the style's ranker, or else the model's. A threshold chooses labels
+        instead, and candidates have scores of labels. The model's temperature is that of its rankers, or without a ranker, of its
+        labels.
+        """
+        ranker = None
+        if threshold is None and candidates is None:
+            ranker = self._rankers.get(style, self._rankers.get(None))
+        config = self.model.config
+        if (
+            ranker is None
+            and threshold is None
+            and (threshold := getattr(config, "keyphrase_threshold", None)) is not None
+        ):
+            threshold = check_share("config.keyphrase_threshold", threshold, "the probability of a word", inside=True)
+        temperature = getattr(config, "keyphrase_temperature", None)
+        if temperature is not None and (ranker is None) == bool(self._rankers):
+            temperature = None
+        return Scoring(ranker, threshold, None if temperature is None else check_temperature(temperature))
 
     def has_temperature(self, batch_size: int | None = None, **options) -> bool:
         """Whether the model's temperature, if it has one, is applied to the scores of a call with these options."""
-        merged = self._merge_parameters(**options)[1]
-        is_ranked = merged.get("candidates") is None and self.ranker(merged.get("style"), merged.get("threshold"))
-        return bool(is_ranked) == bool(self._rankers)
+        return (self.scoring(**self._merge_parameters(**options)[1]).ranker is not None) == bool(self._rankers)
 
     def _sanitize_parameters(self, **options):
         given = check_call_options(**options)
@@ -207,7 +218,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
         preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
-        batch_size = check_batch_size(batch_size) or self._batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
+        batch_size = self._batch_size if batch_size is None else check_batch_size(batch_size)
+        batch_size = batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
         is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
         inputs = inputs if is_document else read_documents(inputs)
         if (candidates := postprocess_params.get("candidates")) is not None:
@@ -231,7 +243,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
 
     def _merge_parameters(self, **kwargs) -> tuple[dict, dict]:
         """The parameters of a call, with those of the pipeline as defaults."""
-        preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs)
+        preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs) if kwargs else ({}, {}, {})
         postprocess_params = {**self._postprocess_params, **postprocess_params}
         postprocess_params.setdefault("language", self.language)
         if postprocess_params.get("candidates") is not None:
@@ -244,19 +256,19 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """Yields the results in the documents' order, block by block."""
         options = postprocess_params
         found = bool(options.get("candidates") is not None or options.get("min_score"))  # or that is not to be expected
-        found = found or self.ranker(options.get("style"), options.get("threshold")) is not None
+        found = found or self.scoring(**options).ranker is not None
         first = words = 0
 
-        def prepare(documents: Sequence) -> dict:
+        def prepare(documents: Sequence) -> Block:
             nonlocal first
             begin, first = first, first + len(documents)
             return self.preprocess(documents, first=begin, **preprocess_params)
 
         blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
-        for block in prepare_ahead(blocks, prepare, self._ahead):
+        for block in prepare_ahead(blocks, prepare, self._ahead) if self._ahead else map(prepare, blocks):
             finished: dict[int, list[dict]] = {}
-            due, unread = 0, len(block["documents"])
-            words += sum(map(len, block["words"]))
+            due, unread = 0, len(block.documents)
+            words += sum(len(document.words) for document in block.documents)
             for read in self._read_prepared(block, batch_size, postprocess_params):
                 finished |= read.finished
                 unread -= len(read.finished)
@@ -280,35 +292,23 @@ class KeyphraseExtractionPipeline(TextPipeline):
         block = self.preprocess(documents, first=first, **preprocess_params)
         return self._read_prepared(block, batch_size, postprocess_params)
 
-    def _read_prepared(self, block: dict, batch_size: int, postprocess_params: dict) -> Iterator[BatchRead]:
+    def _read_prepared(self, block: Block, batch_size: int, options: dict) -> Iterator[BatchRead]:
         """Reads the block that `preprocess` returned."""
-        self.model.eval()
-        threshold = self._threshold(postprocess_params.get("threshold"))
-        decode = callable(self._model_decode) and threshold is None
-        first, size = block["first"], len(block["documents"])
-        if (candidates := postprocess_params.get("candidates")) is not None:
-            candidates.check_lengths(self.tokenizer, block["max_length"], range(first, first + size))
-            how = (postprocess_params["language"], postprocess_params.get("match_case", "auto"))
-            block["spans"] = candidates.find(block["words"], first, *how)
-        launch = partial(self._launch, style_id=block["style_id"])
-        if postprocess_params.get("diversity", 0) > 0:
-            block["word_states"] = WordStates(size, block.get("spans"))
-            launch = partial(launch, with_states=True)
-        ranker = self.ranker(postprocess_params.get("style"), postprocess_params.get("threshold"))
-        in_phrases = threshold if ranker is None else FLOOR
-        windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
-        counts = Counter(window.document for window in windows)
+        scoring = self.scoring(**options)
+        if (candidates := options.get("candidates")) is not None:
+            candidates.check_lengths(self.tokenizer, block)
+            block.mentions = candidates.find(block, options["language"], options.get("match_case", "auto"))
+        if options.get("diversity"):
+            threshold = scoring.threshold if scoring.ranker is None else MIN_PROBABILITY
+            block.states = WordStates(len(block.documents), threshold, block.mentions)
+        counts = Counter(window.document for window in block.windows)
         pending = Counter(counts)
-        batches = split_windows(windows, batch_size, same_number=self.reads_titles)
-        for batch, wait in launch_ahead(batches, lambda batch: launch(batch, decode), self._ahead):
-            for window, (p, tags, *states) in zip(batch, self._values(batch, wait()), strict=True):
-                block["word_probabilities"].add(window, p, tags)
-                if states:
-                    block["word_states"].add(window, *states, word_tags(p, in_phrases) if tags is None else tags)
-            numbers = Counter(window.document for window in batch)
+        decode = scoring.ranker is None and scoring.threshold is None
+        for windows in self.read_windows(block, batch_size=batch_size, decode=decode):
+            numbers = Counter(window.document for window in windows)
             pending -= numbers
-            complete = [n for n in numbers if n not in pending]
-            finished = dict(zip(complete, self._phrases(block, complete, **postprocess_params), strict=True))
+            complete = [number for number in numbers if number not in pending]
+            finished = dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))
             yield BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()})
 
     def preprocess(
@@ -322,83 +322,107 @@ class KeyphraseExtractionPipeline(TextPipeline):
         max_length=None,
         max_title_length=MAX_TITLE_LENGTH,
         style_id=0,
-    ):
-        """Cleans and tokenizes documents: their texts, words and windows, and placeholders for the words' probabilities."""
-        input_documents = [
-            read_document(document, number, split, self.joins_titles)
+    ) -> Block:
+        """Cleans and tokenizes documents.
+
+        Args:
+            documents: as in a call of the pipeline, or split into words already.
+            first: the index of the first document, for error messages.
+            split: texts are lists of words.
+            on_long, overlap, max_length, max_title_length: as in a call of the pipeline.
+            style_id: the row of the model's style embedding.
+        """
+        read = [
+            document
+            if isinstance(document, InputDocument)
+            else read_document(document, number, split, self.joins_titles)
             for number, document in enumerate(documents, start=first)
         ]
-        texts = [document.text for document in input_documents]
-        words = [document.words for document in input_documents]
-        limit = check_window(self.tokenizer, choose_window(self._limit, max_length), overlap, on_long)[0]
+        max_length = max_length or self._limit or DEFAULT_WINDOW
+        max_length = max_length if self._limit is None else min(max_length, self._limit)
         windows = encode_windows(
-            texts,
-            [[(start, end) for _, start, end in of_document] for of_document in words],
+            [document.text for document in read],
+            [[(start, end) for _, start, end in document.words] for document in read],
             self.tokenizer,
-            max_length=limit,
+            max_length=max_length,
             overlap=overlap,
             on_long=on_long,
             first=first,
-            titles=[document.title for document in input_documents] if self.reads_titles else None,
+            titles=[document.title for document in read] if self.reads_titles else None,
             max_title_length=max_title_length,
         )
-        return {
-            "documents": input_documents,
-            "first": first,
-            "texts": texts,
-            "words": words,
-            "windows": windows,
-            "max_length": limit,
-            "style_id": style_id,
-            "word_probabilities": WordProbabilities([*map(len, words)]),
-        }
+        probabilities = WordProbabilities([len(document.words) for document in read])
+        return Block(read, windows, max_length, probabilities, first, style_id)
 
-    def read_words(self, documents: Sequence, *, batch_size: int = 8, **options) -> list[tuple[list, np.ndarray]]:
+    def read_windows(
+        self, block: Block, *, batch_size: int = 8, decode: bool = False, gates: bool = False
+    ) -> Iterator[list[Window]]:
+        """Runs the model on the windows of a block, the longest first, and adds to the block what it computes for words.
+
+        Args:
+            block: as `preprocess` returns it; if it has `states`, hidden states are computed.
+            batch_size: windows per batch.
+            decode: let a model that has `decode` choose the labels.
+            gates: also compute the router's probabilities, if the model has experts.
+
+        Yields:
+            The windows of each batch, once they have been added.
+        """
+        self.model.eval()
+        windows = sorted(block.windows, key=lambda window: len(window.word_starts), reverse=True)
+        batches = split_windows(windows, batch_size, same_number=self.reads_titles)
+        due: deque[tuple[list[Window], Callable]] = deque()  # what the device computes
+        for batch in chain(batches, repeat(None, self._ahead)):  # None: there is nothing more to launch
+            if batch is not None:
+                inputs = pad_windows(batch, self.tokenizer, self._forward_names)
+                if block.style_id:
+                    inputs["style_ids"] = torch.full((len(batch),), block.style_id)
+                if self.device.type != "cpu" and self._pack_tokens is not None:
+                    inputs["packed_tokens"] = self._pack_tokens(inputs["attention_mask"])
+                if self.device.type != "cpu":
+                    inputs = to_device(inputs, self.device)
+                with self.device_placement(), torch.no_grad():
+                    options = {"decode": decode, "with_states": block.states is not None, "with_gates": gates}
+                    outputs = self._forward(inputs, **options)
+                    due.append((batch, to_host(outputs)))
+            if due and (batch is None or len(due) > self._ahead):
+                read, wait = due.popleft()
+                arrays = wait()
+                for row, window in enumerate(read):
+                    block.add(window, {name: of[row, : len(window.word_starts)] for name, of in arrays.items()})
+                yield read
+
+    def read(self, documents: Sequence, *, batch_size: int = 8, gates: bool = False, **options) -> Block:
+        """Documents with what the model computes for their words, whether or not they are in phrases.
+
+        Args:
+            documents: as in a call of the pipeline, or `input_documents.InputDocument`.
+            batch_size, options: as in a call of the pipeline.
+            gates: see `read_windows`.
+        """
+        block = self.preprocess(documents, **self._merge_parameters(**options)[0])
+        for _ in self.read_windows(block, batch_size=batch_size, gates=gates):
+            pass
+        return block
+
+    def read_words(self, documents: Sequence, **options) -> list[tuple[list, np.ndarray]]:
         """For each document its words, as `words.split_words` returns them, and their probabilities `(W, 3)` of O, B and I.
 
         Args:
-            documents, options: as in a call of the pipeline.
+            documents, options: as in `read`.
         """
-        self.model.eval()
-        block = self.preprocess(documents, **self._merge_parameters(**options)[0])
-        windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
-        for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
-            for window, values in zip(batch, self._read(batch, style_id=block["style_id"]), strict=True):
-                block["word_probabilities"].add(window, *values)
-        return [(words, block["word_probabilities"].document(number)) for number, words in enumerate(block["words"])]
-
-    def _launch(
-        self, windows: list[Window], decode: bool = False, style_id: int = 0, **extra
-    ) -> Callable[[], dict[str, np.ndarray]]:
-        """Runs the model on a batch of windows. A GPU may still be running when this returns a function that gives the outputs."""
-        batch = pad_windows(windows, self.tokenizer, self._forward_names)
-        if style_id:
-            batch["style_ids"] = torch.full((len(windows),), style_id)
-        if self.device.type != "cpu" and self._pack_tokens is not None:
-            batch["packed_tokens"] = self._pack_tokens(batch["attention_mask"])
-        with self.device_placement(), torch.no_grad():
-            return to_host(self._forward(to_device(batch, self.device), decode=decode, **extra))
-
-    def _read(self, windows: list[Window], **options) -> list[Values]:
-        """Runs the model on a batch of windows, and waits for the outputs."""
-        return self._values(windows, self._launch(windows, **options)())
-
-    def _values(self, windows: list[Window], outputs: dict[str, np.ndarray]) -> list[Values]:
-        """The outputs of each window, without padding; with hidden states `(S, d)` or gates `(S, E)` if there are any."""
-        p, tags = outputs["probabilities"], outputs.get("tags")
-        extra = [outputs[name] for name in ("states", "gates") if name in outputs]
-        return [
-            (p[n, :length], None if tags is None else tags[n, :length], *(of[n, :length] for of in extra))
-            for n, length in enumerate(len(window.word_starts) for window in windows)
-        ]
+        block = self.read(documents, **options)
+        return [(document.words, block.probabilities.document(i)) for i, document in enumerate(block.documents)]
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
-        """Probabilities `(n, S, 3)` of O, B and I in float32 for a padded batch; with `decode` also tags `(n, S)`,
-        `with_states` the backbone's last hidden states `(n, S, d)`, and `with_gates` the weights `(n, S, E)` of experts."""
+        """`probabilities` `(n, S, 3)` of O, B and I in float32 for a padded batch. With `decode` also the `tags` `(n, S)` of a model
+        that decodes them, `with_states` the backbone's last hidden `states` `(n, S, d)`, and `with_gates` the router's probabilities
+        `(n, S, E)` as `gates`, if the model has experts.
+        """
         labels: Any = None
         outputs: Any = None
         batch = batch | ({"output_hidden_states": True} if with_states else {})
-        if decode:
+        if decode and callable(self._model_decode):
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
         outputs = outputs or self.model(**batch)
         p = outputs.logits.float().softmax(-1)  # (n, S, C)
@@ -406,34 +430,26 @@ class KeyphraseExtractionPipeline(TextPipeline):
             self._tag_of_label = self._tag_of_label.to(p.device)
         zeros, tag_of_label = p.new_zeros(*p.shape[:2], 3), self._tag_of_label
         results = {"probabilities": zeros.index_add(-1, tag_of_label, p)}
-        if decode:
+        if labels is not None:
             results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
         if with_states:
             results["states"] = last_states(outputs, type(self.model).__name__)
         if with_gates and getattr(outputs, "router_logits", None) is not None:
-            results["gates"] = expert_weights(outputs.router_logits.float(), getattr(outputs, "expert_index", None))
+            results["gates"] = outputs.router_logits.float().softmax(-1)
         return results
 
-    def _threshold(self, threshold: float | None) -> float | None:
-        """The threshold of the call, or else of the model."""
-        own = getattr(self.model.config, "keyphrase_threshold", None)
-        meaning = "the probability of a word"
-        return check_share("config.keyphrase_threshold", own, meaning, inside=True) if threshold is None else threshold
-
-    def postprocess(self, block: dict, **postprocess_params) -> list[list[dict]]:
-        """The keyphrases of each document, best first."""
-        return self._phrases(block, range(len(block["documents"])), **postprocess_params)
-
-    def _phrases(
-        self, block: dict, numbers: Sequence[int], *, language="english", style=None, threshold=None, **options
+    def postprocess(
+        self, block: Block, numbers: Sequence[int], scoring: Scoring, *, language: str | None, **options
     ) -> list[list[dict]]:
-        """The keyphrases of some documents of a block."""
-        found = [block["word_probabilities"].document(number) for number in numbers]
+        """The keyphrases of some documents of a block, best first; `options` are those of a call."""
+        for used in ("style", "threshold", "match_case"):
+            options.pop(used, None)
+        ranker, threshold, temperature = scoring
+        options |= {"language": language, "threshold": threshold, "temperature": temperature}
+        found = [block.probabilities.document(number) for number in numbers]
         ranked: Sequence[Any] = [None] * len(numbers)
-        ranker = None if options.get("candidates") is not None else self.ranker(style, threshold)
-        temperature = self.temperature(ranker)
         if ranker is not None:
-            documents = [(block["texts"][n], block["words"][n], p) for n, p in zip(numbers, found, strict=True)]
-            ranked = ranker.rank(documents, language, temperature)
-        options |= {"language": language, "threshold": self._threshold(threshold), "temperature": temperature}
+            read = [block.documents[number] for number in numbers]
+            words = [(document.text, document.words, p) for document, p in zip(read, found, strict=True)]
+            ranked = ranker.rank(words, language, temperature)
         return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]

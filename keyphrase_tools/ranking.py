@@ -1,18 +1,28 @@
-"""Ranks the phrases of a document by all its evidence: the probability that a phrase is a keyphrase, by logistic regression.
+"""Ranks the phrases of a document: all that may be keyphrases by a ranker, those that are labelled, or the user's candidates; and
+selects those that are returned.
 
-`PhraseRanker` weighs the features of `phrase_features.find_candidates`. Its weights are few, are fitted on validation documents by
-`fit_ranker`, and are saved in the configuration as `keyphrase_ranker`.
+`PhraseRanker` gives the probability that a phrase is a keyphrase, by logistic regression on the features of
+`phrase_features.find_phrases`. Its weights are few, are fitted on validation documents by `fit_ranker`, and are saved in the
+configuration as `keyphrase_ranker`. Without a ranker the score of a phrase is the mean probability of its words' labels.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
-from .decoding import apply_temperature, show_mentions
-from .phrase_features import NAMES, Candidates, Words, find_candidates
-from .stemming import check_language, stem
+from .batches import Block
+from .candidates import CandidateSet, Spans
+from .clean_text import clean_characters
+from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
+from .diversity import diversify, phrase_vectors
+from .layout import begin_units, unit_numbers
+from .phrase_features import NAMES, PhraseTable, Words, find_phrases
+from .words import APOSTROPHES, check_language, split_phrase, stem, stem_phrase
+
+POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
 
 
 class PhraseRanker:
@@ -68,14 +78,20 @@ class PhraseRanker:
 
         Args:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
-            language: of the stems, see `stemming.stem`.
+            language: of the stems, see `words.stem`.
             temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
         """
-        found = find_candidates([(words, p) for _, words, p in documents], language)
-        return [
-            RankedPhrases(text, words, candidates, self, temperature)
-            for (text, words, _), candidates in zip(documents, found, strict=True)
-        ]
+        ranked = []
+        tables = find_phrases([(words, p) for _, words, p in documents], language)
+        for (text, words, _), table in zip(documents, tables, strict=True):
+            scores = self.probabilities(table.features).round(6)
+            order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
+            scores = scores[order]
+            best_number = self.best_number(scores.tolist())
+            if temperature is not None:
+                scores = apply_temperature(scores, temperature).round(6)
+            ranked.append(RankedPhrases(text, words, table, order, scores.tolist(), best_number))
+        return ranked
 
 
 def read_rankers(config) -> dict[str | None, PhraseRanker]:
@@ -92,46 +108,219 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
     return {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
 
 
+@dataclass
 class RankedPhrases:
-    """The candidates of a document, best first.
+    """The phrases of a document, best first.
 
     Attributes:
+        text, words: of the document.
+        table: the phrases in the order of the text.
+        order: their rows in the table.
         scores: P(keyphrase) of each, at the temperature, to six digits.
         best_number: of `PhraseRanker.best_number`.
     """
 
-    def __init__(
-        self, text: str, words: Words, candidates: Candidates, ranker: PhraseRanker, temperature: float | None = None
-    ):
-        self._text, self._words, self._candidates = text, words, candidates
-        scores = ranker.probabilities(candidates.features).round(6)
-        self._order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
-        scores = scores[self._order]
-        self.best_number = ranker.best_number(scores.tolist())
-        self.scores = (scores if temperature is None else apply_temperature(scores, temperature).round(6)).tolist()
-
-    def select(self, top_k: int | None, min_score: float | None) -> list[dict]:
-        """The phrases that are worth returning, best first.
-
-        Args:
-            top_k: at most this many, `None` for any number.
-            min_score: all that reach it; `None` for the best number.
-        """
-        number = self.best_number if min_score is None else sum(score >= min_score for score in self.scores)
-        return self.phrases(number if top_k is None else min(number, top_k))
+    text: str
+    words: Words
+    table: PhraseTable
+    order: np.ndarray
+    scores: list[float]
+    best_number: int
 
     def phrases(self, number: int | None = None) -> list[dict]:
-        """The first phrases in the form of `decoding.rank_phrases`; a mention's score is the mean probability of its labels."""
-        return [self._phrase(c, score) for c, score in zip(self._order[:number], self.scores, strict=False)]
+        """The first phrases, as `show_mentions` returns them; a mention's score is the mean probability of its labels."""
+        table, shown = self.table, []
+        for row, score in zip(self.order[:number], self.scores, strict=False):
+            mentions = slice(table.bounds[row], table.bounds[row + 1])
+            spans, scores = table.spans[mentions].tolist(), table.scores[mentions].tolist()
+            shown.append(show_mentions(self.text, self.words, spans, scores, score))
+        return shown
 
-    def _phrase(self, c: int, score: float) -> dict:
-        inside = self._candidates.mentions(c)
-        spans, scores = self._candidates.spans[inside].tolist(), self._candidates.scores[inside].tolist()
-        mentions = [
-            {"start": self._words[a][1], "end": self._words[b - 1][2], "score": round(of_labels, 6)}
-            for (a, b), of_labels in zip(spans, scores, strict=True)
+
+def rank_phrases(
+    text: str,
+    words: Sequence[tuple[str, int, int]],
+    probabilities: np.ndarray,
+    threshold: float | None = None,
+    tags: Sequence[int] | None = None,
+    temperature: float | None = None,
+    language: str | None = "english",
+) -> list[dict]:
+    """Ranks the keyphrases of a document by its word probabilities.
+
+    Args:
+        text: the document.
+        words: the W words of the text, as `split_words` returns them, and thus with its layout.
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        threshold: as in `word_tags`.
+        tags (`(W,)`): labels of the words, if they were not chosen by `word_tags` but, for example, by a CRF. Then the
+            probabilities only determine the scores, and the threshold is not used.
+        temperature: of the scores, see `apply_temperature`; fitted by `calibration.fit_temperature`.
+        language: of the stems, see `words.stem`.
+
+    Returns:
+        The results of `show_mentions`, best first; of equal scores the earlier phrase comes first. Mentions with equal stems are one
+        keyphrase, with the score of the best one. Phrases with punctuation are left out.
+    """
+    tags = word_tags(probabilities, threshold) if tags is None else tags
+    units = unit_numbers(words)
+    probabilities = begin_units(probabilities, units)
+    spans = [
+        (start, end)
+        for start, end in tag_spans(tags, units)
+        if units[start] >= 0 and is_phrase([word for word, _, _ in words[start:end]])
+    ]
+    if not spans:
+        return []
+    scores, grouped = mention_scores(probabilities, spans, temperature), defaultdict(list)
+    for (start, end), score in zip(spans, scores.tolist(), strict=True):
+        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]), language)
+        grouped[stems].append(((start, end), score))
+    phrases = [show_mentions(text, words, *zip(*mentions, strict=True)) for mentions in grouped.values()]
+    return sorted(phrases, key=lambda phrase: (-phrase["score"], phrase["start"]))
+
+
+def rank_candidates(
+    candidates: CandidateSet,
+    found: Mapping[str, Spans],
+    document,
+    probabilities: np.ndarray,
+    is_read: np.ndarray,
+    temperature: float | None = None,
+) -> tuple[list[dict], list[dict]]:
+    """Scores candidates by the probabilities of a document's words.
+
+    Args:
+        candidates: of the document.
+        found: the spans of their mentions, from `CandidateSet.find`.
+        document: an `input_documents.InputDocument` with W words.
+        probabilities (`(W, 3)`): of O, B and I for each word.
+        is_read (`(W,)`): whether the model has read the word; other mentions are left out.
+        temperature: of the scores, see `decoding.apply_temperature`.
+
+    Returns:
+        The candidates with mentions, best first, in the form of `rank_phrases`, and those without, in their order:
+        `{"keyphrase", "score": None, "start": None, "end": None, "mentions": []}`.
+    """
+    present, absent = [], []
+    probabilities = begin_units(probabilities, unit_numbers(document.words))
+    for name in candidates.synonyms:
+        spans = [
+            (start, end)
+            for start, end in found.get(name, ())
+            if is_read[start:end].all() and document.in_one_field(start, end)
         ]
-        return show_mentions(self._text, mentions, score)
+        if spans:
+            scores = mention_scores(probabilities, spans, temperature).tolist()
+            present.append(show_mentions(document.text, document.words, spans, scores, name=name))
+        else:
+            absent.append({"keyphrase": name, "score": None, **document.no_place(), "mentions": []})
+    return sorted(present, key=lambda phrase: (-phrase["score"], phrase["start"])), absent
+
+
+def show_mentions(
+    text: str,
+    words: Words,
+    spans: Sequence[tuple[int, int]],
+    scores: Sequence[float],
+    score: float | None = None,
+    name: str | None = None,
+) -> dict:
+    """A keyphrase as `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`.
+
+    It has the form (with single blanks, without invisible characters) and the offsets of the first mention, or of the first one
+    without a possessive 's.
+
+    Args:
+        text, words: of the document.
+        spans, scores: of the mentions, in text order.
+        score: of the keyphrase; by default that of the best mention.
+        name: of a candidate, which is shown by its name, at its first mention.
+    """
+    mentions = [
+        {"start": words[start][1], "end": words[end - 1][2], "score": round(of_mention, 6)}
+        for (start, end), of_mention in zip(spans, scores, strict=True)
+    ]
+    first = mentions[0]
+    if name is None:
+        first = next((m for m in mentions if text[m["end"] - 2 : m["end"]] not in POSSESSIVES), first)
+        name = " ".join(text[first["start"] : first["end"]].split())
+        if not name.isprintable():
+            name = clean_characters(name, invisible_only=True).replace("\u00ad", "")
+    score = max(mention["score"] for mention in mentions) if score is None else score
+    return {"keyphrase": name, "score": score, "start": first["start"], "end": first["end"], "mentions": mentions}
+
+
+def select_phrases(
+    block: Block,
+    number: int,
+    p: np.ndarray,
+    ranked: RankedPhrases | None,
+    *,
+    language: str | None,
+    temperature: float | None,
+    threshold: float | None,
+    top_k: int | None = 10,
+    min_score: float | None = None,
+    candidates=None,
+    diversity: float = 0.0,
+    nested: bool = True,
+) -> list[dict]:
+    """The keyphrases of a document, best first, with offsets in the user's own strings.
+
+    Args:
+        block: documents whose windows have been read.
+        number: the document's index in the block.
+        p (`(W, 3)`): probabilities of O, B and I for each word.
+        ranked: the phrases of a model with a ranker.
+        language, temperature: of the stems and of the scores.
+        threshold: of labels, without a ranker.
+        top_k, min_score, candidates, diversity, nested: as in a call of the pipeline.
+    """
+    document, absent = block.documents[number], []
+    if candidates is not None:
+        of_document, is_read = candidates.of(block.first + number), block.probabilities.is_read(number)
+        found = block.mentions[number]
+        phrases, absent = rank_candidates(of_document, found, document, p, is_read, temperature)
+    elif ranked is not None:
+        among = ranked.best_number if min_score is None else sum(score >= min_score for score in ranked.scores)
+        if top_k is not None and nested and not diversity:  # otherwise more than will be returned, to choose from
+            among = min(among, top_k)
+        phrases = ranked.phrases(among)
+    else:
+        tags = block.probabilities.tags(number)  # only without a threshold
+        phrases = rank_phrases(document.text, document.words, p, threshold, tags, temperature, language)
+    phrases = [phrase for phrase in phrases if phrase["score"] >= (min_score or 0)]
+    if not nested:
+        phrases = without_nested(phrases, language)
+    if block.states is not None:
+        vectors = phrase_vectors(phrases, document.words, block.states.pop(number))
+        phrases = diversify(phrases, vectors, diversity, top_k)
+    phrases = [document.phrase_to_source(phrase) for phrase in phrases[:top_k]]
+    return phrases if min_score else (phrases + absent)[:top_k]
+
+
+def without_nested(phrases: Sequence[dict], language: str | None = "english") -> list[dict]:
+    """The phrases that are not inside a better one and have no better one inside, in order.
+
+    A phrase is inside another if its stems are, one after the other. Of two such phrases the better stays.
+
+    Args:
+        phrases: with "keyphrase", best first.
+        language: of the stems, see `words.stem`.
+    """
+    kept, stems_of_kept = [], []
+    for phrase in phrases:
+        stems = tuple(stem(word, language) for word in split_phrase(phrase["keyphrase"]))
+        if not any(_contains(stems, other) or _contains(other, stems) for other in stems_of_kept):
+            kept.append(phrase)
+            stems_of_kept.append(stems)
+    return kept
+
+
+def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:
+    n = len(part)
+    return any(words[i : i + n] == part for i in range(len(words) - n + 1))
 
 
 def fit_ranker(
@@ -145,10 +334,10 @@ def fit_ranker(
 
     Args:
         documents: for each document, its words and their probabilities `(W, 3)`.
-        gold: for each document, the gold phrases, as `labels.present` returns them.
+        gold: for each document, the gold phrases, as `labels.present_keyphrases` returns them.
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its candidates together; the same for each by default.
-        language: of the stems by which phrases are compared, as in `labels.present`; save it as `config.keyphrase_language`.
+        language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -162,14 +351,14 @@ def fit_ranker(
     rows, right, group_of_row = [], [], []
     num_gold: dict = defaultdict(int)
     groups = [0] * len(documents) if groups is None else groups
-    found = find_candidates(documents, check_language(language))
-    for (words, _), candidates, phrases, group in zip(documents, found, gold, groups, strict=True):
+    tables = find_phrases(documents, check_language(language))
+    for (words, _), table, phrases, group in zip(documents, tables, gold, groups, strict=True):
         keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in phrases}
         num_gold[group] += len(keys)
-        for start, end in candidates.spans[candidates.bounds[:-1]]:
+        for start, end in table.spans[table.bounds[:-1]]:
             right.append(tuple(stem(word, language) for word, _, _ in words[start:end]) in keys)
-        rows.append(candidates.features)
-        group_of_row += [group] * len(candidates.features)
+        rows.append(table.features)
+        group_of_row += [group] * len(table.features)
     rows = np.concatenate(rows)
     if len(set(right)) < 2:
         raise ValueError(

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag,
 from typing_extensions import TypeAliasType
 
 from .candidates import MATCH_CASE
-from .stemming import LANGUAGES
+from .words import LANGUAGES
 
 SHOWN_ERRORS = 3
 KINDS = ("str", "dict", "list")  # of inputs in JSON

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
-import torch
 
+from .clean_text import CleanText
 from .decoding import word_tags
-from .token_classifiers import length_limit, read_labels
-from .windows import encode_windows
+from .input_documents import InputDocument
+from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
 try:
     import pandas as pd
@@ -85,7 +85,6 @@ def cramers_v_of_table(table: np.ndarray) -> float:
     return float(np.sqrt(phi2 / denominator)) if denominator > 0 else 0.0
 
 
-@torch.no_grad()
 def token_experts(
     model, tokenizer, documents: Iterable[str], nlp, *, batch_size: int = 8, max_length: int | None = None
 ) -> "pd.DataFrame":
@@ -114,61 +113,31 @@ def token_experts(
     """
     if isinstance(documents, str):
         raise TypeError("documents is a string. Pass a list of texts: [text].")
-    tag_of_label, limit = read_labels(model.config.id2label), length_limit(tokenizer, model)
+    extract = KeyphraseExtractionPipeline(model, tokenizer, device=model.device)
+    threshold = getattr(model.config, "keyphrase_threshold", None)
     documents, number, rows = iter(documents), 0, []
     was_training = model.training
-    model.eval()
     try:
         while texts := list(islice(documents, DOCUMENTS_PER_CHUNK)):
             parsed = [[token for token in doc if not token.is_space] for doc in nlp.pipe(texts)]
-            spans = [[(token.idx, token.idx + len(token)) for token in tokens] for tokens in parsed]
-            windows = encode_windows(texts, spans, tokenizer, max_length=min(max_length or limit, limit), first=number)
-            outputs = _run_model(
-                model, tokenizer, windows, [len(tokens) for tokens in parsed], batch_size, tag_of_label
-            )
-            for tokens, (gates, tags) in zip(parsed, outputs, strict=True):
-                rows += _rows(number, tokens, gates, tags)
-                number += 1
+            read = [
+                InputDocument(None, CleanText(text, end=0), [(t.text, t.idx, t.idx + len(t)) for t in tokens])
+                for text, tokens in zip(texts, parsed, strict=True)
+            ]
+            block = extract.read(read, batch_size=batch_size, max_length=max_length, gates=True)
+            if block.windows and not block.gates:
+                raise ValueError(
+                    f"{type(model).__name__} has no experts: its output has no router_logits. Use a model with experts, such as "
+                    "SEKE with use_moe=True."
+                )
+            for i, gates in sorted(block.gates.items()):
+                rows += _rows(number + i, parsed[i], gates, word_tags(block.probabilities.document(i), threshold))
+            number += len(texts)
     finally:
         model.train(was_training)
     tokens = pd.DataFrame(rows, columns=["document", "start", "end", "expert", "weight", "entropy", *CATEGORIES])
     tokens.attrs["num_experts"] = getattr(model.config, "num_experts", None) or int(tokens["expert"].max()) + 1
     return tokens
-
-
-def _run_model(model, tokenizer, windows, lengths: list[int], batch_size: int, tag_of_label) -> list[tuple]:
-    """For each document, the router's probabilities `(tokens, E)` and labels `(tokens,)` of its tokens; nan and -1 for tokens in no window.
-
-    A token in two windows is taken from the one in which it is further from an edge.
-    """
-    threshold = getattr(model.config, "keyphrase_threshold", None)
-    gates: list[np.ndarray | None] = [None] * len(lengths)
-    tags, depth = [np.full(n, -1) for n in lengths], [np.full(n, -1) for n in lengths]
-    order = sorted(windows, key=lambda window: len(window.word_starts), reverse=True)
-    for start in range(0, len(order), batch_size):
-        batch_windows = order[start : start + batch_size]
-        batch = tokenizer.pad([window.inputs for window in batch_windows], padding_side="right", return_tensors="pt")
-        outputs = model(**{name: values.to(model.device) for name, values in batch.items()})
-        if getattr(outputs, "router_logits", None) is None:
-            raise ValueError(
-                f"{type(model).__name__} has no experts: its output has no router_logits. Use a model with experts, such as "
-                "SEKE with use_moe=True."
-            )
-        gate = outputs.router_logits.float().softmax(-1).cpu().numpy()
-        p = outputs.logits.float().softmax(-1).cpu().numpy()
-        p = np.stack([p[..., np.array(tag_of_label) == tag].sum(-1) for tag in range(3)], axis=-1)
-        label = word_tags(p.reshape(-1, 3), threshold).reshape(p.shape[:2])
-        for row, window in enumerate(batch_windows):
-            d = window.document
-            if gates[d] is None:
-                gates[d] = np.full((lengths[d], gate.shape[-1]), np.nan)
-            index = np.flatnonzero(window.word_starts >= 0)
-            words = window.word_starts[index]
-            further = window.edge_distance[index] > depth[d][words]
-            index, words = index[further], words[further]
-            gates[d][words], tags[d][words] = gate[row, index], label[row, index]
-            depth[d][words] = window.edge_distance[index]
-    return [(np.zeros((n, 1)) if g is None else g, t) for g, t, n in zip(gates, tags, lengths, strict=True)]
 
 
 def _rows(document: int, tokens: list, gates: np.ndarray, tags: np.ndarray) -> list[dict]:
@@ -178,7 +147,7 @@ def _rows(document: int, tokens: list, gates: np.ndarray, tags: np.ndarray) -> l
     has_entities = doc is not None and doc.has_annotation("ENT_IOB")
     rows = []
     for token, gate, tag in zip(tokens, gates, tags, strict=True):
-        if tag < 0:
+        if np.isnan(gate[0]):
             continue
         positive = gate[gate > 0]
         rows.append(

@@ -65,7 +65,7 @@ def read_labels(id2label: dict[int, str]) -> list[int]:
 
 def length_limit(tokenizer, model) -> int:
     """The longest window that both the tokenizer and the model's positions allow; without a limit `DEFAULT_WINDOW`."""
-    return choose_window(known_limit(tokenizer, model), None)
+    return known_limit(tokenizer, model) or DEFAULT_WINDOW
 
 
 def warn_if_all_outside(words: int) -> bool:
@@ -81,13 +81,6 @@ def warn_if_all_outside(words: int) -> bool:
     return True
 
 
-def choose_window(limit: int | None, max_length: int | None) -> int:
-    """Sub-tokens of a window: `max_length`, if the limit allows it."""
-    if limit is None:
-        return max_length or DEFAULT_WINDOW
-    return min(max_length or limit, limit)
-
-
 def known_limit(tokenizer, model) -> int | None:
     """As `length_limit`; `None` for a model with relative positions, such as T5 and XLNet, and a tokenizer without a limit."""
     config = model.config.get_text_config()
@@ -100,17 +93,3 @@ def known_limit(tokenizer, model) -> int | None:
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
-
-
-def expert_weights(router_logits: torch.Tensor, expert_index: torch.Tensor | None) -> torch.Tensor:
-    """G(x) = softmax(KeepTopK(H(x), k)): the weights `(B, S, E)` of experts that sum to 1, and 0 for those that were not chosen.
-
-    Args:
-        router_logits (`(B, S, E)`): H(x).
-        expert_index (`(B, S, k)`): the chosen experts; `None` if all are mixed.
-    """
-    if expert_index is None:
-        return router_logits.softmax(-1)
-    kept = torch.full_like(router_logits, float("-inf"))
-    chosen = expert_index.clamp(min=0)  # -1 at padding
-    return kept.scatter(-1, chosen, router_logits.gather(-1, chosen)).softmax(-1)

@@ -5,7 +5,7 @@ token-classification pipeline as in training, and the backbone sees hyphens alth
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from .titles import MAX_TITLE_LENGTH, title_masks, title_overlaps, truncate_titles
 
 ON_LONG = ("window", "error", "truncate")
+FAR = np.iinfo(np.int64).max  # from an edge at which the document continues, where there is none
 NO_LIMIT = 1_000_000  # model_max_length of tokenizers without a limit is about 1e30
 
 
@@ -38,11 +39,6 @@ class Window:
     edge_distance: np.ndarray
     joined: Sequence[int] = ()
     number: int = 0
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Document and window index."""
-        return self.document, self.number
 
 
 def encode_windows(
@@ -84,7 +80,8 @@ def encode_windows(
         )
     if not texts:
         return []
-    texts, overlaps, masked = [replace_surrogates(text) for text in texts], [overlap] * len(texts), titles is not None
+    texts = [text if text.isascii() else replace_surrogates(text) for text in texts]
+    overlaps, masked = [overlap] * len(texts), titles is not None
     if not masked:
         titles = [""] * len(texts)
     else:
@@ -92,7 +89,10 @@ def encode_windows(
             [title and replace_surrogates(title) for title in titles], tokenizer, max_title_length
         )
         overlaps = title_overlaps(lengths, tokenizer, max_length, overlap, fixed=fixed, first=first)
-    spans = [aligned_spans(of_document, text) for of_document, text in zip(word_spans, texts, strict=True)]
+    spans = [np.array(of_document, dtype=np.int64).reshape(-1, 2) for of_document in word_spans]
+    for text, of_document in zip(texts, spans, strict=True):
+        if ".net" in text.lower():  # a model labels the N of ".NET"
+            of_document[:, 0] += [text[start] == "." and end - start > 1 for start, end in of_document]
     # one call of the tokenizer takes either pairs or texts, and one overlap
     calls, windows = defaultdict(list), defaultdict(list)
     for document, (title, shared) in enumerate(zip(titles, overlaps, strict=True)):
@@ -100,7 +100,10 @@ def encode_windows(
     for (paired, shared), documents in calls.items():
         sides = [[side[document] for document in documents] for side in ((titles, texts) if paired else (texts,))]
         encoded = _tokenize(tokenizer, sides, max_length, shared)
-        for row, document, is_first, is_last in _rows(encoded.pop("overflow_to_sample_mapping"), documents):
+        sources = encoded.pop("overflow_to_sample_mapping")
+        for row, source in enumerate(sources):
+            document = documents[source]
+            is_first, is_last = source not in sources[row - 1 : row], source not in sources[row + 1 : row + 2]
             if is_first and not is_last and on_long == "error":
                 with_title = " and a title" if paired else ""
                 raise ValueError(
@@ -108,18 +111,10 @@ def encode_windows(
                     "sub-tokens. Use on_long='window' for overlapping windows, or on_long='truncate'."
                 )
             if is_first or on_long != "truncate":
-                window = _window(encoded, row, document, spans[document], is_first, is_last, paired, masked)
-                window.number = len(windows[document])
+                number = len(windows[document])
+                window = _window(encoded, row, document, number, spans[document], is_first, is_last, paired, masked)
                 windows[document].append(window)
     return [window for document in range(len(texts)) for window in windows[document]]
-
-
-def aligned_spans(spans: Sequence[tuple[int, int]], text: str) -> np.ndarray:
-    """The spans of words as they are compared with sub-tokens, `(W, 2)`: ".NET" begins with its N, which is what a model labels."""
-    spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
-    if ".net" in text.lower():
-        spans[:, 0] += [text[start] == "." and end - start > 1 for start, end in spans]
-    return spans
 
 
 def _tokenize(tokenizer, sides: list[list[str]], max_length: int, overlap: int):
@@ -140,15 +135,7 @@ def _tokenize(tokenizer, sides: list[list[str]], max_length: int, overlap: int):
         tokenizer.truncation_side = side
 
 
-def _rows(sources: Sequence[int], documents: Sequence[int]) -> Iterator[tuple[int, int, bool, bool]]:
-    """Yields (row, document, is the document's first row, is its last row)."""
-    for row, source in enumerate(sources):
-        is_first = row == 0 or sources[row - 1] != source
-        is_last = row + 1 == len(sources) or sources[row + 1] != source
-        yield row, documents[source], is_first, is_last
-
-
-def _window(encoded, row, document, spans, is_first, is_last, paired, masked) -> Window:
+def _window(encoded, row, document, number, spans, is_first, is_last, paired, masked) -> Window:
     """The window of one row of the tokenizer's output; `spans` `(W, 2)` are those of the document's words."""
     not_inputs = ("offset_mapping", "special_tokens_mask")
     offsets, special = (np.asarray(encoded[name][row]) for name in not_inputs)
@@ -160,10 +147,18 @@ def _window(encoded, row, document, spans, is_first, is_last, paired, masked) ->
         inputs |= {"meta_mask": meta.astype(int).tolist(), "main_mask": main.astype(int).tolist()}
     real = np.flatnonzero(main)
     starts = find_word_starts(offsets, real, spans, is_first=is_first)
-    distance = edge_distances(len(offsets), real, is_first=is_first, is_last=is_last)
+    distance, index = np.full(len(offsets), FAR), np.arange(len(offsets))
+    if len(real) and not is_first:
+        distance = index - real[0]
+    if len(real) and not is_last:
+        distance = np.minimum(distance, real[-1] - index)
     if paired:
         distance[~main] = -1
-    return Window(document, inputs, starts, distance, find_joined(offsets[real], spans))
+    begin, end = offsets[real].reshape(-1, 2).T
+    first = np.searchsorted(spans[:, 1], begin, side="right")  # first word that ends later
+    last = np.searchsorted(spans[:, 0], end, side="left")  # first word that begins later
+    joined = [w for t in np.flatnonzero(last - first > 1) for w in range(first[t] + 1, last[t])]
+    return Window(document, inputs, starts, distance, joined, number)
 
 
 def find_word_starts(offsets: np.ndarray, real: np.ndarray, spans: np.ndarray, *, is_first: bool) -> np.ndarray:
@@ -192,25 +187,6 @@ def find_word_starts(offsets: np.ndarray, real: np.ndarray, spans: np.ndarray, *
     return starts
 
 
-def find_joined(offsets: np.ndarray, spans: np.ndarray) -> list[int]:
-    """The words that share a sub-token with the previous word; `offsets` `(n, 2)` of sub-tokens, `spans` `(W, 2)` of words."""
-    begin, end = offsets.reshape(-1, 2).T
-    first = np.searchsorted(spans[:, 1], begin, side="right")  # first word that ends later
-    last = np.searchsorted(spans[:, 0], end, side="left")  # first word that begins later
-    return [w for t in np.flatnonzero(last - first > 1) for w in range(first[t] + 1, last[t])]
-
-
-def edge_distances(length: int, real: np.ndarray, *, is_first: bool, is_last: bool) -> np.ndarray:
-    """For each sub-token, the distance to the nearer edge at which the document was split; an array `(S,)`."""
-    index = np.arange(length)
-    far = np.full(length, np.iinfo(np.int64).max)
-    if len(real) == 0:
-        return far
-    left = far if is_first else index - real[0]
-    right = far if is_last else real[-1] - index
-    return np.minimum(left, right)
-
-
 class WordProbabilities:
     """Collects a model's probabilities for each word of some documents, window by window.
 
@@ -225,10 +201,12 @@ class WordProbabilities:
         self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
         self._tags = [None] * len(lengths)  # (W,) for documents with decoded labels
         self._distance = [np.full(length, -1) for length in lengths]
-        self._window = [np.full(length, np.iinfo(np.int64).max) for length in lengths]
+        self._window = [np.full(length, FAR) for length in lengths]
         self._joined = [set() for _ in lengths]
 
-    def add(self, window: Window, probabilities: np.ndarray, tags: np.ndarray | None = None) -> None:
+    def add(
+        self, window: Window, probabilities: np.ndarray, tags: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Adds the outputs for a window, without padding.
 
         Args:
@@ -236,24 +214,29 @@ class WordProbabilities:
             probabilities (`(S, 3)`): of O, B and I for its sub-tokens.
             tags (`(S,)`): 0, 1 or 2, chosen by a model that decodes a sequence, such as a CRF. Pass them for all windows or
                 for none.
+
+        Returns:
+            The words `(n,)` whose values are now those of this window, and the sub-tokens `(n,)` that have these values.
         """
         number = window.document
         self._joined[number].update(window.joined)
-        begins = window.word_starts >= 0
-        word, distance = window.word_starts[begins], window.edge_distance[begins]
+        begins = np.flatnonzero(window.word_starts >= 0)
+        words, distance = window.word_starts[begins], window.edge_distance[begins]
         best, window_of = self._distance[number], self._window[number]
-        closer = (distance > best[word]) | ((distance == best[word]) & (window.number < window_of[word]))
-        best[word[closer]], window_of[word[closer]] = distance[closer], window.number
-        self._probabilities[number][word[closer]] = probabilities[begins][closer]
+        closer = (distance > best[words]) | ((distance == best[words]) & (window.number < window_of[words]))
+        words, begins = words[closer], begins[closer]
+        best[words], window_of[words] = distance[closer], window.number
+        self._probabilities[number][words] = probabilities[begins]
         if tags is not None:
             if self._tags[number] is None:
                 self._tags[number] = np.zeros(len(best), dtype=np.int64)
-            self._tags[number][word[closer]] = tags[begins][closer]
+            self._tags[number][words] = tags[begins]
+        return words, begins
 
     def document(self, number: int) -> np.ndarray:
         """Probabilities `(W, 3)`. A word that shares a sub-token continues the previous word; one in no window is O."""
         p = self._probabilities[number]
-        for w in self._continuations(number):
+        for w in self._continuations(number) if self._joined[number] else ():
             p[w] = p[w - 1][0], 0.0, p[w - 1][1:].max()
         return p
 

@@ -1,4 +1,4 @@
-"""One text, read once: the probabilities of its words, and the weights of the experts that read them.
+"""One text, read once: the probabilities of its words, and the experts that read them.
 
 What an interface needs to choose another threshold, or to colour words by expert, without running the model again.
 """
@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .batches import split_windows
 from .input_documents import InputDocument
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
@@ -18,8 +17,8 @@ class WordExperts(NamedTuple):
     Attributes:
         document: the cleaned text, its words, and the mapping of offsets to the user's text.
         probabilities: of O, B and I, `(W, 3)`.
-        gates: the weight of each of E experts, `(W, E)`, 0 for those that were not chosen, nan for a word that begins no sub-token;
-            `None` for a model without experts.
+        gates: the router's probabilities of E experts, `(W, E)`, nan for a word that begins no sub-token; `None` for a model without
+            experts.
     """
 
     document: InputDocument
@@ -27,7 +26,7 @@ class WordExperts(NamedTuple):
     gates: np.ndarray | None
 
     def experts(self) -> list[tuple[int, int, int]]:
-        """(start, end, expert) of each word in the user's text; a word without an expert of its own is left out."""
+        """(start, end, preferred expert) of each word in the user's text; a word without an expert of its own is left out."""
         if self.gates is None:
             return []
         spans = []
@@ -52,21 +51,5 @@ def read_word_experts(
     Raises:
         ValueError: if the model does not have the style.
     """
-    extract.model.eval()
-    block = extract.preprocess([text], **extract._merge_parameters(style=style)[0])
-    windows = sorted(block["windows"], key=lambda window: len(window.word_starts), reverse=True)
-    gates, distance = None, np.full(len(block["words"][0]), -1)
-    for batch in split_windows(windows, batch_size, same_number=extract.reads_titles):
-        for window, (p, _, *found) in zip(
-            batch, extract._read(batch, style_id=block["style_id"], with_gates=True), strict=True
-        ):
-            block["word_probabilities"].add(window, p)
-            if not found:
-                continue
-            if gates is None:
-                gates = np.full((len(distance), found[0].shape[-1]), np.nan)
-            index = np.flatnonzero(window.word_starts >= 0)
-            index = index[window.edge_distance[index] > distance[window.word_starts[index]]]
-            words = window.word_starts[index]
-            gates[words], distance[words] = found[0][index], window.edge_distance[index]
-    return WordExperts(block["documents"][0], block["word_probabilities"].document(0), gates)
+    block = extract.read([text], style=style, batch_size=batch_size, gates=True)
+    return WordExperts(block.documents[0], block.probabilities.document(0), block.gates.get(0))

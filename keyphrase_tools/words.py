@@ -1,16 +1,19 @@
-"""Splits texts into words with offsets, by the same rule for training, prediction and scoring.
+"""Words of texts: where they are, and the forms in which they are compared, the same in training, prediction and scoring.
 
 A word is a run of letters, digits and marks; it includes apostrophes inside it, and points or commas between its digits
 ("Bayes's", "802.11"). A technical term with signs of its own is one word ("C++", "C#", "R&D", "Node.js", ".NET"). Any other visible
 character is a word by itself; a composed emoji counts as one character. Hyphens and slashes separate words and are not words
 themselves, as in SEKE's reference, but offsets keep the original form: a phrase over "semi-supervised learning" is shown with its
 hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word. Nothing is downloaded.
+
+English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer (Porter 1980, with NLTK's extensions). The
+other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided article or pronoun is removed first
+("d'estuaires", "dell'acqua"). NLTK is imported on the first call, since its import takes more than a second.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import regex
@@ -19,6 +22,16 @@ from .clean_text import clean_characters
 
 JOINERS = "-/\u2010\u2011\u2012\u2013\u2217"  # hyphens, slash, en dash, and the asterisk, which the reference treats in the same way
 APOSTROPHES = "'\u2019"
+
+LANGUAGES = (
+    "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
+    "portuguese", "romanian", "russian", "spanish", "swedish",
+)  # fmt: skip
+_ELIDED = {
+    "french": "[cdjlmnst]|(?:jus|lors|puis|quoi)?qu",
+    "italian": "[cdlmstv]|un|gl|(?:a|co|da|de|ne|pe|su)ll|(?:a|da|de|ne|su)gl",
+}
+_ELISIONS = {language: re.compile(rf"(?:{words})['\u2019](?=\w)", re.IGNORECASE) for language, words in _ELIDED.items()}
 
 _MARKS = (
     r"[\p{M}\u200c\u200d\u00ad]"  # combining marks, zero-width (non-)joiners, soft hyphens: never a word by themselves
@@ -48,16 +61,15 @@ _ASCII_WORD = re.compile(
 
 
 class Words(list):
-    """The words of a text as (word, start, end); `layout.unit_numbers` keeps there what it reads from the text.
+    """The words of a text as (word, start, end).
 
     Attributes:
         text: in which the words are.
+        units: what `layout.unit_numbers` reads from the text, once it has.
     """
 
-    def __init__(self, words: Iterable[tuple[str, int, int]], text: str):
-        super().__init__(words)
-        self.text = text
-        self.units: Any = None
+    text: str
+    units: Any = None
 
 
 def split_words(text: str) -> Words:
@@ -67,7 +79,9 @@ def split_words(text: str) -> Words:
     [('Semi', 0, 4), ('supervised', 5, 15), ('learning', 16, 24), (',', 24, 25), ('2nd', 26, 29), ('ed', 30, 32), ('.', 32, 33)]
     """
     pattern = _ASCII_WORD if text.isascii() else _WORD
-    return Words([(match[0], *match.span()) for match in pattern.finditer(text)], text)
+    words = Words([(match[0], *match.span()) for match in pattern.finditer(text)])
+    words.text = text
+    return words
 
 
 def is_term(word: str) -> bool:
@@ -106,15 +120,58 @@ def normalise(phrase: str) -> str:
     return " ".join(split_phrase(phrase))
 
 
-def show_phrase(text: str, start: int, end: int) -> str:
-    """The part of a text as a phrase is shown: with single blanks and without invisible characters."""
-    phrase = " ".join(text[start:end].split())
-    return phrase if phrase.isprintable() else clean_characters(phrase, invisible_only=True).replace("\u00ad", "")
-
-
 def join_title(title: str | None, text: str | None) -> str:
     """Joins title and text by a full stop, as SEKE reads them; none is added after a title that ends with `.`, `?` or `!`."""
     title, text = (title or "").strip(), (text or "").strip()
     if not title or not text:
         return title or text
     return f"{title} {text}" if title[-1] in ".?!" else f"{title}. {text}"
+
+
+def check_language(language: str | None) -> str | None:
+    """Returns a language of `LANGUAGES`, or `None` for no stemming.
+
+    Raises:
+        ValueError: for any other value; the message lists the languages.
+    """
+    if language is None or language in LANGUAGES:
+        return language
+    raise ValueError(
+        f"language={language!r} has no stemmer. Use one of {', '.join(map(repr, LANGUAGES))}, or language=None to compare "
+        "words without stemming, as for Chinese and Japanese."
+    )
+
+
+@cache
+def _stemmer(language: str):
+    if language == "english":
+        from nltk.stem.porter import PorterStemmer
+
+        return PorterStemmer()
+    from nltk.stem.snowball import SnowballStemmer
+
+    return SnowballStemmer(check_language(language))
+
+
+@lru_cache(maxsize=1 << 18)
+def stem(word: str, language: str | None = "english") -> str:
+    """The stem of a word in the normal form (see `words.normal_form`), without a possessive 's; with `language=None` the
+    case-folded word.
+
+    Raises:
+        ValueError: for an unknown language.
+    """
+    word = normal_form(word)
+    if language is None:
+        return word.casefold()
+    if word.endswith("'s") and len(word) > 2:
+        word = word[:-2]
+    if language in _ELISIONS:
+        word = _ELISIONS[language].sub("", word, count=1) if _ELISIONS[language].match(word) else word
+    return _stemmer(language).stem(word)
+
+
+@lru_cache(maxsize=1 << 16)
+def stem_phrase(phrase: str, language: str | None = "english") -> str:
+    """The stems of a phrase's white-space separated words, joined by single spaces."""
+    return " ".join(stem(word, language) for word in phrase.split())

@@ -1,6 +1,6 @@
 """A text that the model has read once. Another threshold only selects among what was found."""
 
-from keyphrase_tools.decoding import rank_phrases
+from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.word_experts import WordExperts, read_word_experts
 
 LISTED = 200  # phrases that a threshold can show at most
@@ -19,7 +19,7 @@ class Reader:
     def __init__(self, extract):
         self.extract = extract
         self.styles = list(getattr(extract.model.config, "styles", None) or [])
-        self.ranks = extract.ranker() is not None
+        self.ranks = extract.scoring().ranker is not None
 
     def read(self, text: str, style: str | None = None) -> "Reading":
         """Runs the model.
@@ -28,8 +28,7 @@ class Reader:
             ValueError: if the model does not have the style.
         """
         words = read_word_experts(self.extract, text, style=style)
-        language, ranker = self.extract.language, self.extract.ranker(style)
-        temperature = self.extract.temperature(ranker)
+        language, (ranker, _, temperature) = self.extract.language, self.extract.scoring(style=style)
         if ranker is not None:
             document = words.document
             (ranked,) = ranker.rank([(document.text, document.words, words.probabilities)], language, temperature)

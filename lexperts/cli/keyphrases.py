@@ -136,7 +136,7 @@ def extract(
         from keyphrase_tools.candidates import read_candidates
         from keyphrase_tools.extractor import KeyphraseExtractor
         from keyphrase_tools.loading import parse_dtype
-        from keyphrase_tools.stemming import check_language
+        from keyphrase_tools.words import check_language
         from run_tools.corpus.block_runs import check_output, run_blocks
         from run_tools.corpus.documents import Corpus
 

@@ -1,17 +1,17 @@
-"""The plain version of `phrase_features.find_candidates`: one document, one phrase and one mention after the other."""
+"""The plain version of `phrase_features.find_phrases`: one document, one phrase and one mention after the other."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
-from keyphrase_tools.decoding import B, I, O, begin_units, is_phrase, mention_scores, tag_spans, word_tags
-from keyphrase_tools.layout import in_one_unit, unit_numbers
-from keyphrase_tools.phrase_features import FLOOR, FUNCTION_WORDS, INTERACTIONS, LABELLED, MAX_WORDS, log_odds
-from keyphrase_tools.stemming import stem
+from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
+from keyphrase_tools.layout import begin_units, in_one_unit, unit_numbers
+from keyphrase_tools.phrase_features import FUNCTION_WORDS, INTERACTIONS, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY
+from keyphrase_tools.words import stem
 
 
-def find_candidates(
+def find_phrases(
     words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
 ) -> list[tuple[list[tuple[int, int]], dict[str, float]]]:
     """(spans, features) of each candidate, in the order of their first mentions."""
@@ -24,7 +24,7 @@ def find_candidates(
     positions = defaultdict(list)
     for w in np.flatnonzero(allowed):
         positions[stems[w]].append(int(w))
-    labelled = set(tag_spans(word_tags(p, LABELLED), units))
+    labelled = set(tag_spans(word_tags(p, LABEL_THRESHOLD), units))
     about = document_features(p[allowed], len(words))
     functional = [language == "english" and is_function_word(words, i, units) for i in range(len(words))]
     ends = np.append(units[1:] != units[:-1], True)
@@ -53,17 +53,17 @@ def is_function_word(words: Sequence[tuple[str, int, int]], i: int, units: np.nd
 def probable_phrases(
     stems: Sequence[str], allowed: np.ndarray, units: np.ndarray, after: np.ndarray, p: np.ndarray
 ) -> list[tuple[str, ...]]:
-    """The stems of all phrases with a mention of probability FLOOR or more: p(B) of the first word, p(I) of the others, and not
+    """The stems of all phrases with a mention of probability MIN_PROBABILITY or more: p(B) of the first word, p(I) of the others, and not
     p(I) of the word after them."""
     found: dict[tuple[str, ...], None] = {}
-    for start in np.flatnonzero(allowed & (p[:, B] >= FLOOR)):
+    for start in np.flatnonzero(allowed & (p[:, B] >= MIN_PROBABILITY)):
         probability = p[start, B]
         for end in range(start, min(start + MAX_WORDS, len(stems))):
             if end > start:
                 probability *= p[end, I]
-            if not in_one_unit(units, start, end + 1) or not allowed[end] or probability < FLOOR:
+            if not in_one_unit(units, start, end + 1) or not allowed[end] or probability < MIN_PROBABILITY:
                 break
-            if probability * (1 - after[end]) >= FLOOR:
+            if probability * (1 - after[end]) >= MIN_PROBABILITY:
                 found[tuple(stems[start : end + 1])] = None
     return list(found)
 
@@ -98,3 +98,8 @@ def document_features(p: np.ndarray, num_words: int) -> dict[str, float]:
         "density": np.log((1 - p[:, O]).mean() + 1e-3),
         "begins": np.log1p(p[:, B].sum()),
     }
+
+
+def log_odds(probability: float) -> float:
+    """log p / (1 - p), bounded for 0 and 1."""
+    return np.log((probability + 1e-3) / (1 - probability + 1e-3))

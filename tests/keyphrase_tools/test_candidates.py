@@ -11,24 +11,15 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools import clean_text
-from keyphrase_tools.candidates import Vocabulary, _without_overlaps, read_candidates
+from keyphrase_tools.candidates import CandidateSet, _without_overlaps, read_candidates
 from keyphrase_tools.decoding import apply_temperature
-from keyphrase_tools.labels import find
-from keyphrase_tools.stemming import stem
-from keyphrase_tools.words import split_words
+from keyphrase_tools.labels import find_keyphrases
+from keyphrase_tools.words import split_words, stem
 from lexperts.cli.keyphrases import app
 from tests.corpora import as_written, extract_file, interrupt, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 ABSENT = {"score": None, "start": None, "end": None, "mentions": []}
-
-
-def word_probabilities(extract, text):
-    """What `read_block` computes for the words of a text of one window."""
-    block = extract.preprocess([text])
-    for window, values in zip(block["windows"], extract._read(block["windows"]), strict=True):
-        block["word_probabilities"].add(window, *values)
-    return block["words"][0], block["word_probabilities"].document(0)
 
 
 # ---- scores and mentions
@@ -37,7 +28,7 @@ def word_probabilities(extract, text):
 def test_every_candidate_is_reported_with_the_score_of_its_best_mention(extract):
     candidates = ["energy problem", "quantum", "graph", "deep networks"]
     answer = extract(TEXT, candidates=candidates)
-    words, p = word_probabilities(extract, TEXT)
+    ((words, p),) = extract.read_words([TEXT])
     place = {word.lower(): i for i, (word, _, _) in reversed(list(enumerate(words)))}
     graphs = [i for i, (word, _, _) in enumerate(words) if word.lower() == "graph"]
     expected = {
@@ -119,7 +110,7 @@ CASES = [
 def test_a_mention_is_of_equal_words_and_case_in_one_unit_of_layout(text, candidates, options, expected):
     source = clean_text.CleanText(text)
     words = split_words(source.text)
-    found = Vocabulary(candidates).find(words, **options)
+    found = CandidateSet(candidates).find(words, **options)
     spans = {name: [(words[a][1], words[b - 1][2]) for a, b in spans] for name, spans in found.items()}
     assert {n: [text[slice(*source.source_span(*s))] for s in of] for n, of in spans.items()} == expected
 
@@ -255,7 +246,7 @@ def test_a_longer_window_has_room_for_a_longer_candidate(lookup):
     assert lookup()(text, candidates=[text])[0]["end"] == len(text)
 
 
-# ---- matching is that of labels.find
+# ---- matching is that of labels.find_keyphrases
 
 
 phrases = st.lists(
@@ -268,7 +259,7 @@ phrases = st.lists(
 def test_mentions_are_those_that_labels_find(parts, candidates):
     words = split_words(" ".join(" ".join(part) for part in parts))
     unique = list({" ".join(w.lower() for w, _, _ in split_words(c)): c for c in candidates}.values())
-    found, labelled = Vocabulary(unique).find(words), find(words, unique)
+    found, labelled = CandidateSet(unique).find(words), find_keyphrases(words, unique)
     kept = [span for spans in found.values() for span in spans]
     for candidate, spans in zip(unique, labelled, strict=True):
         mine = found.get(candidate, [])
@@ -279,7 +270,7 @@ def test_mentions_are_those_that_labels_find(parts, candidates):
 
 
 def find_by_comparing_all(words, synonyms):
-    """The plain version of `Vocabulary.find` for words of one part: each phrase is compared at each word."""
+    """The plain version of `CandidateSet.find` for words of one part: each phrase is compared at each word."""
     stems, found = [stem(word) for word, _, _ in words], {}
     phrases = [(name, [stem(word) for word, _, _ in split_words(p)]) for name, own in synonyms.items() for p in own]
     for start in range(len(stems)):
@@ -302,7 +293,7 @@ def find_by_comparing_all(words, synonyms):
 )
 def test_mentions_are_those_of_comparing_all_phrases_in_the_same_order(text, phrases):
     synonyms = {f"name{i // 2}": [" ".join(p) for p in phrases[i : i + 2]] for i in range(0, len(phrases), 2)}
-    vocabulary = Vocabulary(synonyms)
+    vocabulary = CandidateSet(synonyms)
     words = split_words(" ".join(text))
     own = {name: [name, *phrases] for name, phrases in synonyms.items()}
     found, plain = vocabulary.find(words), find_by_comparing_all(words, own)
@@ -311,7 +302,7 @@ def test_mentions_are_those_of_comparing_all_phrases_in_the_same_order(text, phr
 
 def test_accents_may_be_composed_or_not():
     words = split_words(clean_text.clean("cafe\u0301 cre\u0300me"))
-    assert Vocabulary(["café crème"]).find(words) == {"café crème": [(0, 2)]}
+    assert CandidateSet(["café crème"]).find(words) == {"café crème": [(0, 2)]}
 
 
 # ---- corpora and the command
@@ -372,20 +363,20 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
 
 
 def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
-    source, read, plain = tmp_path / "texts.jsonl", [], Vocabulary.__init__
+    source, read, plain = tmp_path / "texts.jsonl", [], CandidateSet.__init__
     source.write_text("".join(json.dumps({"text": f"bx {i}"}) + "\n" for i in range(100)))
 
     def counted(self, *args):
         read.append(args)
         plain(self, *args)
 
-    monkeypatch.setattr(Vocabulary, "__init__", counted)
+    monkeypatch.setattr(CandidateSet, "__init__", counted)
     extract_file(lookup(), source, tmp_path / "out.jsonl", batch_size=2, block_size=30, candidates=["bx"])
     assert len(read) == 1
 
 
 def test_many_candidates_that_begin_alike_are_found_in_time_in_proportion_to_the_text():
-    vocabulary = Vocabulary([f"graph b{i}" for i in range(20_000)] + ["graph", "graph graph"])
+    vocabulary = CandidateSet([f"graph b{i}" for i in range(20_000)] + ["graph", "graph graph"])
     words = split_words("graph " * 10_000)
     vocabulary.find(words[:2])
     start = time.process_time()

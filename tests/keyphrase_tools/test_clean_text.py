@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.clean_text import CleanText, clean, leaders
+from keyphrase_tools.clean_text import CleanText, clean, punctuation
 from keyphrase_tools.words import join_title, split_words
 
 
@@ -141,4 +141,5 @@ PLAIN_LEADERS = re.compile(r"([.\u00b7\u2026])(?:[ \t]?\1){4,}(?=[ \t]*(?:[0-9]+
     st.lists(st.sampled_from([*".\u00b7\u2026 \t\n3a", "xi", ".....", ". . . . . ", " 14\n"]), max_size=20).map("".join)
 )
 def test_dot_leaders_are_those_of_the_pattern_that_backtracks(text):
-    assert leaders(text) == [(*match.span(), match[1]) for match in PLAIN_LEADERS.finditer(text)]
+    found = [edit for edit in punctuation(text) if edit[2]]  # not the runs that are shortened
+    assert found == [(*match.span(), match[1]) for match in PLAIN_LEADERS.finditer(text)]

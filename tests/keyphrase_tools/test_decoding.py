@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.decoding import is_phrase, mention_scores, rank_phrases, tag_spans, word_tags
-from keyphrase_tools.selection import without_nested
-from keyphrase_tools.stemming import stem_phrase
-from keyphrase_tools.words import split_words
+from keyphrase_tools.decoding import is_phrase, mention_scores, tag_spans, word_tags
+from keyphrase_tools.ranking import rank_phrases, without_nested
+from keyphrase_tools.words import split_words, stem_phrase
 
 some_tags = st.lists(st.integers(0, 2), max_size=12)
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForTokenClassification, pipeline
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.diversity import WordStates, diversify, phrase_vectors
 from keyphrase_tools.input_documents import split_into_blocks
+from keyphrase_tools.words import split_words
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
 
@@ -158,31 +159,37 @@ def test_a_diversity_outside_0_to_1_is_refused(extract, diversity):
 
 def test_a_words_state_is_that_of_the_window_where_it_is_furthest_from_an_edge(extract):
     text = random_text(120, 4)
-    block = extract.preprocess([text], max_length=30)
-    windows = block["windows"]
+    windows = extract.preprocess([text], max_length=30).windows
     assert len(windows) > 3
-    states = {w.key: extract._read([w], with_states=True)[0][2] for w in windows}
-    expected = {}
-    for word in range(len(block["words"][0])):
-        places = [(w.edge_distance[i], -w.number, states[w.key][i]) for w in windows for i in np.flatnonzero(w.word_starts == word)]  # fmt: skip
-        expected[word] = max(places, key=lambda place: place[:2])[2]
-    orders = [windows, windows[::-1], windows[1::2] + windows[::2]]
-    for order in orders:
-        collected = WordStates(1)
+    values, expected, random = {}, {}, np.random.default_rng(0)
+    for w in windows:
+        p = random.dirichlet([1, 1, 1], size=len(w.word_starts))
+        values[w.number] = {"states": random.normal(size=(len(p), 2)), "probabilities": p, "tags": p.argmax(-1)}
+    for word in range(len(split_words(text))):
+        places = [(w.edge_distance[i], -w.number, i) for w in windows for i in np.flatnonzero(w.word_starts == word)]
+        _, number, i = max(places)
+        if values[-number]["tags"][i]:
+            expected[word] = values[-number]["states"][i]
+    for order in (windows, windows[::-1], windows[1::2] + windows[::2]):
+        block = extract.preprocess([text], max_length=30)
+        block.states = WordStates(1)
         for window in order:
-            collected.add(window, states[window.key], np.ones(len(window.word_starts)))
-        found = collected.pop(0)
+            block.add(window, values[window.number])
+        found = block.states.pop(0)
         assert found.keys() == expected.keys() and all((found[w] == expected[w]).all() for w in found)
-        assert collected.pop(0) == {}
+        assert block.states.pop(0) == {}
 
 
-def test_only_words_of_phrases_and_candidates_are_kept(extract):
-    (window,) = extract.preprocess(["graph of x cut"])["windows"]
-    states = np.arange(len(window.word_starts) * 2, dtype=np.float32).reshape(-1, 2)
-    tags = np.where(window.word_starts == 1, 2, 0)
-    for spans, kept in ((None, {1}), ([{"cut": [(3, 4)], "x": []}], {1, 3})):
-        collected = WordStates(1, spans)
-        collected.add(window, states, tags)
+def test_only_words_of_phrases_and_candidates_are_kept():
+    p = np.array([[1.0, 0, 0], [0.85, 0.05, 0.1], [1.0, 0, 0], [1.0, 0, 0]])
+    values = {"probabilities": p, "states": np.arange(8, dtype=np.float32).reshape(-1, 2)}
+    for threshold, mentions, kept in (
+        (0.1, None, {1}),
+        (None, None, set()),
+        (0.1, [{"cut": [(3, 4)], "x": []}], {1, 3}),
+    ):
+        collected = WordStates(1, threshold, mentions)
+        collected.add(0, np.arange(4), values)
         assert set(collected.pop(0)) == kept
 
 

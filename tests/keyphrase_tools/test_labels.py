@@ -9,9 +9,8 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.labels import find, present, tag, tokenize_documents
-from keyphrase_tools.stemming import stem
-from keyphrase_tools.words import split_words
+from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
+from keyphrase_tools.words import split_words, stem
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
 LABEL_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_label"]
@@ -32,30 +31,30 @@ def test_the_vectors_are_all_there():
 @each_vector
 def test_seke_rules_label_as_the_reference(vector):
     expected = vector["expected"]
-    assert tag(expected["tokens"], vector["keywords"], rules="seke") == expected["label_tags"]
-    assert tag(split_words(vector["text"]), vector["keywords"], rules="seke") == expected["label_tags"]
+    assert tag_words(expected["tokens"], vector["keywords"], rules="seke") == expected["label_tags"]
+    assert tag_words(split_words(vector["text"]), vector["keywords"], rules="seke") == expected["label_tags"]
 
 
 @each_vector
 def test_seke_rules_find_the_references_gold(vector):
     expected = vector["expected"]
-    assert sorted(present(expected["tokens"], vector["keywords"], rules="seke")) == expected["kw_in_paper"]
+    assert sorted(present_keyphrases(expected["tokens"], vector["keywords"], rules="seke")) == expected["kw_in_paper"]
     keyphrases = vector["keywords"].split(";")
-    assert sorted(present(split_words(vector["text"]), keyphrases, rules="seke")) == expected["kw_in_paper"]
+    assert sorted(present_keyphrases(split_words(vector["text"]), keyphrases, rules="seke")) == expected["kw_in_paper"]
 
 
 def test_the_two_rules_differ_where_the_docstring_says():
     last = ["we", "study", "graph", "cuts"]
-    assert tag(last, ["graph cut"]) == [0, 0, 1, 2]
-    assert tag(last, ["graph cut"], rules="seke") == [0, 0, 0, 0]
+    assert tag_words(last, ["graph cut"]) == [0, 0, 1, 2]
+    assert tag_words(last, ["graph cut"], rules="seke") == [0, 0, 0, 0]
     nested = ["neural", "network", "models", "."]
-    assert tag(nested, ["neural network", "network models", "network"]) == [1, 2, 0, 0]
-    assert tag(nested, ["neural network", "network models", "network"], rules="seke") == [1, 1, 2, 0]
-    assert present(nested, "network;") == ["network"]
-    assert present(nested, "network;", rules="seke") == ["network", ""]
+    assert tag_words(nested, ["neural network", "network models", "network"]) == [1, 2, 0, 0]
+    assert tag_words(nested, ["neural network", "network models", "network"], rules="seke") == [1, 1, 2, 0]
+    assert present_keyphrases(nested, "network;") == ["network"]
+    assert present_keyphrases(nested, "network;", rules="seke") == ["network", ""]
 
 
-@pytest.mark.parametrize("call", [find, tag, present])
+@pytest.mark.parametrize("call", [find_keyphrases, tag_words, present_keyphrases])
 def test_an_unknown_rule_is_named_with_the_valid_ones(call):
     with pytest.raises(ValueError, match="rules='SEKE' is not known."):
         call(["graph"], ["graph"], rules="SEKE")
@@ -67,7 +66,7 @@ def test_an_unknown_rule_is_named_with_the_valid_ones(call):
 @settings(max_examples=200, deadline=None)
 @given(some_words, some_keyphrases)
 def test_find_is_the_search_word_by_word(words, keyphrases):
-    for phrase, spans in zip(keyphrases, find(words, keyphrases), strict=True):
+    for phrase, spans in zip(keyphrases, find_keyphrases(words, keyphrases), strict=True):
         wanted = [stem(w) for w in phrase.split()]
         places = [(i, i + len(wanted)) for i in range(len(words))]
         assert spans == [(i, j) for i, j in places if [stem(w) for w in words[i:j]] == wanted]
@@ -76,13 +75,16 @@ def test_find_is_the_search_word_by_word(words, keyphrases):
 @settings(max_examples=200, deadline=None)
 @given(some_words, st.lists(st.sampled_from(["graph", "graph cut", "cut graph", "cut graph x", "x"]), max_size=4))
 def test_the_order_of_the_keyphrases_does_not_matter(words, keyphrases):
-    assert len({tuple(tag(words, shuffled)) for shuffled in permutations(keyphrases)}) == 1
+    assert len({tuple(tag_words(words, shuffled)) for shuffled in permutations(keyphrases)}) == 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(some_words, some_keyphrases)
 def test_every_match_is_labelled_or_gives_way_to_one_as_long(words, keyphrases):
-    labelled, found = tag(words, keyphrases), {span for spans in find(words, keyphrases) for span in spans}
+    labelled, found = (
+        tag_words(words, keyphrases),
+        {span for spans in find_keyphrases(words, keyphrases) for span in spans},
+    )
     starts = [i for i, label in enumerate(labelled) if label == 1]
     ends = [next((j for j in range(i + 1, len(words)) if labelled[j] != 2), len(words)) for i in starts]
     chosen = list(zip(starts, ends, strict=True))
@@ -109,15 +111,15 @@ def test_every_match_is_labelled_or_gives_way_to_one_as_long(words, keyphrases):
     ],
 )
 def test_labels_of(text, keyphrases, expected):
-    assert tag(split_words(text), keyphrases) == expected
+    assert tag_words(split_words(text), keyphrases) == expected
 
 
 def test_present_keeps_each_keyphrase_once_in_the_lists_order():
     words = split_words("Out-of-print books, and graph cuts")
     keyphrases = ["graph cut", "Out of print books", "quantum", "out-of-print books", "", "graph cuts"]
-    assert present(words, keyphrases) == ["graph cut", "out of print books", "graph cuts"]
-    assert present(words, ";".join(keyphrases)) == present(words, keyphrases)
-    assert present(words, ["quantum"]) == []
+    assert present_keyphrases(words, keyphrases) == ["graph cut", "out of print books", "graph cuts"]
+    assert present_keyphrases(words, ";".join(keyphrases)) == present_keyphrases(words, keyphrases)
+    assert present_keyphrases(words, ["quantum"]) == []
 
 
 # ---- rows for training
@@ -149,7 +151,7 @@ def long_document(count=300):
 def test_the_rows_of_a_long_document_label_every_word_at_its_first_piece(tiny_tokenizer, overlap):
     text, keyphrases = long_document()
     words = split_words(text)
-    tags = tag(words, keyphrases)
+    tags = tag_words(words, keyphrases)
     assert set(tags) == {0, 1, 2}
     rows = tokenize_documents({"text": [text], "keyphrases": [keyphrases]}, tiny_tokenizer, overlap=overlap)
     ids, places = pieces_of(tiny_tokenizer, text)

@@ -20,9 +20,8 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from keyphrase_tools.labels import find, present, tokenize_documents
-from keyphrase_tools.stemming import LANGUAGES, stem, stem_phrase
-from keyphrase_tools.words import split_words
+from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tokenize_documents
+from keyphrase_tools.words import LANGUAGES, split_words, stem, stem_phrase
 from lexperts.cli.keyphrases import app
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from tests.corpora import as_written
@@ -161,12 +160,12 @@ def test_the_configurations_language_is_saved(tiny_seke, tiny_tokenizer, tmp_pat
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row["language"]))
 def test_every_keyphrase_of_the_texts_occurs_by_the_stems_of_its_language(row):
     words = split_words(row["text"])
-    assert all(find(words, row["keyphrases"], language=row["language"])) and len(row["keyphrases"]) == 9
-    assert len(present(words, row["keyphrases"], language=row["language"])) == 9
+    assert all(find_keyphrases(words, row["keyphrases"], language=row["language"])) and len(row["keyphrases"]) == 9
+    assert len(present_keyphrases(words, row["keyphrases"], language=row["language"])) == 9
 
 
 def test_english_stems_miss_forms_of_other_languages():
-    missed = {row["language"]: find(split_words(row["text"]), row["keyphrases"]).count([]) for row in ROWS}
+    missed = {row["language"]: find_keyphrases(split_words(row["text"]), row["keyphrases"]).count([]) for row in ROWS}
     assert missed["english"] == missed[None] == 0 and missed["german"] >= 2 and missed["french"] >= 1
 
 

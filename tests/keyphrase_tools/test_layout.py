@@ -8,15 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.candidates import Vocabulary
+from keyphrase_tools.candidates import CandidateSet
 from keyphrase_tools.clean_text import clean
-from keyphrase_tools.decoding import rank_phrases
-from keyphrase_tools.labels import find, tokenize_documents
+from keyphrase_tools.labels import find_keyphrases, tokenize_documents
 from keyphrase_tools.layout import hidden_spans, in_one_unit, unit_numbers
-from keyphrase_tools.phrase_features import find_candidates
-from keyphrase_tools.stemming import stem
+from keyphrase_tools.phrase_features import find_phrases
+from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.windows import WordProbabilities, encode_windows
-from keyphrase_tools.words import normalise, split_phrase, split_words
+from keyphrase_tools.words import normalise, split_phrase, split_words, stem
 
 WRAPPED = "In this paper we present a scalable method for discovering web\nservices that are\nannotated with the terms of an ontology of graph\ncuts"
 
@@ -127,7 +126,7 @@ def test_no_phrase_is_of_two_units(parts, random):
     text = clean(" ".join(parts))
     words, units = split_words(text), unit_numbers(split_words(text))
     p = np.random.default_rng(random.getrandbits(32)).dirichlet([1, 1, 1], size=len(words)).reshape(-1, 3)
-    (ranked,) = find_candidates([(words, p)])
+    (ranked,) = find_phrases([(words, p)])
     spans = [*ranked.spans.tolist()]
     starts, ends = {start: i for i, (_, start, _) in enumerate(words)}, {end: i for i, (_, _, end) in enumerate(words)}
     mentions = [mention for phrase in rank_phrases(text, words, p) for mention in phrase["mentions"]]
@@ -135,8 +134,8 @@ def test_no_phrase_is_of_two_units(parts, random):
     candidates = {" ".join(part.strip().split()): None for part in parts}
     candidates = [part for part in candidates if split_phrase(part) and not set("/@<") & set(part)]
     candidates = {normalise(part): part for part in [*candidates, *map(" ".join, pairwise(candidates))]}
-    spans += [span for of in Vocabulary(list(candidates.values())).find(words).values() for span in of]
-    spans += [span for of in find(words, list(candidates.values())) for span in of]
+    spans += [span for of in CandidateSet(list(candidates.values())).find(words).values() for span in of]
+    spans += [span for of in find_keyphrases(words, list(candidates.values())) for span in of]
     assert all(in_one_unit(units, *span) for span in spans)
 
 
@@ -164,7 +163,7 @@ def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
     words = split_words(text)
     (window,) = encode_windows([text], [[span for _, *span in words]], tiny_tokenizer)
     assert len(words) <= 5 and len(window.word_starts) <= 2 + 5
-    assert units_of(text)[-1].split()[-1] == "cuts" and find(words, ["graph cuts"]) == [[]]
+    assert units_of(text)[-1].split()[-1] == "cuts" and find_keyphrases(words, ["graph cuts"]) == [[]]
 
 
 @pytest.mark.parametrize(

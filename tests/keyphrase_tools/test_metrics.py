@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from keyphrase_tools import metrics
 from keyphrase_tools.metrics import CONVENTIONS, PARTS, keyphrase_f1, keyphrase_f1_by_document
-from keyphrase_tools.stemming import stem_phrase
+from keyphrase_tools.words import stem_phrase
 
 ROOT = Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "tests/vectors/keyphrase_eval.json").read_text())["vectors"]

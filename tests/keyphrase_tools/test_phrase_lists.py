@@ -6,7 +6,7 @@ import re
 import pytest
 
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_files, score_phrases
-from keyphrase_tools.labels import find, present, tag, tokenize_documents
+from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
 from keyphrase_tools.phrase_lists import FORMS, labelled_row, read_labelled, read_phrases, read_predictions
 from keyphrase_tools.words import split_words
 from run_tools.jsonl import read_jsonl
@@ -104,7 +104,7 @@ def test_any_other_form_is_an_error_with_file_line_value_and_forms(value, shown,
             read(path)
         assert "\n" not in str(caught.value)
         assert FORMS in str(caught.value) or "characters" in str(caught.value)
-    for call in (tag, find, present):
+    for call in (tag_words, find_keyphrases, present_keyphrases):
         with pytest.raises(ValueError, match="^keyphrases"):
             call(split_words(TEXT), value)
     with pytest.raises(ValueError, match="^predictions of document 1"):
@@ -148,7 +148,7 @@ def test_a_row_without_text_or_keyphrases_is_named(row, message, tmp_path):
 
 def test_empty_phrases_stay_for_the_rules_of_the_reference():
     assert read_phrases("a; b;") == ["a", " b", ""] and read_phrases(["a", ""]) == ["a", ""]
-    assert present(["a", "b", "c"], "a;b;", rules="seke") == ["a", "b", ""]
+    assert present_keyphrases(["a", "b", "c"], "a;b;", rules="seke") == ["a", "b", ""]
 
 
 def test_a_json_file_may_hold_an_array_and_a_first_byte_order_mark(tmp_path):

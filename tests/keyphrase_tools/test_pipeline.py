@@ -186,7 +186,7 @@ def test_keyphrases_are_clean_and_their_places_are_those_in_the_text(lookup, tex
 def test_the_model_reads_joined_words(lookup):
     hyphenated, whole = "the net-\nworks of learn\u00ading &amp; graph", "the networks of learning & graph"
     extract = lookup()
-    (one,), (other,) = (extract.preprocess([text])["windows"] for text in (hyphenated, whole))
+    (one,), (other,) = (extract.preprocess([text]).windows for text in (hyphenated, whole))
     assert one.inputs == other.inputs
 
 

@@ -1,6 +1,7 @@
 """Ranking by evidence: candidates, features by hand, the fit, and the pipeline of a model that has a ranker."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,23 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from keyphrase_tools.decoding import begin_units, mention_scores
-from keyphrase_tools.layout import unit_numbers
-from keyphrase_tools.phrase_features import (
-    FLOOR,
-    INTERACTIONS,
-    MAX_WORDS,
-    NAMES,
-    find_candidates,
-    function_words,
-    log_odds,
-    word_facts,
-)
+from keyphrase_tools.decoding import mention_scores
+from keyphrase_tools.layout import begin_units, unit_numbers
+from keyphrase_tools.phrase_features import INTERACTIONS, MAX_WORDS, MIN_PROBABILITY, NAMES, WordArrays, find_phrases
 from keyphrase_tools.ranking import PhraseRanker, fit_ranker
-from keyphrase_tools.stemming import stem
-from keyphrase_tools.words import split_words
+from keyphrase_tools.words import split_words, stem
 
 from . import plain_candidates
+from .plain_candidates import log_odds
 
 TEXT = "Graph cuts, and a graph cut of networks"
 WEIGHTS = {"bias": 0.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0)}
@@ -44,9 +36,14 @@ def document():
 
 def candidates_of(words, p, language="english") -> list[tuple[list[tuple[int, int]], np.ndarray]]:
     """(spans, features) of each candidate of one document."""
-    (found,) = find_candidates([(words, p)], language)
-    spans = [tuple(span) for span in found.spans.tolist()]
-    return [(spans[found.mentions(c)], features) for c, features in enumerate(found.features)]
+    (found,) = find_phrases([(words, p)], language)
+    return list(zip(spans_of(found), found.features, strict=True))
+
+
+def spans_of(table) -> list[list[tuple[int, int]]]:
+    """The mentions of each phrase."""
+    spans = [tuple(span) for span in table.spans.tolist()]
+    return [spans[a:b] for a, b in pairwise(table.bounds)]
 
 
 def rank(weights, text, words, p) -> list[dict]:
@@ -104,7 +101,7 @@ def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
         stems = {tuple(stem(word) for word, _, _ in words[start:end]) for start, end in spans}
         assert len(stems) == 1 and len(next(iter(stems))) <= MAX_WORDS and np.isfinite(features).all()
         assert not any(word in ",(" for start, end in spans for word, _, _ in words[start:end])
-        assert features[NAMES.index("span")] >= log_odds(FLOOR) - 1e-9
+        assert features[NAMES.index("span")] >= log_odds(MIN_PROBABILITY) - 1e-9
         keys += stems
     assert len(keys) == len(set(keys))
 
@@ -126,10 +123,9 @@ def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
         rows = data.draw(st.lists(row, min_size=len(words), max_size=len(words)))
         documents.append((words, probabilities(*rows).reshape(-1, 3)))
     language = data.draw(st.sampled_from(["english", "german", None]))
-    for (words, p), found in zip(documents, find_candidates(documents, language), strict=True):
-        expected = plain_candidates.find_candidates(words, p, language)
-        spans = [tuple(span) for span in found.spans.tolist()]
-        assert [spans[found.mentions(c)] for c in range(len(found.features))] == [spans for spans, _ in expected]
+    for (words, p), found in zip(documents, find_phrases(documents, language), strict=True):
+        expected = plain_candidates.find_phrases(words, p, language)
+        assert spans_of(found) == [spans for spans, _ in expected]
         if expected:
             features = np.array([[features[name] for name in NAMES] for _, features in expected])
             np.testing.assert_allclose(found.features, features, rtol=1e-9, atol=1e-12)
@@ -252,9 +248,6 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
 def test_function_words_in_a_line_of_capitals_are_no_acronyms():
     text = "THE LAWS OF MOTION\n\nThe IT department, IBM IT services and A STATE OF IT"
     words = split_words(text)
-    kinds = np.array([word_facts(word, "english").kinds for word, _, _ in words])
-    units = unit_numbers(words)
-    edges = units[1:] != units[:-1]
-    functional = function_words(kinds, np.append(True, edges), np.append(edges, True))
+    functional = WordArrays([(words, np.full((len(words), 3), 1 / 3))], "english").functional
     found = [word for (word, _, _), is_functional in zip(words, functional, strict=True) if is_functional]
     assert found == ["THE", "OF", "The", "and", "A", "OF", "IT"]

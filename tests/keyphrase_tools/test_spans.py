@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import EvalPrediction
 
 from keyphrase_tools.evaluation import ExtractionMetrics, span_scores
-from keyphrase_tools.labels import tag
+from keyphrase_tools.labels import tag_words
 from keyphrase_tools.words import split_words
 
 ID2LABEL = {0: "O", 1: "B", 2: "I"}
@@ -91,7 +91,7 @@ def logits_for(metrics, labels):
 def test_the_trainers_logits_are_scored_against_the_labels_of_whole_documents(tiny_tokenizer, rules):
     options = {"rules": rules, "thresholds": (None,), "spans": True}
     metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, **options)
-    gold = [tag(split_words(text), k, rules=rules) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
+    gold = [tag_words(split_words(text), k, rules=rules) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
     scores = metrics(EvalPrediction(logits_for(metrics, gold), None))
     assert scores["span_precision"] == scores["span_recall"] == scores["span_f1"] == 1
     wrong = [[0] * len(gold[0]), gold[1]]
@@ -116,7 +116,7 @@ def test_the_spans_are_those_of_the_threshold_that_is_reported(tiny_tokenizer):
 def test_paths_decide_where_no_threshold_does(tiny_tokenizer):
     """Logits say O everywhere, and the paths beside them the gold labels: a CRF's most likely path."""
     metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(None,), spans=True)
-    gold = [tag(split_words(text), k) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
+    gold = [tag_words(split_words(text), k) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
     silent = logits_for(metrics, [[0] * len(tags) for tags in gold])
     paths = np.full(silent.shape[:2], -1)
     for row, window in zip(paths, metrics._windows, strict=True):

@@ -12,9 +12,9 @@ from transformers import BertForTokenClassification, EvalPrediction
 
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.clean_text import clean as clean_text
-from keyphrase_tools.decoding import rank_phrases
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import tokenize_documents
+from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.windows import WordProbabilities
 from keyphrase_tools.words import join_title, split_words
 from tests.keyphrase_tools.test_titles import DOCUMENTS, TEXT, TITLE, random_text, windows_of
@@ -140,14 +140,14 @@ def test_the_models_own_path_decides_and_its_probabilities_score(extractor):
     extract = extractor(PathBert)
     documents = [mapping(TITLE, TEXT), mapping(TITLE, random_text(150, 1)), random_text(100, 2)]
     block = extract.preprocess(documents)
-    for window in block["windows"]:
-        block["word_probabilities"].add(window, *extract._read([window], decode=True)[0])
-    assert len(block["windows"]) > 6
-    for number, (text, words) in enumerate(zip(block["texts"], block["words"], strict=True)):
-        probabilities = block["word_probabilities"].document(number)
-        tags = block["word_probabilities"].tags(number)
+    for _ in extract.read_windows(block, batch_size=1, decode=True):
+        pass
+    assert len(block.windows) > 6
+    for number, document in enumerate(block.documents):
+        probabilities, tags = block.probabilities.document(number), block.probabilities.tags(number)
         # the label after B, I, O is I, O, B, whichever number each has; and each word is read in the same window by both
         assert tags.tolist() == ((probabilities.argmax(-1) + 1) % 3).tolist()
+        text, words = document.text, document.words
         expected = rank_phrases(text, words, probabilities, tags=tags)
         assert places(extract(documents[number])) == places(expected)
         assert places(expected) != places(rank_phrases(text, words, probabilities))

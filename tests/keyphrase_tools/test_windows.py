@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizer
 
-from keyphrase_tools.token_classifiers import choose_window, known_limit, length_limit
+from keyphrase_tools.token_classifiers import known_limit, length_limit
 from keyphrase_tools.windows import (
     Window,
     WordProbabilities,
     check_window,
-    edge_distances,
     encode_windows,
     find_word_starts,
     replace_surrogates,
@@ -194,17 +193,12 @@ def test_special_tokens_begin_nothing_though_their_offsets_touch_the_first_word(
     assert find_word_starts(offsets, np.array([1]), np.array([(0, 1)]), is_first=True).tolist() == [-1, 0, -1]
 
 
-def test_the_distance_counts_to_the_nearer_cut_and_a_documents_end_is_no_cut():
-    real = np.arange(1, 6)  # five sub-tokens between two special ones
+def test_the_distance_counts_to_the_nearer_cut_and_a_documents_end_is_no_cut(tiny_tokenizer):
     far = np.iinfo(np.int64).max
-
-    def distances(**edges):
-        return edge_distances(7, real, **edges)[1:-1].tolist()
-
-    assert distances(is_first=False, is_last=False) == [0, 1, 2, 1, 0]
-    assert distances(is_first=True, is_last=False) == [4, 3, 2, 1, 0]
-    assert distances(is_first=False, is_last=True) == [0, 1, 2, 3, 4]
-    assert distances(is_first=True, is_last=True) == [far] * 5
+    windows = windows_of(tiny_tokenizer, "graph " * 15, max_length=7, overlap=0)
+    distances = [window.edge_distance[1:-1].tolist() for window in windows]
+    assert distances == [[4, 3, 2, 1, 0], [0, 1, 2, 1, 0], [0, 1, 2, 3, 4]]
+    assert windows_of(tiny_tokenizer, "graph cut")[0].edge_distance[1:-1].tolist() == [far] * 2
 
 
 # ---- whose say counts
@@ -337,6 +331,5 @@ def test_a_window_is_as_long_as_model_and_tokenizer_allow_and_512_if_they_say_no
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.model_max_length = int(1e30)
     assert known_limit(tokenizer, model) == limit and length_limit(tokenizer, model) == (limit or 512)
-    assert [choose_window(limit, asked) for asked in (16, 2048)] == [16, limit or 2048]
     tokenizer.model_max_length = 48
     assert length_limit(tokenizer, model) == 48

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
-from keyphrase_tools.labels import present
+from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
@@ -104,7 +104,9 @@ def test_the_corpus_is_what_its_page_says():
     assert len({row["subject"] for row in rows}) == 5
     for row in rows:
         assert 5 <= len(row["keyphrases"]) <= 8
-        assert len(present(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row["id"]
+        assert len(present_keyphrases(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row[
+            "id"
+        ]
 
 
 def test_the_numbers_of_the_scoring_example_are_right():

@@ -50,7 +50,7 @@ def named(check: Callable[[str, str], None], optional: bool = False) -> Callable
 
 def check_stemmer(option: str, text: str) -> None:
     """Raises a `ValueError` for a language without a stemmer."""
-    from keyphrase_tools.stemming import check_language
+    from keyphrase_tools.words import check_language
 
     check_language(None if text == "none" else text)
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
 from keyphrase_tools.phrase_lists import read_labelled
-from keyphrase_tools.stemming import stem_phrase
+from keyphrase_tools.words import stem_phrase
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 from run_tools.files import write_file

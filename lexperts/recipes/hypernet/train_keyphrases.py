@@ -20,10 +20,9 @@ from transformers import EarlyStoppingCallback, Trainer, pipeline, set_seed
 from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, gold_phrases, keep_best
-from keyphrase_tools.labels import RULES, tag, tokenize_documents
+from keyphrase_tools.labels import RULES, tag_words, tokenize_documents
 from keyphrase_tools.rows import describe_coverage
-from keyphrase_tools.stemming import check_language
-from keyphrase_tools.words import split_words
+from keyphrase_tools.words import check_language, split_words
 from modeling_hypernet import DataCollatorForTextPairs
 from run_tools.errors import RESUME
 from run_tools.files import write_file
@@ -88,7 +87,7 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
         words = split_words(source.text)
         spans = {
             source.source_span(words[a][1], words[b - 1][2])
-            for a, b in tag_spans(tag(words, keyphrases, language=extract.language))
+            for a, b in tag_spans(tag_words(words, keyphrases, language=extract.language))
         }
         mentions = [mention for phrase in phrases for mention in phrase["mentions"]]
         extracted = {(m["start"], m["end"]) for m in mentions if m.get("field", "text") == "text"}

@@ -20,7 +20,7 @@ from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, kee
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.rows import describe_coverage, full_text
-from keyphrase_tools.stemming import check_language
+from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.backbone_seke import resolve_backbone
 from run_tools.files import write_file

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from keyphrase_tools.look_ahead import launch_ahead, prepare_ahead, to_device, to_host
+from keyphrase_tools.batches import prepare_ahead, to_device, to_host
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from modeling_seke.layers_seke import PackedTokens
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("ahead", [1, 3])
 def test_items_are_prepared_in_order_and_not_further_ahead(ahead):
     read, threads = [], set()
 
@@ -28,10 +28,10 @@ def test_items_are_prepared_in_order_and_not_further_ahead(ahead):
     assert next(results) == 0 and len(read) <= 1 + ahead
     assert list(results) == [n * n for n in range(1, 8)]
     assert {thread for _, thread in read} == {threading.current_thread()}
-    assert (threading.current_thread() in threads) == (ahead == 0)
+    assert threading.current_thread() not in threads
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 5])
+@pytest.mark.parametrize("ahead", [1, 5])
 def test_an_error_comes_after_the_items_before_it(ahead):
     def items():
         yield from (1, 2, 3)
@@ -56,17 +56,16 @@ def test_the_thread_ends_with_the_iterator():
     assert threading.active_count() == before
 
 
-def test_batches_are_launched_ahead_and_come_in_order():
-    launched = []
-
-    def launch(n):
-        launched.append(n)
-        return -n
-
-    results = launch_ahead(range(4), launch, 1)
-    assert next(results) == (0, 0) and launched == [0, 1]
-    assert list(results) == [(1, -1), (2, -2), (3, -3)]
-    assert list(launch_ahead([], launch, 1)) == []
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_batches_are_launched_ahead_and_come_in_order(lookup, monkeypatch, ahead):
+    extract, launched = lookup(), []
+    extract._ahead, forward = ahead, extract._forward
+    monkeypatch.setattr(extract, "_forward", lambda batch, **options: launched.append(1) or forward(batch, **options))
+    block = extract.preprocess([f"graph {'x ' * n}" for n in range(4)])
+    read = extract.read_windows(block, batch_size=1)
+    assert [window.document for window in next(read)] == [3] and len(launched) == 1 + ahead
+    assert [window.document for (window,) in read] == [2, 1, 0]
+    assert list(extract.read_windows(extract.preprocess([]))) == []
 
 
 def test_outputs_on_the_cpu_are_there_at_once():
