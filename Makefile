@@ -50,12 +50,11 @@ format: $(LINT)  ## put the code into its format
 	$(LINT)/bin/ruff check --fix .
 	$(LINT)/bin/ruff format .
 
-fix-copies:  ## copy modeling_seke's shared files into the other modeling packages
+fix-copies:  ## copy the files that travel with every checkpoint into the modeling packages that need them
 	for p in exhird hypernet lexicon moesumm; do \
-	  cp modeling_seke/handler.py modeling_seke/card.py modeling_$$p/; \
-	  for f in backbone saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
+	  for f in saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
 	done
-	rm modeling_lexicon/backbone_lexicon.py
+	for p in exhird hypernet moesumm; do cp modeling_seke/backbone_seke.py modeling_$$p/backbone_$$p.py; done
 	for p in exhird moesumm; do cp modeling_lexicon/cache_lexicon.py modeling_$$p/cache_$$p.py; done
 	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 

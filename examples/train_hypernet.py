@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline, se
 from keyphrase_tools.evaluation import evaluate_pipeline
 from keyphrase_tools.labels import tokenize_documents
 from modeling_hypernet import DataCollatorForTextPairs, HypernetForTokenClassification
-from modeling_hypernet.backbone_hypernet import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.jsonl import read_jsonl
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -22,7 +22,7 @@ from keyphrase_tools.evaluation import ExtractionMetrics
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
 from modeling_seke import SekeForTokenClassification
-from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.jsonl import read_jsonl
 
 CORPUS = Path(__file__).parent / "corpus"

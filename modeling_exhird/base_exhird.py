@@ -5,14 +5,13 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention_exhird import SparseRelativeAttention
-from .backbone_exhird import BackboneMixin, find_lora_targets
-from .card import warn_if_unsaved
+from .backbone_exhird import BackboneMixin
 from .configuration_exhird import ExhirdConfig
 from .encoders_exhird import PretrainedWordEncoder
-from .saving_exhird import CompleteCheckpointMixin
+from .saving_exhird import SelfContainedCheckpointMixin, lexperts_tools
 
 
-class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+class ExhirdPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
     """Initialisation, saving and loading of keyphrase generators."""
 
     card_family = "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)"
@@ -64,14 +63,10 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
             UserWarning: for a model that has not been saved, since the adapter could not be opened again.
 
         Raises:
-            ImportError: without peft.
+            ImportError: without Lexperts or peft.
             ValueError: without a trainable pretrained encoder, and for an encoder whose query and value projections have
                 unknown names; then pass `target_modules`.
         """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
         config = self.config
         if config.encoder_type != "pretrained" or config.freeze_backbone:
             pretrained = config.encoder_type == "pretrained"
@@ -80,21 +75,12 @@ class ExhirdPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMo
                 f"LoRA needs a trainable pretrained encoder, but this model has {setting}. Train all its weights, or build "
                 "it with ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
             )
-        word_encoder = self.base_model.word_encoder
-        whole = [
-            "encoder.embeddings",
-            "word_encoder.project",
-            "word_encoder.no_subword_embedding",
-            "decoder",
-            "generator",
-        ]
+        parts = ["encoder.embeddings", "word_encoder.project", "word_encoder.no_subword_embedding", "decoder", "generator"]
         if any(True for _ in self.base_model.start.parameters()):
-            whole.append("encoder.start")
-        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": whole}
-        if "target_modules" not in overrides:
-            options["target_modules"] = find_lora_targets(word_encoder.backbone)
-        warn_if_unsaved(self)
-        return LoraConfig(**{**options, **overrides})
+            parts.append("encoder.start")
+        backbone = self.base_model.word_encoder.backbone
+        tools = lexperts_tools("adapters", "lora_config()")
+        return tools.make_lora_config(self, overrides, backbone, modules_to_save=parts)
 
     def output_flags(self, output_attentions: bool | None, output_hidden_states: bool | None) -> dict[str, bool]:
         """Both flags, with `None` replaced by the configuration's."""

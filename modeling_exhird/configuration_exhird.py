@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_exhird import ValidatedConfigMixin, did_you_mean, require_at_least, require_fraction, require_one_of
+from .validation_exhird import ValidatedConfigMixin, did_you_mean, require_one_of, require_range
 
 ENCODER_TYPES = ("bigru", "bilstm", "cnn", "transformer", "pretrained")
 RELATIVE_ATTENTIONS = ("shared", "separate", "none", None)
@@ -172,11 +172,10 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         choices["relative_attention"] = RELATIVE_ATTENTIONS
         require_one_of(self, {**choices, "sparse_attention_implementation": ("auto", "dense", "block")})
         sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
-        require_at_least(self, 1, [*sizes, "embedding_size", "segment_length", "max_phrases", "max_words_per_phrase"])
-        require_at_least(
-            self, 0, ["lead_size", "window_size", "attention_top_k", "initializer_range", "exclusive_loss_coef"]
-        )
-        require_fraction(self, ["dropout"])
+        require_range(self, [*sizes, "embedding_size", "segment_length", "max_phrases", "max_words_per_phrase"], 1)
+        masks = ["lead_size", "window_size", "attention_top_k"]
+        require_range(self, [*masks, "initializer_range", "exclusive_loss_coef"], 0)
+        require_range(self, ["dropout"], 0, 1)
         for name in ("exclusion_window", "exclusive_loss_window"):
             if getattr(self, name) < -1:
                 raise ValueError(

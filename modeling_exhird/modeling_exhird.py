@@ -13,10 +13,9 @@ from torch import nn
 from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .backbone_exhird import build_encoder, split_options
+from .backbone_exhird import build_encoder
 from .base_exhird import ExhirdPreTrainedModel
 from .cache_exhird import CACHE, accepts_both_names
-from .card import Use
 from .configuration_exhird import ExhirdConfig
 from .decoder_exhird import (
     EPS,
@@ -29,6 +28,7 @@ from .decoder_exhird import (
 )
 from .encoders_exhird import ENCODER_CLASSES, DecoderInit, PretrainedWordEncoder
 from .generation_exhird import PhraseGenerationMixin
+from .saving_exhird import lexperts_tools
 
 
 @dataclass
@@ -149,10 +149,13 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
     ```
     """  # fmt: skip
 
-    card_use = Use(
-        "Generates keyphrases, including those that do not occur in the text", "text-generation", "modeling_exhird",
-        "keyphrase-generation", 'run({"title": "Graph cuts", "text": "They segment images."})',
-    )  # fmt: skip
+    card_use = {
+        "what": "Generates keyphrases, including those that do not occur in the text",
+        "tag": "text-generation",
+        "package": "modeling_exhird",
+        "task": "keyphrase-generation",
+        "call": 'run({"title": "Graph cuts", "text": "They segment images."})',
+    }
     backbone_path = "encoder.word_encoder.backbone"
 
     def __init__(self, config: ExhirdConfig):
@@ -186,10 +189,12 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
                 `quantization_config`, `variant`, ...).
 
         Raises:
+            ImportError: without Lexperts.
             OSError: if the encoder cannot be opened.
             ValueError: for an unknown option, or a value out of range.
         """
-        options, load_kwargs = split_options(options, {field.name for field in fields(ExhirdConfig)})
+        tools = lexperts_tools("backbones", "from_backbone()")
+        options, load_kwargs = tools.split_options(options, {field.name for field in fields(ExhirdConfig)})
         if options.setdefault("encoder_type", "pretrained") != "pretrained" or "text_config" in options:
             raise ValueError(
                 "encoder_type and text_config cannot be set in from_backbone(). Build models with other encoders from "
@@ -199,11 +204,11 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         def make_config(encoder):
             return ExhirdConfig.from_tokenizer(tokenizer, text_config=encoder, **options)
 
-        return cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+        return tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """The pipeline of each task, for `CompleteCheckpointMixin`."""
+        """The pipeline of each task, for `SelfContainedCheckpointMixin`."""
         from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 
         return {"keyphrase-generation": KeyphraseGenerationPipeline}

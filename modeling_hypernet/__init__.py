@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .base_hypernet import HypernetModel, HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
@@ -17,15 +18,21 @@ from .modeling_hypernet import (
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
 )
-from .pipeline_base import register_pipeline
 from .pipeline_extractive_qa import ExtractiveQAPipeline
+
+try:
+    from run_tools.pipelines import register_pipeline
+except ImportError:  # this package alone
+    register_pipeline = PIPELINE_REGISTRY.register_pipeline
 
 AutoConfig.register(HypernetConfig.model_type, HypernetConfig)
 AutoModel.register(HypernetConfig, HypernetModel)
 AutoModelForTokenClassification.register(HypernetConfig, HypernetForTokenClassification)
 AutoModelForSequenceClassification.register(HypernetConfig, HypernetForSequenceClassification)
 AutoModelForQuestionAnswering.register(HypernetConfig, HypernetForQuestionAnswering)
-register_pipeline("extractive-qa", ExtractiveQAPipeline, AutoModelForQuestionAnswering)
+register_pipeline(
+    "extractive-qa", pipeline_class=ExtractiveQAPipeline, pt_model=AutoModelForQuestionAnswering, type="text"
+)
 
 __all__ = [
     "CachedEncoderDataset", "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig",

@@ -10,23 +10,15 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .backbone_hypernet import (
-    HUB_OPTIONS,
-    BackboneMixin,
-    build_encoder,
-    find_lora_targets,
-    resolve_backbone,
-    split_options,
-)
-from .card import warn_if_unsaved
+from .backbone_hypernet import BackboneMixin, build_encoder
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
-from .saving_hypernet import CompleteCheckpointMixin
+from .saving_hypernet import SelfContainedCheckpointMixin, lexperts_tools
 from .segments_hypernet import LeftAlignedTokens, find_segments, split_segments
 from .word_starts_hypernet import WordStarts
 
@@ -57,12 +49,11 @@ class HypernetModelOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
     """Initialisation, loading, saving and adapters of hypernetwork models."""
 
     card_family = "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)"
     model_class: type  # the model under a head
-    lora_task: str | None = None  # peft's name of the task
     default_labels: tuple[str, ...] = ()  # of from_backbone()
 
     config_class = HypernetConfig
@@ -118,18 +109,23 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
                 arguments of `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`, ...).
 
         Raises:
+            ImportError: without Lexperts.
             OSError: if the encoder cannot be opened.
             ValueError: for an unknown option, or a value out of range.
         """
-        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        tools = lexperts_tools("backbones", "from_backbone()")
+        options, load_kwargs = tools.split_options(options, CONFIG_OPTIONS)
         if cls.default_labels and not {"num_labels", "id2label", "label2id"} & set(options):
             options["id2label"] = dict(enumerate(cls.default_labels))
 
         def make_config(encoder):
-            tokens = special_token_ids(name_or_path, encoder, load_kwargs)
-            return HypernetConfig(text_config=encoder, **tokens | options)
+            try:
+                source = tools.open_backbone_tokenizer(name_or_path, load_kwargs)
+            except (OSError, ValueError, ImportError):
+                source = encoder
+            return HypernetConfig(text_config=encoder, **special_token_ids(source) | options)
 
-        loaded = cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+        loaded = tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.base_model.scale_generators()
         return loaded
@@ -143,14 +139,10 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             UserWarning: if the model has not been saved; the adapter could not be opened again.
 
         Raises:
-            ImportError: if peft is not installed.
+            ImportError: without Lexperts or peft.
             ValueError: for a frozen backbone, and if the backbone's projections have unknown names; then pass
                 `target_modules`.
         """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
         if self.config.freeze_backbone:
             raise ValueError(
                 "freeze_backbone=True: the backbone runs without gradients, so an adapter in it would not be trained. Use "
@@ -158,14 +150,9 @@ class HypernetPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrained
             )
         children = {name for name, module in self.named_children() if any(True for _ in module.parameters())}
         heads = sorted(children - {self.base_model_prefix, "backbone", "meta_encoder", "reader"})
-        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1}
-        options["modules_to_save"] = ["meta_encoder", "reader", *heads]
-        if self.lora_task:
-            options["task_type"] = self.lora_task
-        if "target_modules" not in overrides:
-            options["target_modules"] = find_lora_targets(self.base_model.backbone)
-        warn_if_unsaved(self)
-        return LoraConfig(**{**options, **overrides})
+        options = {"task_type": self.lora_task, "modules_to_save": ["meta_encoder", "reader", *heads]}
+        tools = lexperts_tools("adapters", "lora_config()")
+        return tools.make_lora_config(self, overrides, self.base_model.backbone, **options)
 
 
 class HypernetModel(HypernetPreTrainedModel):
@@ -312,13 +299,8 @@ class HypernetModel(HypernetPreTrainedModel):
         )
 
 
-def special_token_ids(name_or_path: str, config, load_kwargs: dict) -> dict[str, int | None]:
-    """`cls_token_id` and `sep_token_id` of a backbone's tokenizer, or else of its configuration."""
-    try:
-        hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
-        source = AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub)
-    except (OSError, ValueError, ImportError):
-        source = config
+def special_token_ids(source) -> dict[str, int | None]:
+    """`cls_token_id` and `sep_token_id` of a backbone's tokenizer or configuration."""
     cls, sep = (getattr(source, f"{name}_token_id", None) for name in ("cls", "sep"))
     return {"cls_token_id": cls, "sep_token_id": getattr(source, "eos_token_id", None) if sep is None else sep}
 

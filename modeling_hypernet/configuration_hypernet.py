@@ -6,7 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_hypernet import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
+from .validation_hypernet import ValidatedConfigMixin, require_one_of, require_range
 
 POOLINGS = ("last", "mean")
 LSTM_IMPLEMENTATIONS = ("auto", "per_example", "batched", "eager")
@@ -124,20 +124,16 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     def check(self):
         """Raises a `ValueError` that names the value, the reason and the fix."""
-        require_at_least(self, 1, ["meta_embedding_size", "meta_hidden_size", "hidden_size"])
-        require_fraction(self, ["classifier_dropout", "meta_dropout"])
+        require_range(self, ["meta_embedding_size", "meta_hidden_size", "hidden_size"], 1)
+        require_range(self, ["classifier_dropout", "meta_dropout"], 0, 1)
         require_one_of(self, {"pooling": POOLINGS, "lstm_implementation": LSTM_IMPLEMENTATIONS})
         if self.normalize_meta_embedding and self.meta_embedding_size == 1:
             raise ValueError(
                 "meta_embedding_size=1: normalize_meta_embedding would make it 0. Use 2 or more, or "
                 "normalize_meta_embedding=False."
             )
-        if self.keyphrase_temperature is not None and not 0 < self.keyphrase_temperature < float("inf"):
-            raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature} must be a number above 0. Use 1 for no change."
-            )
-        if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
-            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
+        require_range(self, ["keyphrase_temperature"], 0, above=True)
+        require_range(self, ["keyphrase_threshold"], 0, 1, above=True)
 
 
 HypernetConfig.register_for_auto_class()

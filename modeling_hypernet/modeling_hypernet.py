@@ -14,7 +14,6 @@ from torch import nn
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .base_hypernet import HypernetModel, HypernetModelOutput, HypernetPreTrainedModel, at_least_float32
-from .card import Use
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf, allowed_transitions, outside_label_id
 from .segments_hypernet import pool
@@ -86,10 +85,13 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
-    card_use = Use(
-        "Extracts keyphrases from texts with titles", "token-classification", "keyphrase_tools", "keyphrase-extraction",
-        'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
-    )  # fmt: skip
+    card_use = {
+        "what": "Extracts keyphrases from texts with titles",
+        "tag": "token-classification",
+        "package": "keyphrase_tools",
+        "task": "keyphrase-extraction",
+        "call": 'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
+    }
     model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
@@ -97,7 +99,7 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `CompleteCheckpointMixin`."""
+        """See `SelfContainedCheckpointMixin`."""
         return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
     def __init__(self, config: HypernetConfig):
@@ -213,7 +215,11 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
-    card_use = Use("Classifies texts with titles", "text-classification", "modeling_hypernet")
+    card_use = {
+        "what": "Classifies texts with titles",
+        "tag": "text-classification",
+        "package": "modeling_hypernet",
+    }
     model_class = HypernetModel
     lora_task = "SEQ_CLS"
 
@@ -279,16 +285,19 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
     ```
     """
 
-    card_use = Use(
-        "Finds the answers to questions in texts", "question-answering", "modeling_hypernet", "extractive-qa",
-        'run(question="What holds the water back?", context="A barrage holds the water back.")',
-    )  # fmt: skip
+    card_use = {
+        "what": "Finds the answers to questions in texts",
+        "tag": "question-answering",
+        "package": "modeling_hypernet",
+        "task": "extractive-qa",
+        "call": 'run(question="What holds the water back?", context="A barrage holds the water back.")',
+    }
     model_class = HypernetModel
     lora_task = "QUESTION_ANS"
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `CompleteCheckpointMixin`."""
+        """See `SelfContainedCheckpointMixin`."""
         from .pipeline_extractive_qa import ExtractiveQAPipeline
 
         return {"extractive-qa": ExtractiveQAPipeline}

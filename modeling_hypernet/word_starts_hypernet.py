@@ -16,11 +16,10 @@ import regex
 import torch
 from tokenizers import decoders, models
 from torch import nn
-from transformers import AutoTokenizer
 from transformers import initialization as init
 from transformers.utils import logging
 
-from .backbone_hypernet import HUB_OPTIONS, resolve_backbone
+from .saving_hypernet import lexperts_tools
 
 # The bits of a token's kind.
 IN_WORD = 1  # part of a word
@@ -95,9 +94,9 @@ class WordStartsMixin:
         """As for the other heads; also makes the table of word starts from the backbone's tokenizer (`set_word_starts`)."""
         loaded = super().from_backbone(name_or_path, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        hub = {name: options[name] for name in HUB_OPTIONS if name in options}
+        tools = lexperts_tools("backbones", "from_backbone()")
         try:
-            model.set_word_starts(AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub))
+            model.set_word_starts(tools.open_backbone_tokenizer(name_or_path, options))
         except (OSError, ValueError, ImportError) as error:
             logger.warning(
                 f"The model has no table of word starts, so every call needs word_start_mask. Cause: {error}"

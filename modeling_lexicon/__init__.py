@@ -1,6 +1,7 @@
 """LM-Lexicon: definition modeling by Llama decoders whose MLPs, or any linear layers, are routed experts."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_lexicon import LexiconConfig
 from .data_lexicon import DataCollatorForDefinitions, format_prompt, tokenize_definitions
@@ -13,14 +14,20 @@ from .modeling_lexicon import (
     LexiconPreTrainedModel,
     LexiconSequenceClassifierOutput,
 )
-from .pipeline_base import register_pipeline
 from .pipeline_definition_modeling import DefinitionModelingPipeline
+
+try:
+    from run_tools.pipelines import register_pipeline
+except ImportError:  # this package alone
+    register_pipeline = PIPELINE_REGISTRY.register_pipeline
 
 AutoConfig.register(LexiconConfig.model_type, LexiconConfig)
 AutoModel.register(LexiconConfig, LexiconModel)
 AutoModelForCausalLM.register(LexiconConfig, LexiconForCausalLM)
 AutoModelForSequenceClassification.register(LexiconConfig, LexiconForSequenceClassification)
-register_pipeline("definition-modeling", DefinitionModelingPipeline, AutoModelForCausalLM)
+register_pipeline(
+    "definition-modeling", pipeline_class=DefinitionModelingPipeline, pt_model=AutoModelForCausalLM, type="text"
+)
 
 __all__ = [
     "DataCollatorForDefinitions", "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from .validation_lexicon import ValidatedConfigMixin, did_you_mean, require_at_least, require_one_of
+from .validation_lexicon import ValidatedConfigMixin, did_you_mean, require_one_of, require_range
 
 ROUTING_POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -102,8 +102,8 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     def check(self):
         """Raises a `ValueError` that states the value, the reason and how to fix it."""
         E, k = self.num_local_experts, self.num_experts_per_tok
-        require_at_least(self, 1, ("num_local_experts", "num_experts_per_tok", "centroid_size"))
-        require_at_least(self, 0, ("router_aux_loss_coef",))
+        require_range(self, ["num_local_experts", "num_experts_per_tok", "centroid_size"], 1)
+        require_range(self, ["router_aux_loss_coef"], 0)
         require_one_of(self, {"routing_policy": ROUTING_POLICIES})
         if k > E:
             raise ValueError(

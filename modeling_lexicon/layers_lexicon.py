@@ -24,6 +24,7 @@ from .cache_lexicon import accepts_both_names
 from .configuration_lexicon import ATTENTION_LINEARS, MLP_LINEARS, LexiconConfig
 from .experts_lexicon import LexiconExperts, LinearExperts, RoutedExperts, RoutingDecision
 from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_routing
+from .saving_lexicon import lexperts_tools
 
 
 class RoutedModule(nn.Module):
@@ -208,7 +209,7 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
 class RoutedModelMixin:
     """Methods of all models that concern their routed modules: finding, freezing, adapting them."""
 
-    lora_task_type: str | None = None
+    lora_task: str | None = None
 
     def routed_modules(self) -> list[RoutedModule]:
         """The M routed modules, in the order in which they run."""
@@ -240,13 +241,9 @@ class RoutedModelMixin:
         classifier's head) trained and saved in full. `overrides` are fields of `LoraConfig`, which replace these.
 
         Raises:
-            ImportError: without peft.
+            ImportError: without Lexperts or peft.
             ValueError: if all linear layers of the attention are routed; then pass `target_parameters`.
         """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
         linears = {name: module for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         targets = [name for name in linears if name.rpartition(".")[2] in ATTENTION_LINEARS]
         if not targets and not {"target_modules", "target_parameters"} & set(overrides):
@@ -254,8 +251,9 @@ class RoutedModelMixin:
                 f"router_layers={self.config.router_layers} leaves no linear layers for LoRA. Pass target_parameters."
             )
         heads = [name for name in ("gate", "score") if any(key.rpartition(".")[2] == name for key in linears)]
-        options = {"r": 16, "lora_alpha": 32, "target_modules": targets, "modules_to_save": heads}
-        return LoraConfig(**{"task_type": self.lora_task_type, **options, **overrides})
+        options = {"lora_alpha": 32, "lora_dropout": 0.0, "target_modules": targets, "modules_to_save": heads}
+        tools = lexperts_tools("adapters", "lora_config()")
+        return tools.make_lora_config(self, overrides, task_type=self.lora_task, **options)
 
 
 def last_token_positions(input_ids, attention_mask, inputs_embeds, pad_token_id: int | None) -> torch.Tensor:

@@ -21,14 +21,13 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils import can_return_tuple
 
 from .cache_lexicon import CACHE, accepts_both_names, named_for_peft
-from .card import Use
 from .configuration_lexicon import LexiconConfig
 from .conversion_lexicon import fuse_expert_keys
 from .experts_lexicon import LexiconExperts, LinearExperts
 from .generation_lexicon import embed, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
 from .routing_lexicon import attach_to_cache, compute_aux_loss, make_routing, router_loss, with_virtual_tokens
-from .saving_lexicon import CompleteCheckpointMixin
+from .saving_lexicon import SelfContainedCheckpointMixin
 
 
 @dataclass
@@ -78,7 +77,7 @@ class LexiconSequenceClassifierOutput(LexiconCausalLMOutput):
     """
 
 
-class LexiconPreTrainedModel(RoutedModelMixin, CompleteCheckpointMixin, LlamaPreTrainedModel):
+class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, LlamaPreTrainedModel):
     """Initialisation, saving and loading of LM-Lexicon models."""
 
     card_family = "LM-Lexicon: a Llama decoder with routed experts (Definition Modeling with Mixture-of-Experts)"
@@ -208,16 +207,19 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
     ```
     """
 
-    card_use = Use(
-        "Writes definitions of terms in context", "text-generation", "modeling_lexicon", "definition-modeling",
-        'run({"term": "barrage", "context": "A barrage holds the water back."})',
-    )  # fmt: skip
-    lora_task_type = "CAUSAL_LM"
+    card_use = {
+        "what": "Writes definitions of terms in context",
+        "tag": "text-generation",
+        "package": "modeling_lexicon",
+        "task": "definition-modeling",
+        "call": 'run({"term": "barrage", "context": "A barrage holds the water back."})',
+    }
+    lora_task = "CAUSAL_LM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `CompleteCheckpointMixin`."""
+        """See `SelfContainedCheckpointMixin`."""
         from .pipeline_definition_modeling import DefinitionModelingPipeline
 
         return {"definition-modeling": DefinitionModelingPipeline}
@@ -351,8 +353,12 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 class LexiconForSequenceClassification(LexiconPreTrainedModel):
     """Scores a text at its last real token: classes, or with one label a reward model (LM-Lexicon, Eq. 7)."""
 
-    card_use = Use("Scores definitions", "text-classification", "modeling_lexicon")
-    lora_task_type = "SEQ_CLS"
+    card_use = {
+        "what": "Scores definitions",
+        "tag": "text-classification",
+        "package": "modeling_lexicon",
+    }
+    lora_task = "SEQ_CLS"
     _keys_to_ignore_on_load_unexpected = [r"lm_head", r"domain_centroids"]
 
     def __init__(self, config: LexiconConfig):

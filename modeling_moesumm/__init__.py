@@ -1,6 +1,7 @@
 """MoeSumm: one summariser for many domains, with a main expert and dataset-aware deputies (Chen et al. 2024)."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_moesumm import MoeSummConfig
 from .data_moesumm import DataCollatorForMoeSumm, TemperatureSampler
@@ -11,13 +12,19 @@ from .modeling_moesumm import (
     MoeSummSeq2SeqLMOutput,
     MoeSummSeq2SeqModelOutput,
 )
-from .pipeline_base import register_pipeline
 from .pipeline_moe_summarization import MoeSummarizationPipeline
+
+try:
+    from run_tools.pipelines import register_pipeline
+except ImportError:  # this package alone
+    register_pipeline = PIPELINE_REGISTRY.register_pipeline
 
 AutoConfig.register(MoeSummConfig.model_type, MoeSummConfig)
 AutoModel.register(MoeSummConfig, MoeSummModel)
 AutoModelForSeq2SeqLM.register(MoeSummConfig, MoeSummForConditionalGeneration)
-register_pipeline("moe-summarization", MoeSummarizationPipeline, AutoModelForSeq2SeqLM)
+register_pipeline(
+    "moe-summarization", pipeline_class=MoeSummarizationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+)
 
 __all__ = [
     "DataCollatorForMoeSumm", "MoeSummConfig", "MoeSummForConditionalGeneration", "MoeSummModel",

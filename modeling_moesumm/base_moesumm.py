@@ -3,20 +3,18 @@
 Letters: B texts, S source tokens, T target tokens, d hidden size, N deputies, E datasets.
 """
 
-import copy
 from dataclasses import fields
 
 import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
-from .backbone_moesumm import HUB_OPTIONS, BackboneMixin, find_lora_targets, split_options
-from .card import warn_if_unsaved
+from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
 from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers
 from .routing_moesumm import RoutingContext, make_routing_context, past_length, validate_source, validate_target
-from .saving_moesumm import CompleteCheckpointMixin
+from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
 from .validation_moesumm import did_you_mean
 
 # Arguments of from_backbone() for the configuration.
@@ -58,7 +56,7 @@ class MoeSummEncoder(nn.Module):
         )  # fmt: skip
 
 
-class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
     """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters."""
 
     card_family = "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)"
@@ -67,7 +65,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
-    lora_task_type = "FEATURE_EXTRACTION"
+    lora_task = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -77,7 +75,7 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
     def __init__(self, config: MoeSummConfig):
         super().__init__(config)
         config.check()
-        self.backbone = AutoModelForSeq2SeqLM.from_config(config.text_config, trust_remote_code=False)
+        self.backbone = self.build_backbone(config.text_config)
         attach_deputies(self.backbone.base_model, config)
         self.post_init()
 
@@ -106,37 +104,34 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
                 `experts_implementation`, ...).
 
         Raises:
+            ImportError: without Lexperts.
             OSError: if the model cannot be loaded.
             ValueError: for a backbone that is not supported, an unknown option, or a value out of range.
         """
         options = {"datasets": datasets, "num_deputies": num_deputies, **options}
         options["deputy_intermediate_size"] = deputy_intermediate_size
-        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        tools = lexperts_tools("backbones", "from_backbone()")
+        options, load_kwargs = tools.split_options(options, CONFIG_OPTIONS)
 
         def make_config(backbone):
             return cls.config_class(text_config=backbone, **options)
 
-        loaded = cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+        loaded = tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if not model.config.main_expert:
-            hub = {name: value for name, value in load_kwargs.items() if name in HUB_OPTIONS}
+            hub = tools.hub_options(load_kwargs)
             hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
             model._copy_backbone_weights(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
         return loaded
 
     @classmethod
-    def backbone_skeleton(cls, config: MoeSummConfig) -> PreTrainedModel:
-        """The backbone without memory for its weights, for the names of its parameters."""
-        with torch.device("meta"):
-            skeleton = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config.text_config), trust_remote_code=False)
-        get_layers(skeleton.base_model)
-        return skeleton
-
-    @classmethod
-    def check_backbone(cls, config):
-        """Raises a `ValueError` for a configuration that is not an encoder-decoder model's."""
+    def build_backbone(cls, config) -> PreTrainedModel:
+        """The backbone of its configuration. Raises a `ValueError` for one that is not a supported encoder-decoder model's."""
         if not config.is_encoder_decoder:
             raise ValueError(f"model_type={config.model_type!r} is not an encoder-decoder model.")
+        backbone = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
+        get_layers(backbone.base_model)
+        return backbone
 
     @torch.no_grad()
     def _copy_backbone_weights(self, backbone: PreTrainedModel):
@@ -241,16 +236,10 @@ class MoeSummPreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedM
             UserWarning: for a model that has not been saved, because its adapter could not be loaded again.
 
         Raises:
-            ImportError: without peft.
+            ImportError: without Lexperts or peft.
         """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
-        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "task_type": self.lora_task_type}
-        options |= {"target_modules": find_lora_targets(self.backbone), "modules_to_save": ["deputies"]}
-        warn_if_unsaved(self)
-        return LoraConfig(**{**options, **overrides})
+        options = {"task_type": self.lora_task, "modules_to_save": ["deputies"]}
+        return lexperts_tools("adapters", "lora_config()").make_lora_config(self, overrides, self.backbone, **options)
 
     def add_dataset(self, name: str, init: str = "mean") -> int:
         """Adds a dataset: a new selector in every layer. Outputs for existing datasets do not change.

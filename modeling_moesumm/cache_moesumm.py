@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The argument and output of decoders that transformers calls `cache` since 5.24, and called `past_key_values` before."""
 
 import functools

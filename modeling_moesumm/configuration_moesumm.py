@@ -4,7 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_moesumm import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
+from .validation_moesumm import ValidatedConfigMixin, require_one_of, require_range
 
 EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
 GATE_POSITIONS = ("deputy", "layer_output", "ffn_output")
@@ -156,9 +156,9 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
                 f"text_config has model_type={self.text_config.model_type!r}, which is not an encoder-decoder model. Use "
                 "BART, PEGASUS or mBART."
             )
-        require_at_least(self, 1, ("num_deputies", "deputy_intermediate_size"))
-        require_at_least(self, 0, ("margin_loss_coef", "deputy_init_std"))
-        require_fraction(self, ("label_smoothing",))
+        require_range(self, ["num_deputies", "deputy_intermediate_size"], 1)
+        require_range(self, ["margin_loss_coef", "deputy_init_std"], 0)
+        require_range(self, ["label_smoothing"], 0, 1)
         require_one_of(self, {"gate_position": GATE_POSITIONS, "margin_main": MARGIN_MAIN})
         check_datasets(self.datasets)
         if not self.main_expert:

@@ -13,7 +13,6 @@ from transformers.utils import can_return_tuple
 
 from .base_moesumm import MoeSummEncoder, MoeSummPreTrainedModel
 from .cache_moesumm import CACHE, accepts_both_names, named_for_peft
-from .card import Use
 from .layers_moesumm import margin_losses, token_losses
 from .routing_moesumm import (
     RoutingContext,
@@ -142,11 +141,14 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     ```
     """
 
-    card_use = Use(
-        "Summarises texts of several domains", "summarization", "modeling_moesumm", "moe-summarization",
-        'run("The council met on Monday. ...")',
-    )  # fmt: skip
-    lora_task_type = "SEQ_2_SEQ_LM"
+    card_use = {
+        "what": "Summarises texts of several domains",
+        "tag": "summarization",
+        "package": "modeling_moesumm",
+        "task": "moe-summarization",
+        "call": 'run("The council met on Monday. ...")',
+    }
+    lora_task = "SEQ_2_SEQ_LM"
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:

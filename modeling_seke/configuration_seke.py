@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_seke import ValidatedConfigMixin, require_at_least, require_fraction, require_one_of
+from .validation_seke import ValidatedConfigMixin, require_one_of, require_range
 
 RNN_TYPES = ("lstm", "gru")
 EXPERT_INITS = ("identity", "uniform")
@@ -141,22 +141,18 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
                 stacklevel=2,
             )
         require_one_of(self, {"rnn_type": RNN_TYPES, "expert_init": EXPERT_INITS})
-        require_at_least(self, 1, ["rnn_num_layers", "expert_intermediate_size"])
-        require_at_least(self, 0, ["router_aux_loss_coef", "router_z_loss_coef"])
-        require_fraction(self, ["expert_dropout", "rnn_dropout", "classifier_dropout", "label_smoothing"])
+        require_range(self, ["rnn_num_layers", "expert_intermediate_size"], 1)
+        require_range(self, ["router_aux_loss_coef", "router_z_loss_coef"], 0)
+        require_range(self, ["expert_dropout", "rnn_dropout", "classifier_dropout", "label_smoothing"], 0, 1)
         if self.expert_init == "identity" and self.expert_intermediate_size < 2 * self.hidden_size:
             raise ValueError(
                 f"expert_init='identity' needs expert_intermediate_size={2 * self.hidden_size} (twice the hidden size) or "
                 f"more, not {self.expert_intermediate_size}. Use a wider expert, or expert_init='uniform'."
             )
-        if self.keyphrase_temperature is not None and not 0 < self.keyphrase_temperature < float("inf"):
-            raise ValueError(
-                f"keyphrase_temperature={self.keyphrase_temperature} must be a number above 0. Use 1 for no change."
-            )
+        require_range(self, ["keyphrase_temperature"], 0, above=True)
+        require_range(self, ["keyphrase_threshold"], 0, 1, above=True)
         if self.styles is not None and len(set(self.styles)) < len(self.styles):
             raise ValueError(f"styles={self.styles} has a name twice. Give each style one name.")
-        if self.keyphrase_threshold is not None and not 0 < self.keyphrase_threshold < 1:
-            raise ValueError(f"keyphrase_threshold={self.keyphrase_threshold} must be a probability between 0 and 1.")
 
 
 SekeConfig.register_for_auto_class()

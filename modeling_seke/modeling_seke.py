@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .backbone_seke import BackboneMixin, build_encoder, find_lora_targets, split_options
-from .card import Use, warn_if_unsaved
+from .backbone_seke import BackboneMixin, build_encoder
 from .configuration_seke import SekeConfig
 from .layers_seke import (
     EXPERTS_IMPLEMENTATIONS,
@@ -28,7 +27,7 @@ from .layers_seke import (
     load_balancing_loss,
     router_z_loss,
 )
-from .saving_seke import CompleteCheckpointMixin
+from .saving_seke import SelfContainedCheckpointMixin, lexperts_tools
 
 # Options of from_backbone() that are fields of the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(SekeConfig)} - {"text_config"} | {"num_labels"}
@@ -91,11 +90,10 @@ class PackedStates(NamedTuple):
         }
 
 
-class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedModel):
+class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
     """Initialisation, loading, saving and adapters of SEKE models."""
 
     card_family = "SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder (Martinc et al. 2025)"
-    lora_task: str | None = None  # peft's name of the task
 
     config_class = SekeConfig
     base_model_prefix = "backbone"
@@ -158,15 +156,17 @@ class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMode
                 `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`, ...).
 
         Raises:
+            ImportError: without Lexperts.
             OSError: if the encoder cannot be opened.
             ValueError: for an unknown option, or a value out of range.
         """
-        options, load_kwargs = split_options(options, CONFIG_OPTIONS)
+        tools = lexperts_tools("backbones", "from_backbone()")
+        options, load_kwargs = tools.split_options(options, CONFIG_OPTIONS)
 
         def make_config(encoder):
             return SekeConfig(text_config=encoder, **options)
 
-        return cls.load_over_backbone(name_or_path, make_config, load_kwargs, dtype, attention_dropout)
+        return tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: the paper's r = 16, alpha = 16, dropout 0.1 on the backbone's query and value
@@ -180,23 +180,13 @@ class SekePreTrainedModel(BackboneMixin, CompleteCheckpointMixin, PreTrainedMode
             UserWarning: if the model has not been saved; the adapter could not be opened again.
 
         Raises:
-            ImportError: if peft is not installed.
+            ImportError: without Lexperts or peft.
             ValueError: if the backbone's projections have unknown names; pass `target_modules`.
         """
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
-        head = [
-            name for name in ("style_embedding", "moe", "rnn", "classifier") if getattr(self, name, None) is not None
-        ]
-        options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, "modules_to_save": head}
-        if self.lora_task:
-            options["task_type"] = self.lora_task
-        if "target_modules" not in overrides:
-            options["target_modules"] = find_lora_targets(self.backbone)
-        warn_if_unsaved(self)
-        return LoraConfig(**{**options, **overrides})
+        parts = ("style_embedding", "moe", "rnn", "classifier")
+        head = [name for name in parts if getattr(self, name, None) is not None]
+        tools = lexperts_tools("adapters", "lora_config()")
+        return tools.make_lora_config(self, overrides, self.backbone, task_type=self.lora_task, modules_to_save=head)
 
 
 class SekeModel(SekePreTrainedModel):
@@ -320,10 +310,13 @@ class SekeForTokenClassification(SekeModel):
     ```
     """
 
-    card_use = Use(
-        "Extracts keyphrases from texts", "token-classification", "keyphrase_tools", "keyphrase-extraction",
-        'run("Graph cuts solve energy minimisation problems.")',
-    )  # fmt: skip
+    card_use = {
+        "what": "Extracts keyphrases from texts",
+        "tag": "token-classification",
+        "package": "keyphrase_tools",
+        "task": "keyphrase-extraction",
+        "call": 'run("Graph cuts solve energy minimisation problems.")',
+    }
     lora_task = "TOKEN_CLS"
     pipeline_requirements = ("nltk", "regex")
     _keys_to_ignore_on_load_unexpected = None
@@ -335,7 +328,7 @@ class SekeForTokenClassification(SekeModel):
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `CompleteCheckpointMixin`."""
+        """See `SelfContainedCheckpointMixin`."""
         return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
 
     @can_return_tuple

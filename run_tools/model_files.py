@@ -191,14 +191,14 @@ def check_files(name: str | os.PathLike, *, weights: bool = True, **options: Any
     return shapes
 
 
-def refuse_kernels(config: dict[str, Any], path: Path, within: str = "") -> None:
-    """Raises a `CheckpointError` if a configuration, or one nested in it, names an implementation in a Hub repository."""
+def refuse_kernels(config: dict[str, Any], path: Path | None = None, within: str = "") -> None:
+    """Raises a `CheckpointError` if a configuration (in a file), or one nested in it, names an implementation in a Hub repository."""
     for key, value in config.items():
-        if IMPLEMENTATION.fullmatch(key):
+        if IMPLEMENTATION.fullmatch(str(key)):
             for implementation in value.values() if isinstance(value, dict) else [value]:
                 if "/" in str(implementation):
                     raise CheckpointError(
-                        f"{path}: {within}{key}={short_repr(implementation)} names a kernel in a Hub repository, whose code would "
+                        f"{path or 'configuration'}: {within}{key}={short_repr(implementation)} names a kernel in a Hub repository, whose code would "
                         "be run. Remove it; if you trust the repository, pass attn_implementation=... in Python."
                     )
         elif isinstance(value, dict):

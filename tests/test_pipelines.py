@@ -10,7 +10,7 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import lexperts  # noqa: F401
-from modeling_seke.card import is_blank, write_model_card
+from run_tools.cards import is_blank, write_model_card
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401

@@ -7,11 +7,13 @@ from transformers import AutoConfig
 
 from merge_tools import compose
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration
-from modeling_seke.validation_seke import IMPLEMENTATION_KEYS
 
 from .merge_tools.conftest import edit_json, recipe_of, save_expert
 from .tiny_models import CASES, encoder_config, make_inputs, make_model, run
 
+IMPLEMENTATION_KEYS = [
+    f"{kind}_implementation{end}" for kind in ("attn", "_attn", "experts", "_experts") for end in ("", "_internal")
+]
 # Planted beside a checkpoint: leaves a mark where it is run.
 PLANTED = (
     "from pathlib import Path\nPath(__file__).with_name('it_ran').touch()\nPath({mark!r}).touch()\nclass Planted: ...\n"

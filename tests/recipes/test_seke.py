@@ -14,9 +14,10 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForTokenClassification
 
-from keyphrase_tools.cards import build_card, is_hub_id, read_record
+from keyphrase_tools.cards import build_card, read_record
 from keyphrase_tools.default_model import find_default_model
 from lexperts.recipes.seke.train import main
+from run_tools.cards import is_hub_id
 from tests.loopback_hub import LoopbackHub
 from tests.recipes.helpers import run_main, write_rows
 

@@ -16,7 +16,7 @@ from datasets import Dataset, load_dataset
 from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
-from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_tokenizer
 

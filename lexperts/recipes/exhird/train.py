@@ -30,7 +30,7 @@ from modeling_exhird import (
     ExhirdForKeyphraseGeneration,
     ExhirdTokenizer,
 )
-from modeling_exhird.backbone_exhird import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.errors import RESUME
 from run_tools.fingerprints import fingerprint
 from run_tools.resume import SettingsMismatchError

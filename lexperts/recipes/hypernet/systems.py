@@ -13,8 +13,8 @@ from modeling_hypernet import (
     HypernetForTokenClassification,
     HypernetModel,
 )
-from modeling_hypernet.backbone_hypernet import resolve_backbone
 from run_tools import model_loading
+from run_tools.backbones import resolve_backbone
 from run_tools.fingerprints import fingerprint
 
 from ..common.run_folder import open_run

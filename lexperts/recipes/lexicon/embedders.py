@@ -1,7 +1,7 @@
 """The name `minilm` for the offline package of MiniLM sentence embeddings."""
 
 from modeling_lexicon.generation_lexicon import MINILM
-from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.backbones import resolve_backbone
 
 
 def resolve_embedder(embedder: str) -> str:

@@ -22,7 +22,7 @@ from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.rows import describe_coverage, full_text
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
-from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD
 from run_tools.model_loading import open_config, open_model, open_tokenizer

@@ -22,7 +22,7 @@ from statistics import mean, stdev
 
 from transformers import TrainingArguments
 
-from modeling_seke.backbone_seke import resolve_backbone
+from run_tools.backbones import resolve_backbone
 from run_tools.errors import RESUME
 from run_tools.fingerprints import RECORD, fingerprint
 

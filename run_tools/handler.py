@@ -1,13 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves a checkpoint on hosted inference endpoints, which look for an `EndpointHandler` in `handler.py`.
 
-The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
+A file of each checkpoint that has a pipeline: saving a model copies it, and nothing imports it from here.
 """
 
 import json
 from pathlib import Path
-
-import torch
-from transformers import pipeline
 
 
 class EndpointHandler:
@@ -18,6 +16,9 @@ class EndpointHandler:
     """
 
     def __init__(self, path: str = ""):
+        import torch
+        from transformers import pipeline
+
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
         self.task = next(iter(config["custom_pipelines"]))
         device = 0 if torch.cuda.is_available() else -1
