@@ -15,7 +15,7 @@ class CheckedConfigMixin:
     def __post_init__(self, **kwargs):
         kwargs = own_code_only(type(self), kwargs)
         refuse_misspelt_fields(type(self), kwargs)
-        super().__post_init__(**kwargs)  # type: ignore[misc]
+        super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -26,7 +26,7 @@ class CheckedConfigMixin:
                 (`attn_implementation=...`) is accepted.
         """
         refuse_misspelt_fields(cls, kwargs)
-        return super().from_dict(without_foreign_code(config_dict), **kwargs)  # type: ignore[misc]
+        return super().from_dict(without_foreign_code(config_dict), **kwargs)
 
 
 def own_code_only(config_class: type, values: dict[str, Any]) -> dict[str, Any]:

@@ -25,12 +25,12 @@ class CheckedModelMixin:
         a head that will be trained, and transformers warns; pipelines and commands refuse them.
         """
         kwargs["use_safetensors"] = kwargs.get("use_safetensors") is not False  # False: the caller trusts a pickle file
-        load = super().from_pretrained  # type: ignore[misc]
+        load = super().from_pretrained
         return open_checked(cls, load, pretrained_model_name_or_path, *args, complete=False, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info):
         # The remaining keys are reported as a warning. A table of all new modules would hide real problems.
-        super()._adjust_missing_and_unexpected_keys(loading_info)  # type: ignore[misc]
+        super()._adjust_missing_and_unexpected_keys(loading_info)
         if NEW_MODULES_EXPECTED.get():
             for keys in (loading_info.missing_keys, loading_info.unexpected_keys):
                 keys.difference_update([key for key in keys if not key.startswith(f"{self.backbone_path}.")])
@@ -38,7 +38,7 @@ class CheckedModelMixin:
     def save_pretrained(self, *args, **kwargs):
         """As in transformers."""
         cards.let_pipelines_push_cards()
-        return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+        return super().save_pretrained(*args, **kwargs)
 
     def write_model_card(self, folder: str | os.PathLike, **options) -> Path | None:
         """Writes a card unless the folder has one: see `run_tools.cards.write_model_card`."""
@@ -49,4 +49,4 @@ class CheckedModelMixin:
         is_here = (Path(working_dir) / "README.md").exists()
         if is_here or not HfApi().file_exists(repo_id, "README.md", token=kwargs.get("token")):
             self.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)  # type: ignore[misc]
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
