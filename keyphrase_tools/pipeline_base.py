@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all pipelines have in common: the inputs that transformers' pipelines take, a model card when saved.
-
-The same file in every package with a pipeline, as it travels with checkpoints: edit modeling_lexicon's, then run
-`make fix-copies`.
-"""
+"""What all pipelines share: inputs as transformers' pipelines take them, a card when saved. Copied by `make fix-copies`."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of configurations, also after fields were overridden.
-
-The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
-"""
+"""Validation of configurations, also after fields were overridden. Copied by `make fix-copies`."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints that are complete: with code, pipelines and an endpoint's handler.
-
-The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
-"""
+"""Saves checkpoints that are complete: with code, pipelines and an endpoint's handler. Copied by `make fix-copies`."""
 
 import importlib
 import os
@@ -100,11 +97,7 @@ def code_file(module: str, name_or_path: str) -> str | None:
 
 
 def lexperts_tools(module: str, what: str):
-    """`run_tools.MODULE`, for what making a model needs and a saved one does not.
-
-    Raises:
-        ImportError: if Lexperts is not installed.
-    """
+    """`run_tools.MODULE`, for what a saved model does not need. Raises an `ImportError` where Lexperts is not installed."""
     try:
         return importlib.import_module(f"run_tools.{module}")
     except ImportError as error:

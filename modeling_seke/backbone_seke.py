@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on a pretrained backbone: what a saved model needs of it. `run_tools.backbones` and `adapters` make new ones.
-
-The same file in every modeling package, which travels alone: edit modeling_seke's, then run `make fix-copies`.
-"""
+"""What a saved model needs of its pretrained backbone; `run_tools.backbones` makes new models. Copied by `make fix-copies`."""
 
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING

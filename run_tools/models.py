@@ -49,4 +49,4 @@ class CheckedModelMixin:
         is_here = (Path(working_dir) / "README.md").exists()
         if is_here or not HfApi().file_exists(repo_id, "README.md", token=kwargs.get("token")):
             self.write_model_card(working_dir, repo_id=repo_id)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)  # type: ignore[misc]
