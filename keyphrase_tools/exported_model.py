@@ -212,7 +212,7 @@ def open_openvino(path: Path, precision: str):
     if precision == "fp32":
         options["INFERENCE_PRECISION_HINT"] = "f32"
     compiled = openvino.Core().compile_model(str(path), "CPU", options)
-    of_thread = threading.local()  # a request is busy while it runs
+    of_thread = threading.local()  # an InferRequest is not reentrant: one per thread
 
     def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
         if not hasattr(of_thread, "request"):

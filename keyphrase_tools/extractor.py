@@ -13,7 +13,7 @@ from run_tools.processes import MemoryRelease, prepare_process
 from .call_options import check_batch_size, check_call_options
 from .default_model import find_default_model
 from .input_documents import split_into_blocks
-from .loading import describe_load_errors, parse_device, parse_dtype
+from .loading import open_extractor
 from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
@@ -92,19 +92,18 @@ class KeyphraseExtractor:
                 "candidates has one list per document. Batches need one list or mapping for all documents."
             )
 
-    @property
-    def pipeline(self) -> KeyphraseExtractionPipeline:
+    def open_pipeline(self) -> KeyphraseExtractionPipeline:
         """The pipeline, which is loaded if this process has not loaded it yet. Sets the number of threads."""
         prepare_process(self.num_threads)  # for this call: Ray and Spark use a process again
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = self.model or find_default_model()
-        files = model_files(name)
-        if self._described not in (None, files):
+        state = folder_state(name)
+        if self._described not in (None, state):
             raise RuntimeError(
                 f"The model in {name} has changed since this run began. Start again, with a copy of the model."
             )
-        return load_pipeline(name, files, **self.loading)
+        return load_pipeline(name, state, **self.loading)
 
     def __call__(self, batch):
         """Adds the keyphrases of a batch; see the class."""
@@ -169,7 +168,7 @@ class KeyphraseExtractor:
             else:
                 results[i] = None, error
         progress(len(documents) - len(valid))
-        extract = self.pipeline
+        extract = self.open_pipeline()
         found = process_each(lambda items: self._extract(extract, items, progress), list(valid.values()))
         for i, result in zip(valid, found, strict=True):
             results[i] = result
@@ -211,8 +210,8 @@ class KeyphraseExtractor:
             ValueError: for invalid options.
         """
         if not isinstance(self.model, KeyphraseExtractionPipeline):  # before it is loaded: a change meanwhile is found
-            self._described = model_files(self.model or find_default_model())
-        extract = self.pipeline
+            self._described = folder_state(self.model or find_default_model())
+        extract = self.open_pipeline()
         list(extract(["Keyphrases."], **self.options))
         name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
         settings = {**extract._preprocess_params, **extract._postprocess_params, **self.options}
@@ -229,7 +228,7 @@ class KeyphraseExtractor:
         return {"keyphrases": keyphrases_type(self.mentions), "error": pyarrow.string()}
 
 
-def model_files(folder: str) -> tuple:
+def folder_state(folder: str) -> tuple:
     """Names, modification times and sizes of the files in a model's folder; nothing for a Hub id."""
     return tuple(
         (f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(Path(folder).glob("*")) if f.is_file()
@@ -237,20 +236,14 @@ def model_files(folder: str) -> tuple:
 
 
 @lru_cache(maxsize=1)
-def load_pipeline(
-    model: str, files: tuple, device: str | None, dtype: str, backend: str | None, trust_remote_code: bool
-) -> KeyphraseExtractionPipeline:
+def load_pipeline(model: str, state: tuple, backend: str | None, **loading) -> KeyphraseExtractionPipeline:
     """The pipeline of a model, loaded once per process.
 
     Args:
-        files: names, modification times and sizes of the files in the model's folder; a changed model is loaded again.
+        state: of the model's folder; a changed model is loaded again.
+        backend, loading: arguments of `loading.open_extractor`.
     """
-    from run_tools.model_loading import open_pipeline
-
-    options = {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
-    options |= {"trust_remote_code": trust_remote_code} | ({} if backend is None else {"backend": backend})
-    with describe_load_errors("--model", model):
-        return open_pipeline("keyphrase-extraction", model, **options)
+    return open_extractor(model, **loading, **({} if backend is None else {"backend": backend}))
 
 
 def keyphrases_type(mentions: bool = False):

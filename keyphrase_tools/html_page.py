@@ -1,6 +1,6 @@
-"""A web page that shows documents with their keyphrases marked: one file without scripts, opened in any browser."""
+"""Texts with marks as HTML: the one place that marks spans of a text, and pages that are one file without scripts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -12,25 +12,60 @@ PAGE = """<!DOCTYPE html>
 <meta name="generator" content="lexperts">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1e; }}
-h2 {{ font-size: 1.1rem; margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }}
-mark {{ background: rgb(255 190 60 / var(--strength)); border-bottom: 2px solid #d98200; color: inherit; border-radius: 2px; }}
-ol {{ columns: 2 16rem; font-size: .9rem; color: #333; }}
-ol span {{ color: #777; }}
-p.title {{ font-weight: 600; }}
-p {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
+{style}
 </style>
 </head>
 <body>
 <h1>{title}</h1>
-{documents}
+{body}
 </body>
 </html>
 """
+STYLE = """
+body { font: 16px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c1c1e; }
+h2 { font-size: 1.1rem; margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }
+mark { background: rgb(255 190 60 / var(--strength)); border-bottom: 2px solid #d98200; color: inherit; border-radius: 2px; }
+ol { columns: 2 16rem; font-size: .9rem; color: #333; }
+ol span { color: #777; }
+p.title { font-weight: 600; }
+p { white-space: pre-wrap; overflow-wrap: anywhere; }
+""".strip()
+
+
+def mark_spans(text: str, spans: Iterable[tuple[int, int, str, str]]) -> str:
+    """The escaped text with HTML before and after spans.
+
+    Args:
+        text: of a user.
+        spans: (start, end, what comes before, what comes after), in text order; none overlap.
+    """
+    parts, position = [], 0
+    for start, end, before, after in spans:
+        parts += [escape(text[position:start]), before, escape(text[start:end]), after]
+        position = end
+    return "".join([*parts, escape(text[position:])])
+
+
+def free_mentions(phrases: Sequence[Mapping], field: str = "text") -> list[tuple[int, int, int]]:
+    """(start, end, index of the phrase) of mentions, in text order; where mentions overlap, that of the earlier phrase.
+
+    Args:
+        phrases: of a document, best first.
+        field: "title" or "text". A mention without a field is in the text.
+    """
+    taken: list[tuple[int, int, int]] = []
+    covered: set[int] = set()
+    for index, phrase in enumerate(phrases):
+        for mention in phrase["mentions"]:
+            places = range(mention["start"], mention["end"])
+            if mention.get("field", "text") == field and covered.isdisjoint(places):
+                covered.update(places)
+                taken.append((mention["start"], mention["end"], index))
+    return sorted(taken)
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page of `render_page`, which may be replaced by another one."""
+    """Whether a file is a page of this module, which may be replaced by another one."""
     start = PAGE[: PAGE.index("<title>")].encode()
     if not path.is_file():
         return False
@@ -53,51 +88,29 @@ def render_page(
         title: of the page.
     """
     names = names or [f"Document {number}" for number in range(1, len(texts) + 1)]
-    sections = [
-        f"<h2>{escape(name)}</h2>\n<ol>\n{list_items(phrases)}\n</ol>\n{mark_document(document, phrases)}"
-        for name, document, phrases in zip(names, texts, keyphrases, strict=True)
-    ]
-    return PAGE.format(title=escape(title), documents="\n".join(sections))
+    sections = []
+    for name, document, phrases in zip(names, texts, keyphrases, strict=True):
+        fields = {"text": document} if isinstance(document, str) else document
+        items = "\n".join(f"<li>{escape(p['keyphrase'])} <span>{_describe(p)}</span></li>" for p in phrases)
+        paragraphs = [
+            f'<p class="{field}">{mark_mentions(fields[field], phrases, field)}</p>'
+            for field in ("title", "text")
+            if fields.get(field)
+        ]
+        sections.append("\n".join([f"<h2>{escape(name)}</h2>\n<ol>\n{items}\n</ol>", *paragraphs]))
+    return PAGE.format(title=escape(title), style=STYLE, body="\n".join(sections))
 
 
-def list_items(phrases: Sequence[Mapping]) -> str:
-    """The keyphrases with their scores as items of a list; a candidate that does not occur has neither."""
-    return "\n".join(f"<li>{escape(phrase['keyphrase'])} <span>{describe(phrase)}</span></li>" for phrase in phrases)
-
-
-def describe(phrase: Mapping) -> str:
-    """The score of a keyphrase and the number of its mentions."""
+def _describe(phrase: Mapping) -> str:
+    """The score of a keyphrase and the number of its mentions; a candidate that does not occur has neither."""
     return "absent" if phrase["score"] is None else f"{phrase['score']:.2f}, {len(phrase['mentions'])} ×"
 
 
-def mark_document(document: str | Mapping, phrases: Sequence[Mapping]) -> str:
-    """The paragraphs of a document: its text, after its title if it has one."""
-    if isinstance(document, str):
-        return f"<p>{mark_mentions(document, phrases)}</p>"
-    fields = [field for field in ("title", "text") if document.get(field)]
-    return "\n".join(f'<p class="{field}">{mark_mentions(document[field], phrases, field)}</p>' for field in fields)
-
-
 def mark_mentions(text: str, phrases: Sequence[Mapping], field: str = "text") -> str:
-    """The escaped text with `<mark>` around each mention; where mentions overlap, the better phrase is marked.
-
-    Args:
-        text: of a document, or of one of its fields.
-        phrases: of the document.
-        field: "title" or "text". A mention without a field is in the text.
-    """
-    taken: list[tuple[int, int, Mapping]] = []
-    present = [phrase for phrase in phrases if phrase["score"] is not None]
-    for phrase in sorted(present, key=lambda phrase: -phrase["score"]):
-        for mention in phrase["mentions"]:
-            start, end = mention["start"], mention["end"]
-            is_here = mention.get("field", "text") == field
-            if is_here and all(end <= other or start >= other_end for other, other_end, _ in taken):
-                taken.append((start, end, phrase))
-    parts, position = [], 0
-    for start, end, phrase in sorted(taken, key=lambda span: span[0]):
-        strength, note = f"{0.15 + 0.7 * phrase['score']:.2f}", f"{phrase['keyphrase']}: {phrase['score']:.2f}"
-        parts.append(escape(text[position:start]))
-        parts.append(f'<mark style="--strength: {strength}" title="{escape(note)}">{escape(text[start:end])}</mark>')
-        position = end
-    return "".join([*parts, escape(text[position:])])
+    """The escaped text of a field with `<mark>` around each mention of keyphrases, best first."""
+    spans = []
+    for start, end, index in free_mentions(phrases, field):
+        strength = f"{0.15 + 0.7 * phrases[index]['score']:.2f}"
+        note = escape(f"{phrases[index]['keyphrase']}: {phrases[index]['score']:.2f}")
+        spans.append((start, end, f'<mark style="--strength: {strength}" title="{note}">', "</mark>"))
+    return mark_spans(text, spans)

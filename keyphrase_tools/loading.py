@@ -1,4 +1,4 @@
-"""Checks of the options --model, --device and --dtype, with errors that name the option."""
+"""Opens models by the options --model, --device and --dtype, with errors that name the option."""
 
 import os
 import re
@@ -117,3 +117,25 @@ def describe_load_errors(option: str, name: str):
         raise OSError(
             f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error
+
+
+def open_extractor(model: str | None = None, *, device: str | None = None, dtype: str = "float32", **options):
+    """The keyphrase pipeline of a model.
+
+    Args:
+        model: folder or Hub id of a token classifier, by default the default model.
+        device, dtype: as `parse_device` and `parse_dtype` read them; by default the pipeline chooses the device.
+        options: of `pipeline`, such as `backend` and `trust_remote_code`.
+
+    Raises:
+        OSError: if the model cannot be opened.
+        ValueError: for a device or data type that is not available.
+    """
+    from run_tools.model_loading import open_pipeline
+
+    from .default_model import find_default_model
+
+    model = model or find_default_model()
+    options |= {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
+    with describe_load_errors("--model", model):
+        return open_pipeline("keyphrase-extraction", model, **options)

@@ -32,15 +32,15 @@ def kind_of(value) -> str | None:
     return kind if kind in KINDS else None
 
 
-def one_of(kinds, message: str):
+def discriminated(kinds, message: str):
     """A union whose errors are those of the kind that was sent."""
     return Annotated[kinds, Discriminator(kind_of, custom_error_type="inputs", custom_error_message=message)]
 
 
 OneInput = Annotated[str, Tag("str")] | Annotated[Document, Tag("dict")]
-EachInput = one_of(OneInput, 'Must be a text, or an object with "text" and optionally "title"')
+EachInput = discriminated(OneInput, 'Must be a text, or an object with "text" and optionally "title"')
 EachInputs = TypeAliasType("EachInputs", Annotated[list[EachInput], FailFast(), Field(min_length=1)])
-Inputs = one_of(
+Inputs = discriminated(
     OneInput | Annotated[EachInputs, Tag("list")],
     'Must be a text, an object with "text" and optionally "title", or a list of them',
 )

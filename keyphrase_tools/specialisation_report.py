@@ -3,37 +3,25 @@
 from html import escape
 from pathlib import Path
 
+from .html_page import PAGE, mark_spans
 from .specialisation import expert_usage, specialisation
 
 # the colour-blind-safe palette of Okabe and Ito; for more than eight experts, equidistant hues
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 17px/1.9 Georgia, serif; color: #1a1a1a; background: #fff; max-width: 46em; margin: 2em auto; padding: 0 1em; }}
-h1 {{ font-size: 1.3em; }}
-.legend, .note {{ font: 14px/1.8 system-ui, sans-serif; }}
-.legend > span {{ margin-right: 1.2em; white-space: nowrap; }}
-.text {{ white-space: pre-wrap; }}
-.text span, .swatch {{ border-radius: 3px; padding: 1px 2px; color: #000; }}
-.key {{ text-decoration: underline 2px; text-underline-offset: 4px; }}
-{rules}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p class="legend">{legend}</p>
+STYLE = """
+body { font: 17px/1.9 Georgia, serif; color: #1a1a1a; background: #fff; max-width: 46em; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.3em; }
+.legend, .note { font: 14px/1.8 system-ui, sans-serif; }
+.legend > span { margin-right: 1.2em; white-space: nowrap; }
+.text { white-space: pre-wrap; }
+.text span, .swatch { border-radius: 3px; padding: 1px 2px; color: #000; }
+.key { text-decoration: underline 2px; text-underline-offset: 4px; }
+"""
+BODY = """<p class="legend">{legend}</p>
 <p class="text">{text}</p>
 <p class="note">Each token has the colour of its preferred expert, paler for a smaller probability; hover over it to see both.
-Words that the model labels as parts of keyphrases are underlined.</p>
-</body>
-</html>
-"""
+Words that the model labels as parts of keyphrases are underlined.</p>"""
 
 
 def colour(expert: int, num_experts: int) -> str:
@@ -91,17 +79,14 @@ def expert_page(tokens, text: str, path: str | Path, document: int = 0, title: s
         raise ValueError(
             f"document={document} has no tokens. Use the index of one of the {tokens['document'].nunique()} documents."
         )
-    E, parts, end = tokens.attrs["num_experts"], [], 0
+    E, spans = tokens.attrs["num_experts"], []
     for token in document_tokens.itertuples():
-        parts.append(escape(text[end : token.start]))
         css_class = f"e{token.expert}" + (" key" if token.label != "O" else "")
         tooltip = f"expert {token.expert}, weight {token.weight:.2f}, label {token.label}"
         percent = round(100 * (0.25 + 0.75 * token.weight))
         style = f"background: color-mix(in srgb, var(--e{token.expert}) {percent}%, white)"
-        word = escape(text[token.start : token.end])
-        parts.append(f'<span class="{css_class}" style="{style}" title="{tooltip}">{word}</span>')
-        end = token.end
-    parts.append(escape(text[end:]))
+        before = f'<span class="{css_class}" style="{style}" title="{tooltip}">'
+        spans.append((token.start, token.end, before, "</span>"))
     document_tokens.attrs = tokens.attrs
     shares = expert_usage(document_tokens)["share"]
     legend = "".join(
@@ -109,7 +94,8 @@ def expert_page(tokens, text: str, path: str | Path, document: int = 0, title: s
         for e in range(E)
     )
     rules = ":root {" + " ".join(f"--e{e}: {colour(e, E)};" for e in range(E)) + " }"
-    page = PAGE.format(title=escape(title), legend=legend, text="".join(parts), rules=rules)
+    body = BODY.format(legend=legend, text=mark_spans(text, spans))
+    page = PAGE.format(title=escape(title), style=STYLE + rules, body=body)
     Path(path).write_text(page, encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from run_tools.corpus.documents import Corpus, import_parquet
 from run_tools.corpus.text_rows import csv_header, json_rows
 from run_tools.errors import is_encodable, one_line
 
-from . import AppSettings
+from .settings import AppSettings
 
 TEXT_NAMES = ("text", "abstract", "document", "body", "content", "description")  # columns that are most likely the text
 FORMATS = {"CSV": ".csv", "JSON Lines": ".jsonl", "Parquet": ".parquet"}

@@ -1,25 +1,14 @@
-"""HTML of texts with marks. All text of users is escaped here; nothing else in the app builds HTML from it."""
+"""HTML of what was read in a text. All text of users is escaped here, or by `html_page.mark_spans`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from keyphrase_tools.html_page import free_mentions, mark_spans
+
 from .reading import Reading
 
 KINDS = 8  # experts with a colour and an underline of their own
-
-
-def free_spans(phrases: Sequence[Mapping]) -> list[tuple[int, int, int]]:
-    """(start, end, rank) of mentions in text order; where mentions overlap, that of the better phrase."""
-    taken: list[tuple[int, int, int]] = []
-    covered: set[int] = set()
-    for rank, phrase in enumerate(phrases, start=1):
-        for mention in phrase["mentions"]:
-            places = range(mention["start"], mention["end"])
-            if covered.isdisjoint(places):
-                covered.update(places)
-                taken.append((mention["start"], mention["end"], rank))
-    return sorted(taken)
 
 
 def text_html(text: str, phrases: Sequence[Mapping], strengths: Sequence[float]) -> str:
@@ -28,15 +17,16 @@ def text_html(text: str, phrases: Sequence[Mapping], strengths: Sequence[float])
     Args:
         strengths: of the colour of each phrase, from 0 to 1.
     """
-    parts, position = [], 0
-    for start, end, rank in free_spans(phrases):
-        parts.append(escape(text[position:start]))
-        parts.append(
-            f'<mark style="--strength:{strengths[rank - 1]:.2f}">{escape(text[start:end])}'
-            f'<sup><span class="lx-hidden"> keyphrase </span>{rank}</sup></mark>'
+    spans = [
+        (
+            start,
+            end,
+            f'<mark style="--strength:{strengths[index]:.2f}">',
+            f'<sup><span class="lx-hidden"> keyphrase </span>{index + 1}</sup></mark>',
         )
-        position = end
-    return f'<p class="lx-text">{"".join([*parts, escape(text[position:])])}</p>'
+        for start, end, index in free_mentions(phrases)
+    ]
+    return f'<p class="lx-text">{mark_spans(text, spans)}</p>'
 
 
 def list_html(phrases: Sequence[Mapping], digits: int = 2, bars: bool = True) -> str:
@@ -52,6 +42,11 @@ def list_html(phrases: Sequence[Mapping], digits: int = 2, bars: bool = True) ->
         '<th scope="col" class="lx-score">score</th><th scope="col" class="lx-count">mentions</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def css_class(expert: int) -> str:
+    """The classes of an expert's colour and underline."""
+    return f"lx-expert lx-expert-{expert % KINDS}"
 
 
 def bar(share: float) -> str:
@@ -99,26 +94,22 @@ def experts_html(reading: Reading | None) -> str:
     if reading is None or not reading.experts:
         reason = "This model has no experts." if reading is not None and not reading.num_experts else "No text yet."
         return section("Experts", f'<p class="lx-note">{reason}</p>')
-    text, parts, position = reading.text, [], 0
     words: dict[int, Counter] = {}
     for start, end, expert in reading.experts:
-        word = text[start:end]
+        word = reading.text[start:end]
         words.setdefault(expert, Counter())[word.lower()] += any(map(str.isalnum, word))
-        parts.append(escape(text[position:start]))
-        parts.append(f'<span class="lx-expert lx-expert-{expert % KINDS}">{escape(word)}</span>')
-        position = end
+    spans = [(start, end, f'<span class="{css_class(expert)}">', "</span>") for start, end, expert in reading.experts]
     legend = []
     for expert in range(reading.num_experts):
         of_expert = words.get(expert, Counter())
         share = sum(e == expert for _, _, e in reading.experts) / len(reading.experts)
         examples = ", ".join(escape(word) for word, count in of_expert.most_common(8) if count)
         legend.append(
-            f'<li><span class="lx-expert lx-expert-{expert % KINDS}">expert {expert + 1}</span> '
+            f'<li><span class="{css_class(expert)}">expert {expert + 1}</span> '
             f"<strong>{share:.0%}</strong> of the words{f': {examples}' if examples else ''}</li>"
         )
-    content = (
-        f'<ul class="lx-legend">{"".join(legend)}</ul><p class="lx-text">{"".join(parts)}{escape(text[position:])}</p>'
-    )
+    marked = mark_spans(reading.text, spans)
+    content = f'<ul class="lx-legend">{"".join(legend)}</ul><p class="lx-text">{marked}</p>'
     note = "The model's router sends each word to several experts. Its colour and underline show the one with the largest weight."
     return section("Who reads what", content, note)
 

@@ -8,12 +8,12 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from . import AppSettings
 from .batch import FORMATS, SUFFIXES, extract_file, read_columns
 from .marks import experts_html, keyphrases_html, message_html, section, yake_html
 from .mixtures import MAX_CHARACTERS, Mixture, routing_html
 from .reading import FLOOR, Reader
 from .samples import ROUTED, SAMPLES
+from .settings import AppSettings
 from .yake_reader import INSTALL, is_installed, read_by_yake
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -39,13 +39,9 @@ HEAD = """<style>@media (max-width: 640px) {
 
 def open_reader(settings: AppSettings) -> Reader:
     """The keyphrase model, opened once for all visitors."""
-    from keyphrase_tools.extractor import KeyphraseExtractor
+    from keyphrase_tools.loading import open_extractor
 
-    return Reader(
-        KeyphraseExtractor(
-            settings.model, device=settings.device, trust_remote_code=settings.trust_remote_code
-        ).pipeline
-    )
+    return Reader(open_extractor(settings.model, device=settings.device, trust_remote_code=settings.trust_remote_code))
 
 
 def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mixture | None = None) -> gr.Blocks:

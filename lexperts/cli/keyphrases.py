@@ -57,19 +57,6 @@ class MatchCase(StrEnum):
     no = "no"
 
 
-def open_extractor(model: str | None, **options):
-    """The pipeline of a model, by default of the default model."""
-    from keyphrase_tools.default_model import find_default_model
-    from keyphrase_tools.loading import describe_load_errors
-    from run_tools.model_loading import open_pipeline
-    from run_tools.processes import prepare_process
-
-    prepare_process()
-    model = model or find_default_model()
-    with describe_load_errors("--model", model):
-        return open_pipeline("keyphrase-extraction", model, **options)
-
-
 @app.command()
 def extract(
     source: Source,
@@ -184,7 +171,8 @@ def show(
     """
     with user_errors(debug):
         from keyphrase_tools.html_page import is_page, render_page
-        from keyphrase_tools.loading import parse_device
+        from keyphrase_tools.loading import open_extractor
+        from run_tools.processes import prepare_process
 
         check_new_file("--output", output)
         if output.exists() and not is_page(output):
@@ -193,7 +181,8 @@ def show(
             )
         check_local("local", device, model=model)
         texts = [file.read_text(encoding="utf-8") for file in files]
-        extractor = open_extractor(model, device=device and parse_device(device))
+        prepare_process()
+        extractor = open_extractor(model, device=device)
         results = extractor(texts, top_k=top_k, **({} if style is None else {"style": style}))
         for file, phrases in zip(files, results, strict=True):
             print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))

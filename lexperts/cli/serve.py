@@ -46,15 +46,14 @@ def serve(
       curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
     """
     with user_errors(debug):
-        from keyphrase_tools.loading import parse_device, parse_dtype
+        from keyphrase_tools.loading import open_extractor
         from keyphrase_tools.serving import create_app
-
-        from .keyphrases import open_extractor
+        from run_tools.processes import prepare_process
 
         listener = bind(host, port)
         check_local("local", device, model=model)
-        options = {"dtype": parse_dtype(dtype), "device": device and parse_device(device)}
-        extract = open_extractor(model, **options, trust_remote_code=trust_remote_code)
+        prepare_process()
+        extract = open_extractor(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         limits = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
         limits |= {"batch_size": batch_size, "max_wait_ms": max_wait_ms, "max_body_bytes": max_body_bytes}
         app = create_app(extract, **limits)

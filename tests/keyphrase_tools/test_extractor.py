@@ -121,13 +121,13 @@ def test_a_model_is_loaded_once_and_again_if_it_was_replaced(folder, tiny_seke, 
     model = tiny_seke("bert", keyphrase_threshold=0.4)
     model.classifier.weight.data *= 2
     pipeline(
-        "keyphrase-extraction", model=model, tokenizer=KeyphraseExtractor(folder).pipeline.tokenizer
+        "keyphrase-extraction", model=model, tokenizer=KeyphraseExtractor(folder).open_pipeline().tokenizer
     ).save_pretrained(tmp_path)
     first = KeyphraseExtractor(tmp_path).describe()
-    assert first["weights"] != before["weights"]
+    assert first["model"]["sha256"] != before["model"]["sha256"]
     model.classifier.weight.data *= 2
     model.save_pretrained(tmp_path)
-    assert KeyphraseExtractor(tmp_path).describe()["weights"] != first["weights"]
+    assert KeyphraseExtractor(tmp_path).describe()["model"]["sha256"] != first["model"]["sha256"]
 
 
 def test_errors_of_options_and_models_are_raised_when_the_model_is_loaded(folder):
