@@ -75,7 +75,7 @@ def train(backbone: str, rows: Dataset, metrics: ExtractionMetrics, tokenizer, a
     return pipeline("keyphrase-extraction", model=model.merge_and_unload(), tokenizer=tokenizer)
 
 
-def main():
+def main(argv=None):
     """Trains, scores and saves both heads, and extracts the keyphrases of a text."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", help="text to extract keyphrases from")
@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"), help="folder for the checkpoint")
     parser.add_argument("--steps", type=int, default=200, help="training steps of 8 texts")
     parser.add_argument("--seed", type=int, default=1, help="random seed")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     text = args.text or (args.file or HERE / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
 
     backbone = str(get_model_path())
