@@ -84,38 +84,6 @@ def test_likelihood_marginals_and_best_path_equal_those_over_all_paths(num_tags)
         assert_close(best_score[b], scores.max(), rtol=1e-10, atol=1e-10)
 
 
-def test_other_transitions_give_other_values():
-    crf, (emissions, tags, mask) = make_crf(3), make_batch(3)
-    other = make_crf(3)
-    other.transitions.data = crf.transitions.data.T.clone()
-    likelihoods = [each.log_likelihood(emissions, tags, mask) for each in (crf, other)]
-    marginals = [each.log_marginals(emissions, mask).flatten(1) for each in (crf, other)]
-    long = mask.sum(1) > 1  # a single position has no transition
-    assert torch.equal(likelihoods[0][~long], likelihoods[1][~long])
-    assert ((likelihoods[0] - likelihoods[1])[long].abs() > 1e-3).all()
-    assert ((marginals[0] - marginals[1])[long].abs().amax(1) > 1e-3).all()
-
-
-def test_the_gradient_is_gold_minus_marginals():
-    """For the emissions, and for the parameters what is observed minus what is expected over all paths."""
-    crf, (emissions, tags, mask) = make_crf(3), make_batch(3)
-    crf.log_likelihood(emissions, tags, mask).sum().backward()
-    gold = F.one_hot(tags, 3) - crf.log_marginals(emissions, mask).exp()
-    assert_close(emissions.grad, gold * mask.unsqueeze(2), rtol=1e-10, atol=1e-10)
-
-    expected = {name: torch.zeros_like(p) for name, p in crf.named_parameters()}
-    for b, inside in enumerate(mask != 0):
-        if inside.any():
-            paths, scores = all_paths(crf, emissions[b, inside])
-            signed = torch.cat([torch.ones(1, dtype=scores.dtype), -scores.softmax(0)])
-            for y, weight in zip(torch.cat([tags[b, inside].unsqueeze(0), paths]), signed, strict=True):
-                expected["start"][y[0]] += weight
-                expected["end"][y[-1]] += weight
-                expected["transitions"].index_put_((y[:-1], y[1:]), weight, accumulate=True)
-    for name, parameter in crf.named_parameters():
-        assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("length", [2, 31, 64, 65])
 def test_the_tree_equals_the_loop_in_values_and_all_gradients(length):
     crf = make_crf(3)
@@ -132,15 +100,6 @@ def test_the_tree_equals_the_loop_in_values_and_all_gradients(length):
             assert_close(of_fast, of_slow, rtol=1e-9, atol=1e-9)
 
 
-def test_gradcheck():
-    crf, (emissions, tags, _) = make_crf(3), make_batch(3)
-    mask = torch.tensor([[0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 1]])
-    emissions, tags = emissions[:3, :4].detach().requires_grad_(), tags[:3, :4]
-    inputs = (emissions, *crf.parameters())
-    assert torch.autograd.gradcheck(lambda e, *_: crf.log_likelihood(e, tags, mask), inputs)
-    assert torch.autograd.gradcheck(lambda e, *_: crf.log_marginals(e, mask), inputs)
-
-
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -1e38])
 def test_values_outside_the_mask_change_nothing(garbage):
     crf, (emissions, tags, mask) = make_crf(3, torch.float32), make_batch(3, dtype=torch.float32)
@@ -154,20 +113,6 @@ def test_values_outside_the_mask_change_nothing(garbage):
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
     assert (emissions.grad[mask == 0] == 0).all() and emissions.grad[mask == 1].any()
-
-
-def test_a_row_is_the_same_alone_and_in_a_batch():
-    crf, (emissions, tags, mask) = make_crf(4), make_batch(4)
-    together = crf.log_likelihood(emissions, tags, mask), crf.log_marginals(emissions, mask)
-    paths, scores = crf.viterbi(emissions, mask)
-    for b, inside in enumerate(mask != 0):
-        if inside.any():
-            e, y, whole = emissions[b : b + 1, inside], tags[b : b + 1, inside], torch.ones(1, int(inside.sum()))
-            assert_close(crf.log_likelihood(e, y, whole)[0], together[0][b])
-            assert_close(crf.log_marginals(e, whole)[0], together[1][b, inside])
-            path, score = crf.viterbi(e, whole)
-            assert torch.equal(path[0], paths[b, inside])
-            assert_close(score[0], scores[b])
 
 
 def test_rows_without_positions_have_likelihood_0_and_gradients_of_0():
@@ -260,15 +205,6 @@ def test_a_compiled_crf_equals_the_eager_one():
         torch.autograd.grad(y[0].sum() + y[1].sum(), [emissions, *crf.parameters()]) for y in (eager, compiled)
     ]
     assert_close(*gradients)
-
-
-def test_loaded_weights_survive_a_reset():
-    crf = LinearChainCrf(3)
-    assert all(0 < p.abs().max() <= 0.1 for p in crf.parameters())
-    crf.start._is_hf_initialized = True
-    before = {name: p.detach().clone() for name, p in crf.named_parameters()}
-    crf.reset_parameters()
-    assert torch.equal(crf.start, before["start"]) and not torch.equal(crf.end, before["end"])
 
 
 def test_emissions_of_another_shape_are_refused():

@@ -84,26 +84,6 @@ def test_the_loop_is_the_formulas_gate_by_gate():
     assert_close(actual.flatten(), torch.stack(expected))
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_a_text_has_the_same_states_alone_and_in_a_batch(name):
-    layer, x, lengths, z = make([7, 1, 5], torch.float32)
-    together = layer(x, lengths, z, name)
-    for i, length in enumerate(lengths.tolist()):
-        alone = layer(x[i : i + 1, :length], lengths[i : i + 1], z[i : i + 1], name)
-        assert_close(together[i, :length], alone[0], rtol=0, atol=1e-6)
-
-
-def test_titles_generate_different_weights_and_the_same_text_has_different_states():
-    layer, x, _, z = make([5, 5], torch.float32)
-    same = x[:1].expand(2, -1, -1)
-    weights = layer.generators[0](z)
-    assert not torch.allclose(weights.hidden[0], weights.hidden[1], atol=0.1)
-    y = layer(same, torch.tensor([5, 5]), z)
-    assert not torch.allclose(y[0], y[1], atol=1e-2)
-    again = layer(same, torch.tensor([5, 5]), z[:1].expand(2, -1))
-    assert_close(again[0], again[1])
-
-
 def test_shared_base_weights_are_added_to_generated_weights():
     layer, x, lengths, z = make([6, 4], torch.float64, shared_base=True)
     bare, *_ = make([6, 4], torch.float64)

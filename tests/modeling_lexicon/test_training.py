@@ -1,4 +1,4 @@
-"""LM-Lexicon under the stock Trainer: domain ids, sharded checkpoints, frozen parts; LoRA on gates and experts."""
+"""LM-Lexicon under the stock Trainer: domain ids, sharded checkpoints; LoRA on gates and experts."""
 
 import copy
 
@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
 from transformers.trainer_utils import load_sharded_checkpoint
 
-from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
+from modeling_lexicon import LexiconForCausalLM
 from tests import tiny_models
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.tiny_models import weights
@@ -16,17 +16,7 @@ from tests.tiny_models import weights
 
 @pytest.fixture(scope="module")
 def rows():
-    """24 texts of two domains: in each the answer is one token, repeated."""
-    torch.manual_seed(0)
-    made = []
-    for i in range(24):
-        domain = i % 2
-        prompt = torch.randint(3, 24, (4,)) + 24 * domain
-        ids = torch.cat([prompt, torch.full((4,), 5 + domain)])
-        labels = ids.clone()
-        labels[:4] = -100
-        made.append({"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)})
-    return made
+    return tiny_models.trainable_lexicon("token", None).rows
 
 
 def make_trainer(model, rows, folder, held_out=None, **options):
@@ -67,28 +57,6 @@ def test_a_run_resumes_from_a_checkpoint_in_several_files_and_takes_up_its_best_
     best = LexiconForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
     assert all(torch.equal(p, weights(model)[name]) for name, p in weights(best).items())
-
-
-def test_the_regressor_accumulates_too(rows, tmp_path):
-    found = []
-    labelled = [{**row, "labels": float(i % 3)} for i, row in enumerate(rows)]
-    for size, micro in ((8, 1), (2, 4)):
-        model = tiny_lexicon(LexiconForSequenceClassification, num_labels=1)
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": micro, "max_steps": 2}
-        trainer = make_trainer(model, labelled, tmp_path, optim="sgd", max_grad_norm=0, learning_rate=0.05, **options)
-        trainer.train()
-        found.append(weights(trainer.model))
-    for name in found[0]:
-        assert_close(found[1][name], found[0][name], rtol=0, atol=1e-6)
-
-
-def test_only_gates_and_experts_move_in_the_last_step(rows, tmp_path):
-    model = tiny_lexicon(router_aux_loss_coef=0.01)
-    start = weights(model)
-    model.freeze_all_but("gates", "experts")
-    make_trainer(model, rows, tmp_path, max_steps=3).train()
-    moved = {name for name, p in weights(model).items() if not torch.equal(p, start[name])}
-    assert moved == {name for name in start if ".mlp." in name}
 
 
 # --- LoRA -----------------------------------------------------------------------------------------------------------

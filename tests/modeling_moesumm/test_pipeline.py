@@ -31,17 +31,6 @@ def test_answers_have_the_form_of_the_former_summarization_pipeline(summarize, m
     assert isinstance(summarize, MoeSummarizationPipeline)
 
 
-def test_columns_give_lists_and_generators_give_iterators(summarize):
-    expected = summarize(TEXTS)
-    assert summarize(Dataset.from_dict({"document": TEXTS})["document"]) == expected
-    assert summarize(tuple(TEXTS)) == expected
-    read = []
-    found = summarize((read.append(text) or text for text in TEXTS * 40), batch_size=1)
-    assert not isinstance(found, list) and next(found) == expected[0]
-    assert len(read) == 16  # lazily
-    assert [next(found) for _ in range(7)] == (expected * 2)[1:8]
-
-
 def test_datasets_are_given_when_it_is_made_or_called(summarize, model, tokenizer):
     expected = summaries_by(model, TEXTS, tokenizer, dataset=NAMES, max_length=12)
     assert texts_of(summarize(TEXTS, dataset=NAMES)) == expected
@@ -91,6 +80,8 @@ def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer):
         (3, {}, TypeError, r"got 3 \(int\)"),
         ({"document": "River."}, {}, TypeError, r"\(dict\)"),
         (["River.", ""], {}, ValueError, "Text 1 is empty"),
+        (["River.", "Bridge.", "  \n\t "], {}, ValueError, "Text 2 is empty"),
+        (["River.", b"River."], {}, TypeError, "Text 1 .* bytes"),
         (["River.", None], {}, TypeError, "Text 1 .* NoneType"),
         ("River.", {"dataset": "radio"}, ValueError, "dataset='radio'.*'news', 'letters'"),
         (["River."], {"dataset": ["news", "news"]}, ValueError, "dataset has 2 names for 1 texts"),
@@ -118,7 +109,9 @@ def test_a_stock_model_works_too(summarize, model, tokenizer, tmp_path):
     stock.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     opened = pipeline("moe-summarization", model=str(tmp_path), device="cpu", max_length=12)
-    assert opened(TEXTS) == summarize(TEXTS)
+    assert opened(TEXTS) == opened(TEXTS, dataset=[None] * 4) == summarize(TEXTS)
+    with pytest.raises(ValueError, match="dataset='news'.*'bart'"):
+        opened(TEXTS, dataset="news")
 
     opened.save_pretrained(tmp_path / "again")  # a stock checkpoint, without code of ours
     assert not list((tmp_path / "again").glob("*.py"))
@@ -131,6 +124,3 @@ def test_models_answer_in_a_reduced_precision(model, tokenizer):
     half = AutoModelForSeq2SeqLM.from_config(model.config, dtype=torch.bfloat16)
     found = pipeline("moe-summarization", model=half, tokenizer=tokenizer, device="cpu", max_length=12)(TEXTS[:2])
     assert len(found) == 2
-
-
-# ---- saved checkpoints

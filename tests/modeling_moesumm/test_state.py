@@ -1,7 +1,4 @@
-"""Nothing of a pass is kept on modules: threads, exceptions, pickling, copies; and layers that are transformers' own."""
-
-import sys
-from concurrent.futures import ThreadPoolExecutor
+"""Nothing of a pass is kept on modules, and layers are transformers' own."""
 
 import pytest
 import torch
@@ -9,74 +6,7 @@ from accelerate import infer_auto_device_map
 
 from modeling_moesumm.layers_moesumm import LAYER_CLASSES
 from modeling_moesumm.routing_moesumm import RoutingContext
-from tests.modeling_moesumm.conftest import BACKBONES, each_backbone, gradients, tiny_backbone, tiny_moesumm
-
-FORWARDS = 60
-WAYS = [{"dataset_ids": torch.full((4,), i)} for i in range(3)]
-WAYS += [{"dataset_ids": torch.tensor([2, -1, 0, 1])}, {"deputy_id": 1}, {"main_expert_only": True}]
-
-
-def without(batch, *names):
-    return {name: value for name, value in batch.items() if name not in names}
-
-
-def logits_of(model, batch):
-    with torch.no_grad():
-        return model(**batch).logits
-
-
-# --- threads --------------------------------------------------------------------------------------------------------
-
-
-@each_backbone
-def test_two_threads_on_one_model_have_their_own_datasets(backbone, batch):
-    model, plain = tiny_moesumm(backbone), without(batch, "dataset_ids")
-    expected = [model(**plain, **way).logits.detach() for way in WAYS]
-
-    def run(shift):
-        wrong = 0
-        for i in range(FORWARDS):
-            at = (i + shift) % len(WAYS)
-            wrong += not torch.allclose(logits_of(model, {**plain, **WAYS[at]}), expected[at], atol=1e-5)
-        return wrong
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, (0, 3))) == [0, 0]
-    assert all(not torch.allclose(a, expected[-1], atol=1e-2) for a in expected[:-1])  # negative control
-
-
-# --- exceptions -----------------------------------------------------------------------------------------------------
-
-
-def test_an_exception_in_the_backward_pass_leaves_nothing_behind(batch):
-    model = tiny_moesumm().train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model(**batch).loss.backward()
-    expected = gradients(model)
-    model.zero_grad()
-    output = model(**batch)
-    hook = model.backbone.model.encoder.layers[0].fc2.register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # while the layer is called again
-        output.loss.backward()
-    hook.remove()
-    model.zero_grad()
-    model(**batch).loss.backward()
-    for name, gradient in gradients(model).items():
-        assert torch.equal(gradient, expected[name])
-
-
-# --- copies ---------------------------------------------------------------------------------------------------------
-
-
-def test_layer_classes_can_be_imported_by_their_names():
-    for model in (tiny_moesumm(backbone) for backbone in BACKBONES):
-        for layer in (*model.backbone.model.encoder.layers, *model.backbone.model.decoder.layers):
-            kind = type(layer)
-            assert getattr(sys.modules[kind.__module__], kind.__qualname__) is kind
-            assert type(layer.fc1) is type(layer.fc2) is torch.nn.Linear
-
-
-# --- layers ---------------------------------------------------------------------------------------------------------
+from tests.modeling_moesumm.conftest import each_backbone, gradients, tiny_backbone, tiny_moesumm
 
 
 @each_backbone

@@ -5,24 +5,13 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from tests import tiny_models
-from tests.modeling_moesumm.conftest import V, each_backbone, tiny_moesumm
+from tests.modeling_moesumm.conftest import each_backbone, tiny_moesumm
 from tests.tiny_models import weights
 
 
 @pytest.fixture(scope="module")
 def rows():
-    """24 texts of three datasets and of none: the summary is one token of the text's dataset, repeated."""
-    torch.manual_seed(0)
-    made = []
-    for i in range(24):
-        dataset = i % 4 - 1
-        ids = torch.randint(20, V, (7,))
-        ids[-1] = 2
-        labels = torch.tensor([10 + dataset, 10 + dataset, 10 + dataset, 2])
-        made.append(
-            {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels, "dataset_ids": dataset}
-        )
-    return made
+    return tiny_models.trainable_moesumm("bart", None).rows
 
 
 def make_trainer(model, rows, folder, **options):
@@ -47,9 +36,9 @@ def test_the_seq2seq_trainer_predicts_with_generate(backbone, rows, tmp_path):
 def test_a_new_dataset_is_learnt_by_deputies_and_selectors_alone(rows, tmp_path):
     model = tiny_moesumm()
     model.add_dataset("radio")
-    model.freeze_all_but_deputies()
+    trained = model.freeze_all_but_deputies()
+    assert trained == sum(p.numel() for name, p in model.named_parameters() if ".deputies." in name)
     start = weights(model)
-    new = [{**row, "dataset_ids": 3} for row in rows]
-    make_trainer(model, new, tmp_path, max_steps=3).train()
+    make_trainer(model, [{**row, "dataset_ids": 3} for row in rows], tmp_path, max_steps=3).train()
     moved = {name for name, p in weights(model).items() if not torch.equal(p, start[name])}
     assert moved == {name for name in start if ".deputies." in name}

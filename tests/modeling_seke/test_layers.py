@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch.testing import assert_close
 
 from modeling_seke import SekeConfig
@@ -12,7 +14,6 @@ from modeling_seke.layers_seke import (
     SekeExperts,
     SekeRnn,
     load_balancing_loss,
-    reference_experts,
     router_z_loss,
 )
 
@@ -25,6 +26,15 @@ def make_experts(num_experts: int, dtype=torch.float64) -> SekeExperts:
     for p in experts.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return experts
+
+
+def reference_experts(experts, x, index, weights):
+    """The formula as a loop over experts, which all implementations must equal in values and in all gradients."""
+    y = torch.zeros_like(x)
+    for e, expert_weights in enumerate(experts.unbind_experts()):
+        token, slot = (index == e).nonzero(as_tuple=True)
+        y = y.index_add(0, token, experts.expert_forward(x[token], expert_weights) * weights[token, slot, None])
+    return y
 
 
 def values_and_gradients(run, experts, x, index, weights):
@@ -212,3 +222,51 @@ def test_the_balance_loss_pushes_the_favoured_expert_down():
 def test_the_z_loss_is_the_mean_square_of_the_log_partition():
     logits = torch.randn(7, 4)
     assert_close(router_z_loss(logits), torch.log(logits.exp().sum(-1)).square().mean())
+
+
+# --- float64 stays float64; half precisions are summed in float32 ---
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_routing_weights_have_the_precision_of_float64(k):
+    torch.manual_seed(0)
+    router, x = NoisyTopKRouter(D, 5, k).double().eval(), torch.randn(9, D, dtype=torch.float64)
+    logits, weights, index = router(x)
+    top = logits.gather(1, index)
+    expected = torch.ones_like(top) if k == 1 else top.exp() / top.exp().sum(-1, keepdim=True)
+    assert weights.dtype == torch.float64
+    assert_close(weights, expected, rtol=1e-14, atol=0)
+    (gradient,) = torch.autograd.grad((weights * torch.randn_like(weights)).sum(), router.gate.weight)
+    assert gradient.dtype == torch.float64 and gradient.abs().max() > 0
+
+
+def test_the_routers_losses_have_the_precision_of_float64():
+    logits = torch.randn(9, 4, dtype=torch.float64)
+    index = logits.topk(2).indices
+    p = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    exact = torch.bincount(index.flatten(), minlength=4).double() / 9
+    assert_close(load_balancing_loss(logits, index), 4 * (exact * p.mean(0)).sum(), rtol=1e-14, atol=0)
+    assert_close(router_z_loss(logits), logits.exp().sum(-1).log().square().mean(), rtol=1e-14, atol=0)
+    for loss in (load_balancing_loss(logits.bfloat16(), index), router_z_loss(logits.bfloat16())):
+        assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batched_mm",
+        pytest.param(
+            "grouped_mm",
+            marks=pytest.mark.xfail(
+                Version(transformers.__version__) < Version("5.23"),
+                reason="before transformers 5.23 the backward pass of its grouped product depends on the data",
+                strict=True,
+            ),
+        ),
+    ],
+)
+def test_without_synchronisation_the_experts_compile_into_one_graph(name, tiny_seke):
+    moe, x = tiny_seke().moe, torch.randn(40, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(moe, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(x, name)[0], moe(x)[0], rtol=0, atol=1e-5)

@@ -69,6 +69,9 @@ def test_ablations_leave_out_their_modules(tiny_seke, batch):
             names[use_moe, use_rnn] = {name.split(".")[0] for name, _ in model.named_parameters()}
             output = model(**batch)
             assert (output.router_logits is not None) == (output.expert_index is not None) == use_moe
+            expected = output.logits
+            model.set_experts_implementation("grouped_mm")
+            assert use_moe or torch.equal(model(**batch).logits, expected)
     assert names[False, False] == {"backbone", "classifier"}
     assert names[True, False] == {"backbone", "classifier", "moe"}
     assert names[False, True] == {"backbone", "classifier", "rnn"}
