@@ -13,54 +13,25 @@ the last, (C, C, n, B), so reductions over a tag run along contiguous memory.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import initialization as init
+
+from .segments_hypernet import LeftAlignedTokens
 
 # Replaces log 0 where gradients flow; -inf would give nan, as inf - inf.
 LOG_ZERO = -1e30
 
 
-class ChainLayout:
-    """The chain of each row: its masked positions, left-aligned.
-
-    Args:
-        mask (`(B, S)`): non-zero at the positions of the chain; holes and padding may be anywhere.
-
-    Attributes:
-        inside (`(B, S)`): the mask as booleans.
-        counts (`(B,)`): number of positions of each chain.
-        order (`(B, W)`): position in the row of each position of the chain; arbitrary after the last one.
-        valid (`(W, B)`): true at the positions of a chain.
-    """
-
-    def __init__(self, mask: torch.Tensor):
-        self.inside = mask != 0
-        self.counts = self.inside.sum(1)
-        if torch.compiler.is_compiling():
-            # A graph cannot depend on the longest chain's length; with powers of two a few graphs serve all lengths.
-            width = 1
-            while width < mask.shape[1]:
-                width *= 2
-        else:
-            width = max([1, *self.counts.tolist()])
-        order = (~self.inside).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
-        self.order = F.pad(order, (0, width - order.shape[1]))
-        self.valid = torch.arange(width, device=mask.device).unsqueeze(1) < self.counts
-
-    def align(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S) -> (W, B), or (B, S, C) -> (C, W, B): the chains' values, and 0 after their ends."""
-        order = self.order if x.dim() == 2 else self.order.unsqueeze(2).expand(-1, -1, x.shape[2])
-        aligned = x.gather(1, order).permute(*reversed(range(x.dim())))
-        return aligned.masked_fill(~self.valid, 0).contiguous()
-
-    def restore(self, y: torch.Tensor, fill: float) -> torch.Tensor:
-        """(W, B) -> (B, S), or (C, W, B) -> (B, S, C): each value at its own position, and `fill` outside the mask."""
-        rank = (self.inside.cumsum(1) - 1).clamp(min=0)  # (B, S)
-        inside = self.inside
-        if y.dim() == 3:
-            rank, inside = rank.unsqueeze(2).expand(-1, -1, y.shape[0]), inside.unsqueeze(2)
-        return y.permute(*reversed(range(y.dim()))).gather(1, rank).masked_fill(~inside, fill)
+def align_chains(mask: torch.Tensor) -> LeftAlignedTokens:
+    """The chain of each row: the positions with a non-zero mask (B, S), left-aligned; holes and padding may be anywhere."""
+    if torch.compiler.is_compiling():
+        # A graph cannot depend on the longest chain's length; with powers of two a few graphs serve all lengths.
+        width = 1
+        while width < mask.shape[1]:
+            width *= 2
+    else:
+        width = max([1, *(mask != 0).sum(1).tolist()])
+    return LeftAlignedTokens(mask != 0, width)
 
 
 def log_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -138,15 +109,16 @@ class LinearChainCrf(nn.Module):
     def log_likelihood(self, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """emissions (B, S, C), tags (B, S), mask (B, S) -> log p(tags | emissions) (B,), 0 for a row without positions."""
         chain, e, end = self._align(emissions, mask)
-        elements = self._elements(e, chain.valid, self.start, self.transitions, LOG_ZERO)
+        valid = chain.valid.T  # (W, B)
+        elements = self._elements(e, valid, self.start, self.transitions, LOG_ZERO)
         log_z = log_sum_exp(product_tree(elements, log_sum_exp)[-1][0, :, 0] + end, 0)  # (B,)
 
-        y = chain.align(tags.long())  # (W, B), and 0 after the end, where element [0, 0] is 0
-        previous = torch.cat([torch.zeros_like(y[:1]), y[:-1]]) * chain.valid
+        y = chain.gather(tags.long()[..., None]).squeeze(2).T  # (W, B), and 0 after the end, where element [0, 0] is 0
+        previous = torch.cat([torch.zeros_like(y[:1]), y[:-1]]) * valid
         steps = elements.gather(1, y.expand(self.num_tags, 1, -1, -1)).squeeze(1).gather(0, previous.unsqueeze(0))
-        last = y.gather(0, (chain.counts - 1).clamp(min=0).unsqueeze(0))  # (1, B)
+        last = y.gather(0, (chain.lengths - 1).clamp(min=0).unsqueeze(0))  # (1, B)
         gold = steps.sum((0, 1)) + end.expand(-1, y.shape[1]).gather(0, last).squeeze(0)
-        return (gold - log_z).masked_fill(chain.counts == 0, 0)
+        return (gold - log_z).masked_fill(chain.lengths == 0, 0)
 
     def log_marginals(self, emissions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """emissions (B, S, C), mask (B, S) -> log p(y_t = c | emissions) (B, S, C), 0 outside the mask.
@@ -155,7 +127,7 @@ class LinearChainCrf(nn.Module):
         bounds of ever shorter runs, and finally to each position.
         """
         chain, e, end = self._align(emissions, mask)
-        elements = self._elements(e, chain.valid, self.start, self.transitions, LOG_ZERO)
+        elements = self._elements(e, chain.valid.T, self.start, self.transitions, LOG_ZERO)
         levels = product_tree(elements, log_sum_exp)
         first = torch.full_like(e[:, :1], LOG_ZERO)
         first[0] = 0  # tag 0 precedes every chain
@@ -167,7 +139,7 @@ class LinearChainCrf(nn.Module):
             before = log_sum_exp(alpha[:, :h].unsqueeze(1) + left, 0)
             after = log_sum_exp(right + beta[:, 1 : h + 1].unsqueeze(0), 1)
             alpha, beta = interleave(before, alpha), interleave(after, beta)
-        return chain.restore((alpha + beta)[:, 1:].log_softmax(0), 0.0)
+        return chain.scatter((alpha + beta)[:, 1:].log_softmax(0).permute(2, 1, 0))
 
     @torch.no_grad()
     def viterbi(
@@ -188,7 +160,7 @@ class LinearChainCrf(nn.Module):
         if allowed is not None:
             start = start.masked_fill(~allowed[0].to(start.device, torch.bool), float("-inf"))
             transitions = transitions.masked_fill(~allowed[1].to(start.device, torch.bool), float("-inf"))
-        levels = product_tree(self._elements(e, chain.valid, start, transitions, float("-inf")), maximum)
+        levels = product_tree(self._elements(e, chain.valid.T, start, transitions, float("-inf")), maximum)
         score, last = (levels[-1][0, :, 0] + end).max(0)  # (B,)
         y = torch.stack([torch.zeros_like(last), last]).unsqueeze(0)  # (1, 2, B): tags at the bounds
         for level in reversed(levels[:-1]):
@@ -198,9 +170,11 @@ class LinearChainCrf(nn.Module):
             right = right.gather(1, y[:, 1 : h + 1].expand(C, -1, -1).unsqueeze(1)).squeeze(1)
             y = interleave((left + right).argmax(0, keepdim=True), y)
         score = score + e.amax(0).sum(0)
-        return chain.restore(y[0, 1:], -1), score.masked_fill(chain.counts == 0, 0)
+        return chain.scatter(y[0, 1:].T[..., None], fill=-1).squeeze(2), score.masked_fill(chain.lengths == 0, 0)
 
-    def _align(self, emissions: torch.Tensor, mask: torch.Tensor) -> tuple[ChainLayout, torch.Tensor, torch.Tensor]:
+    def _align(
+        self, emissions: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[LeftAlignedTokens, torch.Tensor, torch.Tensor]:
         """The chains, their emissions e (C, W, B) and the end scores r (C, 1), in the dtype of the computation."""
         if emissions.shape != (*mask.shape, self.num_tags):
             raise ValueError(
@@ -208,8 +182,8 @@ class LinearChainCrf(nn.Module):
                 f"{self.num_tags} tags. Pass emissions of shape {(*mask.shape, self.num_tags)}."
             )
         dtype = torch.promote_types(torch.promote_types(emissions.dtype, self.transitions.dtype), torch.float32)
-        chain = ChainLayout(mask)
-        return chain, chain.align(emissions).to(dtype), self.end.to(dtype).unsqueeze(1)
+        chain = align_chains(mask)
+        return chain, chain.gather(emissions).permute(2, 1, 0).contiguous().to(dtype), self.end.to(dtype).unsqueeze(1)
 
     def _elements(self, e, valid, start, transitions, log_zero: float) -> torch.Tensor:
         """e (C, W, B) -> (C, C, W, B): the score of tag j at position t after tag i, minus the position's largest emission.

@@ -147,11 +147,7 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
             encoder_hidden_states, **kwargs,
         )  # fmt: skip
         words = outputs.main_mask & self.find_word_starts(input_ids, word_start_mask)
-        return HypernetTokenClassifierOutput(
-            loss=None if labels is None else self._loss(scores, outputs.main_mask, labels, num_items_in_batch),
-            logits=self._log_marginals(scores, words),
-            **shared_fields(outputs),
-        )
+        return self._output(scores, outputs, words, labels, num_items_in_batch)
 
     @torch.no_grad()
     def decode(
@@ -176,19 +172,17 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         if self.config.constrained_decoding:
             allowed = tuple(x.to(scores.device) for x in allowed_transitions(self.config.id2label))
         tags = self.crf.viterbi(scores, words, allowed)[0]
-        if not return_outputs:
-            return tags
-        return tags, HypernetTokenClassifierOutput(
-            loss=None if labels is None else self._loss(scores, outputs.main_mask, labels, None),
-            logits=self._log_marginals(scores, words),
-            **shared_fields(outputs),
-        )
+        return (tags, self._output(scores, outputs, words, labels)) if return_outputs else tags
 
-    def _loss(self, scores, main_mask, labels, num_items_in_batch) -> torch.Tensor:
-        """Negative log-likelihood of the labels, with one chain per row, divided by the number of labels."""
-        labelled = main_mask & (labels != -100)
-        total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        return -self.crf.log_likelihood(scores, labels, labelled).sum() / total
+    def _output(self, scores, outputs, words, labels, num_items_in_batch=None) -> HypernetTokenClassifierOutput:
+        """Log-marginals of the words, and the negative log-likelihood of labels, with one chain per row, per label."""
+        loss = None
+        if labels is not None:
+            labelled = outputs.main_mask & (labels != -100)
+            total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+            loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
+        logits = self._log_marginals(scores, words)
+        return HypernetTokenClassifierOutput(loss=loss, logits=logits, **shared_fields(outputs))
 
     def _scores(self, *args, **inputs) -> tuple[torch.Tensor, HypernetModelOutput]:
         """Scores of the labels at each token (B, S, C), and the hypernetwork's outputs."""

@@ -8,6 +8,7 @@ whole meta-text.
 """
 
 import torch
+import torch.nn.functional as F
 
 
 class LeftAlignedTokens:
@@ -24,9 +25,9 @@ class LeftAlignedTokens:
     """
 
     def __init__(self, mask: torch.Tensor, width: int):
-        self.size = mask.shape[1]
-        self.lengths, width = mask.sum(1), min(width, mask.shape[1])
-        self.index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+        self.mask, self.lengths = mask, mask.sum(1)
+        index = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+        self.index = F.pad(index, (0, width - index.shape[1]))
         self.valid = torch.arange(width, device=mask.device) < self.lengths[:, None]
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,11 +35,10 @@ class LeftAlignedTokens:
         tokens = x.gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
         return tokens.masked_fill(~self.valid[..., None], 0)
 
-    def scatter(self, y: torch.Tensor) -> torch.Tensor:
-        """(B, W, d) -> (B, S, d), 0 outside the mask."""
-        y = y.masked_fill(~self.valid[..., None], 0)
-        full = y.new_zeros(len(y), self.size, y.shape[-1])
-        return full.scatter(1, self.index[..., None].expand_as(y), y)
+    def scatter(self, y: torch.Tensor, fill: float = 0) -> torch.Tensor:
+        """(B, W, d) -> (B, S, d), `fill` outside the mask."""
+        rank = (self.mask.cumsum(1) - 1).clamp(min=0)  # (B, S)
+        return y.gather(1, rank[..., None].expand(-1, -1, y.shape[-1])).masked_fill(~self.mask[..., None], fill)
 
 
 def find_segments(

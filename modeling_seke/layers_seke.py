@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-from transformers.integrations import moe as _moe  # noqa: F401  (registers torch.ops.transformers.grouped_mm_fallback)
+from transformers.integrations.moe import _grouped_mm  # and torch.ops.transformers.grouped_mm_fallback
 
 
 class PackedTokens:
@@ -214,30 +214,16 @@ def grouped_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """x (n, in) sorted by expert, weight (E, out, in), end of each expert's rows in x (E,) -> (n, out).
 
-    Uses transformers' loop over experts if PyTorch has no kernel: for float64, for rows that are not a multiple of 16 bytes,
-    on GPUs before Ampere, and in compiled code for all dtypes except bfloat16.
+    By transformers, which knows where PyTorch has a kernel; for float64 and for rows that are not a multiple of 16 bytes, which
+    the kernel does not take, by its loop over experts.
     """
-    dtypes = (torch.bfloat16,) if torch.compiler.is_compiling() else (torch.bfloat16, torch.float16, torch.float32)
-    has_kernel = hasattr(F, "grouped_mm") and weight.dtype in dtypes
-    has_kernel = has_kernel and all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
-    if weight.is_cuda:
-        has_kernel = has_kernel and torch.cuda.get_device_capability(weight.device) >= (8, 0)
-    product = F.grouped_mm if has_kernel else torch.ops.transformers.grouped_mm_fallback
+    aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
+    has_kernel = aligned and weight.dtype != torch.float64
+    product = _grouped_mm if has_kernel else torch.ops.transformers.grouped_mm_fallback
     return product(x.to(weight.dtype), weight.mT, offs=ends)  # autocast does not support grouped products
 
 
 EXPERTS_IMPLEMENTATIONS = {"eager": eager_experts, "batched_mm": batched_experts, "grouped_mm": grouped_experts}
-
-
-def reference_experts(
-    experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
-    """The formula as a loop over experts. All `EXPERTS_IMPLEMENTATIONS` must equal it in values and in all gradients."""
-    y = torch.zeros_like(x)
-    for e, expert_weights in enumerate(experts.unbind_experts()):
-        token, slot = (index == e).nonzero(as_tuple=True)
-        y = y.index_add(0, token, experts.expert_forward(x[token], expert_weights) * weights[token, slot, None])
-    return y
 
 
 class SekeMoe(nn.Module):
