@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 from transformers import TrainingArguments, pipeline
 
+from lexperts.recipes.common.training import RecipeTrainer
 from lexperts.recipes.hypernet import systems
 from lexperts.recipes.hypernet.arguments import ModelArguments
 from lexperts.recipes.hypernet.baselines import TitleGuidedModel
@@ -54,7 +55,7 @@ def test_keyphrases_are_trained_and_scored_by_one_command(reader, backbone, file
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"precision", "recall", "f1"} == set(results["test"]["spans"]) and "f1@10" in results["test"]["seke"]
     assert {"precision", "recall", "f1"} == set(results["test"]["paths"])
-    assert [entry for entry in results["epochs"] if "eval_span_f1" in entry]
+    assert [entry for entry in results["log"] if "eval_span_f1" in entry]
     output = capsys.readouterr().out
     assert "9 documents in 9 windows" in output and "18 of 18" in output and "test, 12 documents" in output
     assert (tmp_path / "states-train" / "states.json").exists()
@@ -79,7 +80,7 @@ def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatc
     run("train_keyphrases", *FAST, *options, "--backbone", backbone, "--output-dir", tmp_path, *files)
     assert halves[0] and not halves[-1]  # validation as in training, the test as in the pipeline
     results = json.loads((tmp_path / "results.json").read_text())
-    scores = [entry["eval_span_f1"] for entry in results["epochs"] if "eval_span_f1" in entry]
+    scores = [entry["eval_span_f1"] for entry in results["log"] if "eval_span_f1" in entry]
     assert len(scores) == 2 and results["best_validation_span_f1"] == max(scores)
     assert (tmp_path / "model.safetensors").exists()
 
@@ -140,8 +141,7 @@ def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):
     args = ModelArguments(backbone, freeze_backbone=False, meta_embedding_size=4, hidden_size=8)
     model = systems.build_model("classes", args, backbone, num_labels=2)
     arguments = TrainingArguments(str(tmp_path), learning_rate=1e-2, report_to="none", use_cpu=True)
-    trainer = systems.TwoRatesTrainer(model=model, args=arguments)
-    trainer.backbone_lr = 1e-5
+    trainer = RecipeTrainer(model=model, args=arguments, part=model.base_model.backbone.parameters(), part_rate=1e-5)
     rates = {id(p): group["lr"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
     backbone_ids = {id(p) for p in model.base_model.backbone.parameters()}
     assert len(rates) == len(list(model.parameters()))

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 from lexperts.recipes.seke import scoring
+from lexperts.recipes.seke.data import Documents
 from lexperts.recipes.seke.mixture import HideStyles, MixtureSampler, freeze_layers
 from lexperts.recipes.seke.scoring import join_neighbours
 from modeling_seke import SekeForTokenClassification
@@ -187,12 +188,12 @@ def test_a_killed_run_started_again_ends_in_the_same_weights(backbone, tmp_path,
 
 
 def test_a_file_in_which_nothing_is_found_has_no_calibration_error():
-    row = scoring.score_file([[]], ["graph cuts work"], [["graph cuts"]], "english")
+    row = scoring.score_file([[]], Documents(["graph cuts work"], [["graph cuts"]], [(0, "")]), "english")
     assert (row["calibration_error"], row["phrases"], row["lexperts"]["f1@10"]) == (None, 0, 0.0)
 
 
 def test_every_phrase_is_scored_and_the_shown_ones_are_calibrated():
     words = [a + b for a in "bcdf" for b in "lmnpq"]
     phrases = [{"keyphrase": word, "score": 0.9} for word in words]
-    row = scoring.score_file([phrases], [" . ".join([*words, "end"])], [words], "english")
+    row = scoring.score_file([phrases], Documents([" . ".join([*words, "end"])], [words], [(0, "")]), "english")
     assert row["lexperts"]["f1@M"] == row["seke"]["f1@k"] == 1 and row["phrases"] == scoring.SHOWN == 10

@@ -1,4 +1,4 @@
-"""What several trainings share: arguments of the Trainer, a learning rate for a part of the weights, a new tokenizer."""
+"""What several trainings share: a Trainer for a part of the weights, resuming, a new tokenizer."""
 
 import json
 from collections.abc import Iterable
@@ -7,16 +7,41 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer
 
 
-def separate_rate(optimizer: Optimizer, parameters: Iterable[nn.Parameter], lr: float):
-    """Moves parameters to groups of their own, which have this learning rate and otherwise the same settings."""
-    moved = {id(p) for p in parameters}
-    for group in list(optimizer.param_groups):
-        new = [p for p in group["params"] if id(p) in moved]
-        if new:
-            group["params"] = [p for p in group["params"] if id(p) not in moved]
-            optimizer.add_param_group({**group, "params": new, "lr": lr, "initial_lr": lr})
+class RecipeTrainer(Trainer):
+    """The stock Trainer, which keeps the order of validation rows, also where it sorts training rows by length.
+
+    Args:
+        train_sampler: draws the training rows.
+        part, part_rate: parameters, and their learning rate if it differs from that of the others.
+    """
+
+    def __init__(
+        self, *args, train_sampler: Sampler | None = None, part: Iterable[nn.Parameter] = (), part_rate: float | None = None,
+        **kwargs,
+    ):  # fmt: skip
+        super().__init__(*args, **kwargs)
+        self.train_sampler, self.part, self.part_rate = train_sampler, list(part), part_rate
+
+    def _get_train_sampler(self, train_dataset=None):
+        return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def _get_eval_sampler(self, eval_dataset):
+        return SequentialSampler(eval_dataset)
+
+    def create_optimizer(self, *args, **kwargs) -> Optimizer:
+        """As in the Trainer, with groups of their own for the parameters of `part`, and otherwise the same settings."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        moved = {id(p) for p in self.part} if self.part_rate is not None else set()
+        for group in list(optimizer.param_groups):
+            new = [p for p in group["params"] if id(p) in moved]
+            if new:
+                group["params"] = [p for p in group["params"] if id(p) not in moved]
+                optimizer.add_param_group({**group, "params": new, "lr": self.part_rate, "initial_lr": self.part_rate})
+        return optimizer
 
 
 def train_or_resume(trainer, checkpoint: str | None) -> None:
@@ -24,20 +49,15 @@ def train_or_resume(trainer, checkpoint: str | None) -> None:
     Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
     """
     args = trainer.args
-    if checkpoint is None or args.max_steps <= 0 or steps_of(checkpoint) < args.max_steps:
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return
     planned = args.max_steps, args.num_train_epochs
-    args.max_steps, args.num_train_epochs = -1, 0  # no epochs are left
+    if checkpoint is not None and args.max_steps > 0:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        if state["global_step"] >= args.max_steps:
+            args.max_steps, args.num_train_epochs = -1, 0  # no epochs are left
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         args.max_steps, args.num_train_epochs = planned
-
-
-def steps_of(checkpoint: str) -> int:
-    """The number of steps that a checkpoint of the Trainer was trained for."""
-    return json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
 
 
 def trainer_options(model, args, rows: dict, collator, tokenizer) -> dict:

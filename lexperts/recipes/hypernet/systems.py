@@ -1,9 +1,9 @@
 """The models that the commands train, the hypernetwork and its baselines, and their Trainers."""
 
+import json
 from pathlib import Path
 
-from torch.utils.data import SequentialSampler
-from transformers import Trainer
+from transformers import pipeline
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_hypernet import (
@@ -15,10 +15,11 @@ from modeling_hypernet import (
 )
 from run_tools import model_loading
 from run_tools.backbones import resolve_backbone
+from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 
-from ..common.run_folder import open_run
-from ..common.training import separate_rate
+from ..common.run_folder import RunFolder, open_run, training_summary
+from ..common.training import RecipeTrainer, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .baselines import BiLstmModel, PlainModel, TitleGuidedModel
 
@@ -66,23 +67,25 @@ def open_folder(command: str, model_args: ModelArguments, data_args: DataArgumen
     return open_run(f"hypernet/{command}.py", training_args, model_args, data_args, **options), backbone
 
 
-class TwoRatesTrainer(Trainer):
-    """The Trainer with a separate learning rate for the backbone."""
+def make_trainer(
+    cls,
+    model,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    training_args,
+    rows,
+    collator,
+    tokenizer,
+    **options,
+):
+    """A Trainer with a separate learning rate for the backbone, and the rows of each split; see `cache_states`."""
+    rows = cache_states(model, rows, collator, data_args, training_args.output_dir)
+    options |= {"part": model.base_model.backbone.parameters(), "part_rate": model_args.backbone_lr}
+    return cls(**trainer_options(model, training_args, rows, collator, tokenizer), **options), rows
 
-    backbone_lr: float
 
-    def create_optimizer(self, *args, **kwargs):
-        """As in transformers; moves the backbone's parameters to groups with `backbone_lr`."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        separate_rate(optimizer, self.model.base_model.backbone.parameters(), self.backbone_lr)
-        return optimizer
-
-
-class ViterbiTrainer(TwoRatesTrainer):
-    """Evaluates the most likely paths, as the pipeline does: predictions are logits and paths, in the order of the rows."""
-
-    def _get_eval_sampler(self, eval_dataset):
-        return SequentialSampler(eval_dataset)  # the stock Trainer sorts by length if training does
+class ViterbiTrainer(RecipeTrainer):
+    """Evaluates the most likely paths, as the pipeline does: predictions are logits and paths."""
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """As in transformers, with the paths of `decode`."""
@@ -90,3 +93,21 @@ class ViterbiTrainer(TwoRatesTrainer):
         with self.accelerator.autocast():  # accelerate wraps only forward
             paths, outputs = self.accelerator.unwrap_model(model).decode(**inputs, return_outputs=True)
         return outputs.loss, None if prediction_loss_only else (outputs.logits, paths), inputs.get("labels")
+
+
+def save_pipeline(task: str, folder: RunFolder, trainer, reader: str):
+    """The pipeline of a trained model, which is saved unless the model is a baseline."""
+    run = pipeline(task, model=trainer.model, tokenizer=trainer.processing_class)
+    if reader == "hypernet":
+        run.save_pretrained(folder.path)
+        print(f"\nThe model is in {folder.path}: pipeline({task!r}, model={str(folder.path)!r})")
+    return run
+
+
+def write_results(folder: RunFolder, trainer, **results) -> None:
+    """Writes results.json, and marks the run as finished."""
+    ran = training_summary(trainer.args, trainer.state)
+    write_file(
+        folder.path / "results.json", json.dumps({**results, "ran": ran, "log": trainer.state.log_history}, indent=1)
+    )
+    folder.mark_finished(ran=ran)

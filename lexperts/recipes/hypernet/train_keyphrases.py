@@ -11,11 +11,8 @@ sequences, as in the paper. "spans" is the same with the probability threshold t
 threshold improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this threshold, by two sets of scoring rules.
 """
 
-import json
-from pathlib import Path
-
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, Trainer, pipeline, set_seed
+from transformers import EarlyStoppingCallback, set_seed
 
 from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
@@ -25,49 +22,49 @@ from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language, split_words
 from modeling_hypernet import DataCollatorForTextPairs
 from run_tools.errors import RESUME
-from run_tools.files import write_file
 
-from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import training_summary
-from ..common.training import train_or_resume, trainer_options
+from ..common.arguments import command
+from ..common.training import train_or_resume
 from .arguments import KeyphraseDataArguments, ModelArguments
 from .data import load_documents
-from .systems import ViterbiTrainer, build_model, cache_states, open_folder, open_tokenizer
+from .systems import (
+    ViterbiTrainer,
+    build_model,
+    make_trainer,
+    open_folder,
+    open_tokenizer,
+    save_pipeline,
+    write_results,
+)
 
 
-def prepare(
-    model_args: ModelArguments, data_args: KeyphraseDataArguments, folder_args: RunFolderArguments, training_args
-):
-    """The groups of arguments, run folder, trainer and test documents. Does everything before training, where the errors of users occur."""
+def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folder_args, training_args):
+    """The run folder, the trainer, and the test documents: everything before training, where errors of users occur."""
     documents = load_documents(data_args)
     language = check_language(None if data_args.language == "none" else data_args.language)
     folder, backbone = open_folder("train_keyphrases", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
     windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
-    print(
-        f"train: {len(documents['train']['text']):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}"
-    )
+    count = len(documents["train"]["text"])
+    print(f"train: {count:,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
     set_seed(training_args.seed)
     model = build_model("keyphrases", model_args, backbone)
     model.config.keyphrase_language = language
-    validation = documents["validation"]
+    validation, test = documents["validation"], documents.get("test")
     options = {"titles": validation["title"], "spans": True, "thresholds": (None, *THRESHOLDS), "language": language}
     columns = validation["text"], validation["keyphrases"]
     metrics = ExtractionMetrics(*columns, tokenizer, model.config.id2label, **options)
-    if test := documents.get("test"):
-        for rules in RULES:
-            gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test-files, by the rules {rules!r}")
+    for rules in RULES if test else ():
+        gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test-files, by the rules {rules!r}")
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
-    rows = cache_states(model, rows, collator, data_args, training_args.output_dir)
     keep_best(training_args, "span_f1")
-    options = trainer_options(model, training_args, rows, collator, tokenizer)
-    trainer = ViterbiTrainer(**options, compute_metrics=metrics)
-    trainer.backbone_lr = model_args.backbone_lr
+    arguments = (model, model_args, data_args, training_args, rows, collator, tokenizer)
+    trainer, _ = make_trainer(ViterbiTrainer, *arguments, compute_metrics=metrics)
     if data_args.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
-    return model_args, data_args, folder, trainer, documents.get("test")
+    return folder, trainer, test
 
 
 def best_threshold(state) -> float | None:
@@ -97,43 +94,32 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     return {"precision": precision, "recall": recall, "f1": 2 * correct / max(predicted + gold, 1)}
 
 
-def report(trainer: Trainer, extract, documents: dict[str, list] | None, show: int):
-    """Writes results.json; prints the test scores and some documents' keyphrases."""
-    config, state = extract.model.config, trainer.state
-    results = {"best_validation_span_f1": state.best_metric, "threshold": config.keyphrase_threshold}
-    results |= {"ran": training_summary(trainer.args, state), "epochs": state.log_history}
-    if documents:
-        results["test"] = {"spans": score_mentions(extract, documents)}
-        threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
-        results["test"]["paths"] = score_mentions(extract, documents)
-        config.keyphrase_threshold = threshold
-        for rules in RULES:
-            results["test"][rules] = evaluate_pipeline(
-                extract, documents["text"], documents["keyphrases"], titles=documents["title"], rules=rules
-            )
-        scores = results["test"]["lexperts"]
-        at_k = "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
-        spans, paths = (100 * results["test"][name]["f1"] for name in ("spans", "paths"))
-        print(f"test, {len(documents['text']):,} documents: F1 of spans {spans:.1f} (best paths {paths:.1f})   {at_k}")
-        for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
-            phrases = extract({"title": title, "text": text})
-            print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
-    write_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
+def score(extract, documents: dict[str, list], show: int) -> dict:
+    """The scores of the test documents; prints them, and some documents' keyphrases."""
+    config, scores = extract.model.config, {"spans": score_mentions(extract, documents)}
+    threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
+    scores["paths"] = score_mentions(extract, documents)
+    config.keyphrase_threshold = threshold
+    columns = documents["text"], documents["keyphrases"]
+    for rules in RULES:
+        scores[rules] = evaluate_pipeline(extract, *columns, titles=documents["title"], rules=rules)
+    at_k = "   ".join(f"F1@{k} {100 * scores['lexperts'][f'f1@{k}']:.1f}" for k in (5, 10))
+    spans, paths = (100 * scores[name]["f1"] for name in ("spans", "paths"))
+    print(f"test, {len(documents['text']):,} documents: F1 of spans {spans:.1f} (best paths {paths:.1f})   {at_k}")
+    for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
+        phrases = extract({"title": title, "text": text})
+        print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
+    return scores
 
 
-def train(*groups) -> None:
+def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
-    model_args, data_args, folder, trainer, documents = prepare(*groups)
-    output = trainer.args.output_dir
+    folder, trainer, documents = prepare(model_args, data_args, *groups)
     train_or_resume(trainer, folder.start)
-    trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
-    extract = pipeline("keyphrase-extraction", model=trainer.model, tokenizer=trainer.processing_class)
-    if model_args.reader == "hypernet":
-        extract.save_pretrained(output)
-    report(trainer, extract, documents, data_args.show)
-    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
-    if model_args.reader == "hypernet":
-        print(f"\nThe model is in {output}: pipeline('keyphrase-extraction', model={output!r})")
+    threshold = trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
+    extract = save_pipeline("keyphrase-extraction", folder, trainer, model_args.reader)
+    test = {"test": score(extract, documents, data_args.show)} if documents else {}
+    write_results(folder, trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)
 
 
 main = command("hypernet", "train_keyphrases", train, RESUME)

@@ -7,30 +7,23 @@ Files have SQuAD's columns: question, context and answers. To resume after an in
 The output folder contains the model with its code and pipeline; results.json has SQuAD's exact match and F1, and the answers.
 """
 
-import json
-from pathlib import Path
-
 from datasets import Dataset
 from tqdm import tqdm
-from transformers import pipeline, set_seed
+from transformers import set_seed
 
 from modeling_hypernet import DataCollatorForTextPairs, tokenize_questions
 from run_tools.errors import RESUME
-from run_tools.files import write_file
 
-from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import training_summary
-from ..common.training import train_or_resume, trainer_options
+from ..common.arguments import command
+from ..common.training import RecipeTrainer, train_or_resume
 from .arguments import ModelArguments, QuestionDataArguments
 from .data import QUESTION_COLUMNS, load_questions
 from .squad_scores import squad_scores
-from .systems import TwoRatesTrainer, build_model, cache_states, open_folder, open_tokenizer
+from .systems import build_model, make_trainer, open_folder, open_tokenizer, save_pipeline, write_results
 
 
-def prepare(
-    model_args: ModelArguments, data_args: QuestionDataArguments, folder_args: RunFolderArguments, training_args
-):
-    """The groups of arguments, run folder, trainer and rows to score. Does everything before training, where the errors of users occur."""
+def prepare(model_args: ModelArguments, data_args: QuestionDataArguments, folder_args, training_args):
+    """The run folder, the trainer, and the rows to score: everything before training, where errors of users occur."""
     rows = load_questions(data_args)
     folder, backbone = open_folder("train_qa", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_seq_len)
@@ -40,44 +33,35 @@ def prepare(
     train = Dataset.from_dict(tokenize_questions(batch, tokenizer, **options))
     print(f"train: {len(questions):,} questions in {len(train):,} windows")
     set_seed(training_args.seed)
-    model = build_model("answers", model_args, backbone)
-    collator = DataCollatorForTextPairs(tokenizer)
-    splits = cache_states(model, {"train": train}, collator, data_args, training_args.output_dir)
-    trainer = TwoRatesTrainer(**trainer_options(model, training_args, splits, collator, tokenizer))
-    trainer.backbone_lr = model_args.backbone_lr
-    return model_args, data_args, folder, trainer, rows
+    model, collator = build_model("answers", model_args, backbone), DataCollatorForTextPairs(tokenizer)
+    arguments = (model, model_args, data_args, training_args, {"train": train}, collator, tokenizer)
+    return folder, make_trainer(RecipeTrainer, *arguments)[0], rows
 
 
-def report(trainer, answer, rows_by_split: dict[str, list[dict]], args: QuestionDataArguments):
-    """Writes results.json; prints the scores and some answers."""
-    results: dict = {"ran": training_summary(trainer.args, trainer.state), "log": trainer.state.log_history}
-    for split, rows in rows_by_split.items():
-        gold = [list(row["answers"]["text"]) for row in rows]
-        options = {"max_seq_len": args.max_seq_len, "doc_stride": args.doc_stride, "batch_size": 16}
-        options["handle_impossible_answer"] = not all(gold)
-        examples = ({"question": row["question"], "context": row["context"]} for row in rows)
-        answers = list(tqdm(answer(examples, **options), total=len(rows), unit="question", desc=split))
-        results[split] = squad_scores([one["answer"] for one in answers], gold)
-        ids = [str(row.get("id", i)) for i, row in enumerate(rows)]
-        results[f"{split}_answers"] = dict(zip(ids, (one["answer"] for one in answers), strict=True))
-        print(f"{split}: " + "   ".join(f"{name} {value:.1f}" for name, value in results[split].items()))
-        for row, one, correct in list(zip(rows, answers, gold, strict=True))[: args.show]:
-            text = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"
-            print(f"\n{row['question']}\n  -> {text}; gold: {correct or 'no answer'}")
-    write_file(Path(trainer.args.output_dir) / "results.json", json.dumps(results, indent=1))
+def score(answer, split: str, rows: list[dict], args: QuestionDataArguments) -> dict:
+    """The scores and the answers of a split; prints the scores and some answers."""
+    gold = [list(row["answers"]["text"]) for row in rows]
+    options = {"max_seq_len": args.max_seq_len, "doc_stride": args.doc_stride, "batch_size": 16}
+    options["handle_impossible_answer"] = not all(gold)
+    examples = ({"question": row["question"], "context": row["context"]} for row in rows)
+    answers = list(tqdm(answer(examples, **options), total=len(rows), unit="question", desc=split))
+    scores = squad_scores([one["answer"] for one in answers], gold)
+    print(f"{split}: " + "   ".join(f"{name} {value:.1f}" for name, value in scores.items()))
+    for row, one, correct in list(zip(rows, answers, gold, strict=True))[: args.show]:
+        text = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"
+        print(f"\n{row['question']}\n  -> {text}; gold: {correct or 'no answer'}")
+    by_id = {str(row.get("id", i)): one["answer"] for i, (row, one) in enumerate(zip(rows, answers, strict=True))}
+    return {split: scores, f"{split}_answers": by_id}
 
 
-def train(*groups) -> None:
+def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
-    model_args, data_args, folder, trainer, rows_by_split = prepare(*groups)
-    output = trainer.args.output_dir
+    folder, trainer, rows_by_split = prepare(model_args, data_args, *groups)
     train_or_resume(trainer, folder.start)
-    answer = pipeline("extractive-qa", model=trainer.model, tokenizer=trainer.processing_class)
-    if model_args.reader == "hypernet":
-        answer.save_pretrained(output)
-        print(f"\nThe model is in {output}: pipeline('extractive-qa', model={output!r})")
-    report(trainer, answer, rows_by_split, data_args)
-    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
+    answer, results = save_pipeline("extractive-qa", folder, trainer, model_args.reader), {}
+    for split, rows in rows_by_split.items():
+        results |= score(answer, split, rows, data_args)
+    write_results(folder, trainer, **results)
 
 
 main = command("hypernet", "train_qa", train, RESUME)

@@ -1,13 +1,15 @@
 """Documents for training, validation and test, from files or from the Hub."""
 
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
+from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.phrase_lists import labelled_row, read_labelled
-from keyphrase_tools.rows import NAME_COLUMNS
+from keyphrase_tools.rows import NAME_COLUMNS, full_text
 from run_tools.fingerprints import parse_named_path
 
 from ..common.splits import SPLITS, hold_out_validation, load_splits
@@ -20,6 +22,42 @@ def parse_test_file(argument: str) -> tuple[str, str]:
     """ "FILE", "NAME=FILE" or "NAME:STYLE=FILE" -> the name and the style, or "" each."""
     name, _, style = parse_named_path(argument)[0].partition(":")
     return name, style
+
+
+@dataclass
+class Documents:
+    """The documents of a split.
+
+    Attributes:
+        texts: with their titles.
+        gold: the keyphrases of each.
+        files: the index and the style of each one's file.
+    """
+
+    texts: list[str]
+    gold: list[list[str]]
+    files: list[tuple[int, str]]
+
+    @classmethod
+    def from_rows(cls, rows: list[dict], args: DataArguments) -> "Documents":
+        """The documents of the rows of `load_documents`."""
+        texts = [full_text(row, args.text_column, args.title_column) for row in rows]
+        return cls(texts, [row[args.keyphrases_column] for row in rows], [(row[FILE], row[STYLE]) for row in rows])
+
+    def by_file(self) -> dict[tuple[int, str], list[int]]:
+        """The indices of the documents of each file."""
+        groups: dict[tuple[int, str], list[int]] = {file: [] for file in sorted(set(self.files))}
+        for index, file in enumerate(self.files):
+            groups[file].append(index)
+        return groups
+
+    def take(self, indices: list[int]) -> "Documents":
+        """Some of the documents."""
+        return Documents(*([column[i] for i in indices] for column in (self.texts, self.gold, self.files)))
+
+    def gold_by(self, rules: str, language: str | None, where: str = "") -> list[list[str]]:
+        """See `keyphrase_tools.evaluation.gold_phrases`."""
+        return gold_phrases(self.texts, self.gold, rules, language, where)
 
 
 def load_documents(args: DataArguments) -> dict[str, list[dict]]:
@@ -56,20 +94,20 @@ def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
 
 
 def describe_data(
-    args: DataArguments, texts: dict, gold: dict, labelled: dict, tokenizer, language: str | None
+    args: DataArguments, documents: dict[str, Documents], labelled: dict, tokenizer, language
 ) -> dict[str, dict]:
     """For each split its `source`, and the numbers of `documents`, `keyphrases`, and those `present` in their texts; rows
     of `tokenize_documents` are reused for the splits that are `labelled`.
     """
     summary = {}
-    for split in texts:
+    for split, own in documents.items():
         files = getattr(args, f"{split}_files") or ["train"]
         rows = labelled.get(split) or tokenize_documents(
-            {"text": texts[split], "keyphrases": gold[split]}, tokenizer, rules=args.rules, language=language
+            {"text": own.texts, "keyphrases": own.gold}, tokenizer, rules=args.rules, language=language
         )
         summary[split] = {
             "source": args.dataset_name or ", ".join(map(source_name, files)),
-            "documents": len(texts[split]),
+            "documents": len(own.texts),
             "keyphrases": sum(rows["num_keyphrases"]),
             "present": sum(rows["num_present"]),
         }

@@ -19,7 +19,7 @@ from keyphrase_tools.cards import write_card
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.loading import describe_load_errors
-from keyphrase_tools.rows import describe_coverage, full_text
+from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
 from run_tools.backbones import resolve_backbone
@@ -29,10 +29,10 @@ from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.versions import package_versions
 
 from ..common.run_folder import RunFolder, training_summary
-from ..common.training import train_or_resume, trainer_options
+from ..common.training import RecipeTrainer, train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
-from .data import FILE, STYLE, describe_data, load_documents, parse_test_file
-from .mixture import HideStyles, MixtureSampler, SekeTrainer, freeze_layers
+from .data import Documents, describe_data, load_documents, parse_test_file
+from .mixture import HideStyles, MixtureSampler, freeze_layers
 from .scoring import (
     SHOWN,
     add_rankers,
@@ -58,8 +58,8 @@ NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "seed-*", "*.pt", "*.bin", RE
 class ScoreTestSet(TrainerCallback):
     """Scores the test set after each evaluation, at its threshold, for a learning curve. Nothing is selected by it."""
 
-    def __init__(self, trainer, tokenizer, texts, keyphrases, rules):
-        self.trainer, self.tokenizer, self.test, self.rules = trainer, tokenizer, (texts, keyphrases), rules
+    def __init__(self, trainer, tokenizer, test: Documents, rules: str):
+        self.trainer, self.tokenizer, self.test, self.rules = trainer, tokenizer, test, rules
 
     def on_evaluate(self, args, state, control, metrics, model=None, **kwargs):
         """Logs the scores of the test set."""
@@ -67,7 +67,7 @@ class ScoreTestSet(TrainerCallback):
         extract = pipeline(
             "keyphrase-extraction", model=model, tokenizer=self.tokenizer, threshold=threshold, device=model.device
         )
-        scores = evaluate_pipeline(extract, *self.test, rules=self.rules)
+        scores = evaluate_pipeline(extract, self.test.texts, self.test.gold, rules=self.rules)
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 
 
@@ -95,19 +95,14 @@ def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed
     return get_peft_model(model, model.lora_config())
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, documents=None):
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, rows=None):
     """Everything before training, so that errors that the user can fix occur early; reads the documents unless they are given.
 
     Returns:
-        The trainer; for each split the texts, the gold keyphrases, and the index and the style of each document's file; the
-        record for results.json.
+        The trainer, the documents of each split, and the record for results.json.
     """
-    output = Path(training_args.output_dir)
-    documents = documents or load_documents(data_args)
-    columns = data_args.text_column, data_args.title_column
-    texts = {split: [full_text(row, *columns) for row in rows] for split, rows in documents.items()}
-    gold = {split: [row[data_args.keyphrases_column] for row in rows] for split, rows in documents.items()}
-
+    rows = rows or load_documents(data_args)
+    documents = {split: Documents.from_rows(of_split, data_args) for split, of_split in rows.items()}
     backbone = resolve_backbone(model_args.backbone)
     start = model_args.start_from or backbone
     with describe_load_errors("--start-from" if model_args.start_from else "--backbone", start):
@@ -115,40 +110,42 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
     labelling = {"rules": data_args.rules, "language": language}
-    train = tokenize_documents({"text": texts["train"], "keyphrases": gold["train"]}, tokenizer, **labelling)
-    print(f"train: {len(texts['train']):,} documents in {len(train['labels']):,} windows; {describe_coverage(train)}")
-    styles = list(dict.fromkeys(row.get(STYLE) for row in documents["train"] if row.get(STYLE)))
+    train, validation = documents["train"], documents["validation"]
+    windows = tokenize_documents({"text": train.texts, "keyphrases": train.gold}, tokenizer, **labelling)
+    print(f"train: {len(train.texts):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
+    styles = list(dict.fromkeys(style for _, style in train.files if style))
     with training_args.main_process_first(desc="base model"):
-        model = build_model(model_args, backbone, tokenizer, output / "base", training_args.seed, styles or None)
+        base = Path(training_args.output_dir) / "base"
+        model = build_model(model_args, backbone, tokenizer, base, training_args.seed, styles or None)
     model.config.keyphrase_language = language
     check_styles(documents, data_args, model.config.styles or [])
-    train |= row_styles(train["document"], documents["train"], model.config.styles or [])
-    metrics = ExtractionMetrics(texts["validation"], gold["validation"], tokenizer, model.config.id2label, **labelling)
-    files = {split: [(row[FILE], row[STYLE]) for row in rows] for split, rows in documents.items()}
-    check_gold_of_files(texts, gold, files, data_args, language)
-    print(f"validation: {len(texts['validation']):,} documents; {describe_coverage(metrics.rows)}")
+    windows |= row_styles(windows["document"], train, model.config.styles or [])
+    metrics = ExtractionMetrics(validation.texts, validation.gold, tokenizer, model.config.id2label, **labelling)
+    check_gold_of_files(documents, data_args, language)
+    print(f"validation: {len(validation.texts):,} documents; {describe_coverage(metrics.rows)}")
 
     keep_best(training_args, "f1@10")
-    rows = {"train": Dataset.from_dict(train), "validation": Dataset.from_dict(metrics.rows)}
+    splits = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout)
-    options = trainer_options(model, training_args, rows, collator, tokenizer)
-    trainer = SekeTrainer(**options, compute_metrics=metrics)
-    trainer.head_learning_rate = model_args.head_learning_rate
-    if data_args.mixing_temperature is not None:
-        trainer.train_sampler = make_sampler(train, documents["train"], data_args, training_args)
+    trainer = RecipeTrainer(
+        **trainer_options(model, training_args, splits, collator, tokenizer),
+        compute_metrics=metrics,
+        train_sampler=make_sampler(windows, train, data_args, training_args) if data_args.mixing_temperature else None,
+        part=(p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name),
+        part_rate=model_args.head_learning_rate,
+    )
     if data_args.early_stopping_patience:
         patience, gain = data_args.early_stopping_patience, data_args.early_stopping_gain
         trainer.add_callback(EarlyStoppingCallback(patience, gain))
-    if data_args.test_every_epoch and "test" in texts:
-        trainer.add_callback(ScoreTestSet(trainer, tokenizer, texts["test"], gold["test"], data_args.rules))
+    if data_args.test_every_epoch and "test" in documents:
+        trainer.add_callback(ScoreTestSet(trainer, tokenizer, documents["test"], data_args.rules))
+    labelled = {"train": windows, "validation": metrics.rows}
     record = {
         "model": describe_model(model, model_args),
-        "data": describe_data(
-            data_args, texts, gold, {"train": train, "validation": metrics.rows}, tokenizer, language
-        ),
+        "data": describe_data(data_args, documents, labelled, tokenizer, language),
         "training": collect_settings(model_args, data_args, training_args),
     }
-    return trainer, texts, gold, files, record
+    return trainer, documents, record
 
 
 def read_language(given: str | None, start_from: str | None) -> str | None:
@@ -159,29 +156,29 @@ def read_language(given: str | None, start_from: str | None) -> str | None:
     return None if given == "none" else check_language(given or "english")
 
 
-def check_styles(documents: dict[str, list[dict]], args: DataArguments, styles: list[str]) -> None:
+def check_styles(documents: dict[str, Documents], args: DataArguments, styles: list[str]) -> None:
     """Raises a `ValueError` for a style in the name of a file that the model does not have."""
-    given = {split: {row.get(STYLE) for row in documents.get(split, [])} for split in ("train", "validation")}
+    given = {split: {style for _, style in documents[split].files} for split in ("train", "validation")}
     given["test"] = {parse_test_file(file)[1] for file in args.test_files or []}
     for split, names in given.items():
-        if unknown := sorted(names - {"", None, *styles}):
+        if unknown := sorted(names - {"", *styles}):
             known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has none"
             raise ValueError(f"--{split}-files has the style {unknown[0]!r}, which the model does not have: {known}.")
 
 
-def row_styles(document_of_row: list[int], documents: list[dict], styles: list[str]) -> dict[str, list[int]]:
-    """The column `style_ids` of the training rows, for a model with styles."""
-    given = [row.get(STYLE, "") for row in documents]
-    return {"style_ids": [styles.index(given[i]) + 1 if given[i] else 0 for i in document_of_row]} if styles else {}
+def row_styles(document_of_row: list[int], train: Documents, styles: list[str]) -> dict[str, list[int]]:
+    """The column `style_ids` of the training rows, for a model with styles; 0 for a row without one."""
+    ids = {style: index for index, style in enumerate(["", *styles])}
+    return {"style_ids": [ids[train.files[i][1]] for i in document_of_row]} if styles else {}
 
 
-def make_sampler(train: dict, documents: list[dict], data_args, training_args) -> MixtureSampler:
+def make_sampler(windows: dict, train: Documents, data_args, training_args) -> MixtureSampler:
     """The sampler of `--mixing-temperature`."""
-    file_of_document = [row[FILE] for row in documents]
+    files = [file for file, _ in train.files]
     return MixtureSampler(
-        [file_of_document[document] for document in train["document"]],
-        [file_of_document.count(file) for file in range(max(file_of_document) + 1)],
-        [len(ids) for ids in train["input_ids"]],
+        [files[document] for document in windows["document"]],
+        [files.count(file) for file in range(max(files) + 1)],
+        [len(ids) for ids in windows["input_ids"]],
         temperature=data_args.mixing_temperature,
         num_rows=data_args.rows_per_epoch,
         batch_size=training_args.train_batch_size * training_args.gradient_accumulation_steps,
@@ -211,7 +208,7 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
 
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
     """Trains, selects, scores and saves a model in the opened folder -> the record that is written to results.json."""
-    trainer, texts, gold, files, record = prepared or prepare(model_args, data_args, training_args)
+    trainer, documents, record = prepared or prepare(model_args, data_args, training_args)
     train_or_resume(trainer, folder.start)
     ran = training_summary(training_args, trainer.state)
     record["training"] |= ran
@@ -222,19 +219,15 @@ def run(model_args: ModelArguments, data_args: DataArguments, training_args, fol
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:
-        extract, record["ranker"] = add_rankers(
-            extract, texts["validation"], gold["validation"], files["validation"], data_args
-        )
+        extract, record["ranker"] = add_rankers(extract, documents["validation"], data_args)
     elif data_args.calibrate:
-        record["calibration"] = measure_calibration(extract, texts, gold, data_args.rules)
+        record["calibration"] = measure_calibration(extract, documents, data_args.rules)
     extract.save_pretrained(folder.path)
-    if "test" in texts:
-        phrases = extract_by_file(extract, texts["test"], files["test"], data_args)
-        record["test"] = score_test_set(phrases, texts["test"], gold["test"], extract.language)
-        record["test_files"] = score_test_files(
-            phrases, texts["test"], gold["test"], files["test"], data_args, extract.language
-        )
-        for text, found in list(zip(texts["test"], phrases, strict=True))[: data_args.show]:
+    if test := documents.get("test"):
+        phrases = extract_by_file(extract, test, data_args)
+        record["test"] = score_test_set(phrases, test, extract.language)
+        record["test_files"] = score_test_files(phrases, test, data_args, extract.language)
+        for text, found in list(zip(test.texts, phrases, strict=True))[: data_args.show]:
             print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in found[:SHOWN]))
     record["epochs"] = trainer.state.log_history
     conclude(record, folder.path, training_args)

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer
-
-from ..common.training import separate_rate
+from torch.utils.data import Sampler
 
 SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 
@@ -58,28 +55,6 @@ class HideStyles:
             hidden = torch.rand(len(batch["style_ids"])) < self.share
             batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
         return batch
-
-
-class SekeTrainer(Trainer):
-    """Keeps the order of the validation rows, which the stock Trainer sorts by length if it does so in training; optionally with
-    a sampler of its own, and with a learning rate of its own for the head."""
-
-    train_sampler: Sampler | None = None
-    head_learning_rate: float | None = None
-
-    def _get_train_sampler(self, train_dataset=None):
-        return self.train_sampler or super()._get_train_sampler(train_dataset)
-
-    def _get_eval_sampler(self, eval_dataset):
-        return SequentialSampler(eval_dataset)
-
-    def create_optimizer(self, *args, **kwargs):
-        """As in the Trainer; the head's parameters have their own rate."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.head_learning_rate is not None:
-            head = [p for name, p in self.model.named_parameters() if p.requires_grad and "backbone." not in name]
-            separate_rate(optimizer, head, self.head_learning_rate)
-        return optimizer
 
 
 def freeze_layers(model, number: int | None) -> None:
