@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=200, help="use only the first N texts of each data set")
     parser.add_argument("--num-beams", type=int, default=4)
     args = parser.parse_args()
-    data = DataArguments(args.datasets, max_rows=args.max_rows)
+    data = DataArguments(datasets=args.datasets, max_rows=args.max_rows)
     test = require_split(load_sources(data), "test", data)
     model, tokenizer = load_summarizer(args.model)
     counts = pd.concat([count_tokens(name, rows, model, tokenizer) for name, rows in test.items()], ignore_index=True)

@@ -77,6 +77,12 @@ class Option:
         """The option on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
+    @property
+    def metavar(self) -> str:
+        """What stands for a value in `--help`: the choices if they are short."""
+        choices = "|".join(self.limits.choices)
+        return choices if 0 < len(choices) <= 60 else METAVARS[self.type]
+
     def describe(self) -> str:
         """The text of `--help`, with the default."""
         if self.default is MISSING:
@@ -178,7 +184,7 @@ class Parser(argparse.ArgumentParser):
             nargs = ("*" if one.empty else "+") if one.is_list else "?" if one.is_switch else None
             group.add_argument(
                 one.flag, dest=name, nargs=nargs, const=one.is_switch or None, type=one.convert, default=hidden,
-                metavar=METAVARS[one.type], help=one.describe().replace("%", "%%"),
+                metavar=one.metavar, help=one.describe().replace("%", "%%"),
             )  # fmt: skip
             if one.default is True:
                 group.add_argument(f"--no-{one.flag[2:]}", dest=name, action="store_false", default=hidden, help=hidden)

@@ -305,7 +305,7 @@ def test_a_stock_models_step_counts_every_token_alike(backbone, tmp_path):
             disable_tqdm=True,
         )
         args = ModelArguments(str(backbone), variant="backbone")
-        data = DataArguments(["mail=nowhere"])
+        data = DataArguments(datasets=["mail=nowhere"])
         tokenizer = AutoTokenizer.from_pretrained(backbone)
         train.make_trainer(model, tokenizer, args, data, settings, Dataset.from_list(rows)).train()
         weights[small] = model.state_dict()
@@ -320,7 +320,7 @@ def test_deputies_learn_at_a_rate_of_their_own(backbone, tmp_path):
     args = ModelArguments(str(backbone), deputy_intermediate_size=8, deputy_lr_factor=5.0)
     model, tokenizer = train.load_model(args, list(SETS))
     settings = Seq2SeqTrainingArguments(tmp_path, learning_rate=0.001, use_cpu=True, report_to="none", max_steps=1)
-    data = DataArguments(["mail=nowhere"])
+    data = DataArguments(datasets=["mail=nowhere"])
     rows = Dataset.from_list([{**row, "dataset": "mail"} for row in some_rows(4, "mail")])
     trainer = train.make_trainer(model, tokenizer, args, data, settings, rows)
     trainer.create_optimizer()

@@ -57,6 +57,24 @@ class RunFolderArguments:
     overwrite_output_dir: bool = option(False, "remove what an earlier run left in output_dir, and start from scratch")
 
 
+@dataclass
+class SplitArguments:
+    """Where the rows of training and validation come from."""
+
+    dataset_name: str | None = option(None, "data set on the Hub, instead of files", kind="place")
+    train_files: list[str] | None = option(None, "training files, JSON Lines", kind="file")
+    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
+
+
+@dataclass
+class ColumnArguments:
+    """The columns of documents with keyphrases."""
+
+    text_column: str = option("text", "column of texts, or of lists of words")
+    title_column: str = option("title", "column of titles, which may be empty")
+    keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of texts with ; between them")
+
+
 def parse_name_place(value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"):
     """ "NAME=PLACE" -> name, place; raises a `UserError` for anything else."""
     name, _, place = map(str.strip, value.partition("="))

@@ -1,9 +1,12 @@
 """Rows of the training, validation and test split, from JSON Lines files or from the Hub."""
 
 from collections.abc import Callable
+from functools import partial
 
 from datasets import Dataset, load_dataset
 
+from keyphrase_tools.phrase_lists import labelled_row
+from keyphrase_tools.rows import NAME_COLUMNS
 from run_tools.jsonl import EXAMPLE, read_jsonl
 
 SPLITS = ("train", "validation", "test")
@@ -42,8 +45,21 @@ def load_splits(
         return {split: dataset[split].to_list() for split in SPLITS if split in dataset}
     if not args.train_files:
         raise ValueError(f"No training data. Pass --train-files train.jsonl or --dataset-name {hub_example}.")
-    files = {split: getattr(args, f"{split}_files") for split in SPLITS}
+    files = {split: getattr(args, f"{split}_files", None) for split in SPLITS}
     return {split: read_jsonl(paths, required, example, hint, convert) for split, paths in files.items() if paths}
+
+
+def load_keyphrase_rows(args) -> dict[str, list[dict]]:
+    """Rows of documents with keyphrases, with the columns of `ColumnArguments`; see `load_splits`."""
+    columns = {"text_column": args.text_column, "keyphrases_column": args.keyphrases_column}
+    convert = partial(labelled_row, **columns)
+    return load_splits(args, tuple(columns.values()), "midas/inspec", hint=NAME_COLUMNS, convert=convert)
+
+
+def to_columns(rows: list[dict], args) -> dict[str, list]:
+    """The columns `title` (`None` where there is none), `text` and `keyphrases` of such rows."""
+    names = {"title": args.title_column, "text": args.text_column, "keyphrases": args.keyphrases_column}
+    return {column: [row.get(name) for row in rows] for column, name in names.items()}
 
 
 def hold_out_validation(rows: dict[str, list[dict]], share: float):

@@ -11,10 +11,9 @@ need no preparation: `lexperts evaluate exhird` reads their JSON Lines.
 
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 
 from keyphrase_tools.loading import describe_load_errors
-from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from run_tools.backbones import resolve_backbone
 from run_tools.fingerprints import fingerprint
@@ -23,6 +22,7 @@ from run_tools.model_loading import open_tokenizer
 from ..common.arguments import command
 from ..common.run_folder import RunFolder
 from ..common.settings import collect_settings
+from ..common.splits import load_keyphrase_rows, to_columns
 from .arguments import PrepareArguments
 
 COLUMNS = ("title", "text", "keyphrases")
@@ -30,21 +30,11 @@ PREPARED = "prepared.json"  # the record of the settings and files that document
 
 
 def load(args: PrepareArguments) -> dict[str, dict[str, list]]:
-    """Loads files or a dataset on the Hub: split -> columns. Raises a `ValueError` if neither is set."""
-    if args.dataset_name:
-        hub = load_dataset(args.dataset_name)
-        splits = {split: hub[split].to_list() for split in ("train", "validation") if split in hub}
-    elif args.train_files and args.validation_files:
-        columns = (args.text_column, args.keyphrases_column)
-        files = {"train": args.train_files, "validation": args.validation_files}
-        splits = {split: read_labelled(paths, *columns) for split, paths in files.items()}
-    else:
+    """The columns of training and validation. Raises a `ValueError` if one of them is missing."""
+    rows = load_keyphrase_rows(args) if args.dataset_name or args.train_files else {}
+    if not {"train", "validation"} <= rows.keys():
         raise ValueError("No documents. Pass --train-files and --validation-files, or --dataset-name midas/kp20k.")
-    names = {"text": args.text_column, "title": args.title_column, "keyphrases": args.keyphrases_column}
-    return {
-        split: {column: [row.get(name) for row in rows] for column, name in names.items()}
-        for split, rows in splits.items()
-    }
+    return {split: to_columns(rows[split], args) for split in ("train", "validation")}
 
 
 def vocabulary_texts(columns: dict[str, list]):

@@ -94,7 +94,9 @@ def open_documents(args: DataArguments, backbone: str | None, folder: Path, over
             )
         return data
     names = ("dataset_name", "train_files", "validation_files")
-    prepare_args = PrepareArguments(str(folder), **{name: getattr(args, name) for name in names}, backbone=backbone)
+    prepare_args = PrepareArguments(
+        output_dir=str(folder), **{name: getattr(args, name) for name in names}, backbone=backbone
+    )
     try:
         return prepare(prepare_args)
     except SettingsMismatchError:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from run_tools.options import option
 
-from ..common.arguments import TRAINING, RunFolderArguments
+from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, SplitArguments
 
 
 @dataclass
@@ -13,16 +13,14 @@ class ModelArguments:
     """The model and its backbone."""
 
     backbone: str = option(
-        "minilm", "Hub id or folder of any encoder; 'minilm' is the model of lexperts[offline]", kind="model"
+        "minilm", "Hub id or folder of any encoder; minilm is that of lexperts[offline]", kind="model"
     )
     reader: Literal["hypernet", "bilstm", "title_guided", "plain"] = option(
         "hypernet", "layer that encodes the text: the hypernetwork, or a baseline"
     )
     freeze_backbone: bool = option(True, "whether to freeze the backbone")
     backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen", least=0)
-    attention_dropout: float | None = option(
-        None, "attention dropout of the backbone; 0 is faster on a CPU", least=0, below=1
-    )
+    attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU", least=0, below=1)
     meta_embedding_size: int = option(16, "size of the title's vector z", least=1)
     hidden_size: int = option(512, "hidden size of the layer that encodes the text", least=1)
     bidirectional: bool = option(False, "whether to encode the text in reverse too")
@@ -30,41 +28,27 @@ class ModelArguments:
     meta_dropout: float = option(0.0, "dropout on z", least=0, below=1)
     shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
     classifier_dropout: float = option(0.1, "dropout on the text's states", least=0, below=1)
-    pooling: Literal["last", "mean"] = option("last", "input of the classifier of texts: the last or the mean state")
+    pooling: Literal["last", "mean"] = option("last", "state of the text from which it is classified")
 
 
 @dataclass
-class DataArguments:
+class DataArguments(SplitArguments):
     """Options that the data of all three tasks share."""
 
-    dataset_name: str | None = option(None, "data set on the Hub, instead of files", kind="place")
-    train_files: list[str] | None = option(None, "training files, JSON Lines", kind="file")
-    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
     test_files: list[str] | None = option(None, "test files, same format", kind="file")
     cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
     states_dir: str | None = option(None, "folder of these states (default: output_dir)", kind="output folder")
 
 
 @dataclass
-class KeyphraseDataArguments(DataArguments):
+class KeyphraseDataArguments(ColumnArguments, DataArguments):
     """Documents with titles and keyphrases."""
 
     cache_states: bool = option(True, "whether to compute a frozen backbone's states once")
-    validation_share: float = option(
-        0.2, "share of the training documents for validation, without validation files", above=0, below=1
-    )
-    text_column: str = option("text", "column of texts, or of lists of words")
-    title_column: str = option("title", "column of titles")
-    keyphrases_column: str = option("keyphrases", "column of keyphrases: lists, or strings separated by semicolons")
-    language: str = option(
-        "english",
-        "stemmer by which keyphrases are found and compared, such as german, or none",
-        kind="language",
-    )
+    validation_share: float = option(0.2, "share for validation, without validation files", above=0, below=1)
+    language: str = option("english", "stemmer of keyphrases, such as german, or none", kind="language")
     max_length: int = option(256, "maximum sub-tokens of title and text", least=1)
-    early_stopping_patience: int = option(
-        5, "number of epochs without improvement before training stops; 0 for never", least=0
-    )
+    early_stopping_patience: int = option(5, "epochs without a gain before training stops; 0 for never", least=0)
     show: int = option(3, "number of test documents to print with their keyphrases", least=0)
 
 
@@ -72,9 +56,7 @@ class KeyphraseDataArguments(DataArguments):
 class ClassificationDataArguments(DataArguments):
     """Texts with titles and classes."""
 
-    validation_share: float = option(
-        0.1, "share of the training texts for validation, without validation files", above=0, below=1
-    )
+    validation_share: float = option(0.1, "share for validation, without validation files", above=0, below=1)
     text_column: str = option("text", "column of texts")
     title_column: str = option("title", "column of titles, which may be empty")
     label_column: str = option("label", "column of names or numbers of classes")

@@ -1,13 +1,8 @@
 """Training, validation and test data of the three tasks, from JSON Lines files or from the Hub."""
 
-from functools import partial
-
 from datasets import ClassLabel, load_dataset
 
-from keyphrase_tools.phrase_lists import labelled_row
-from keyphrase_tools.rows import NAME_COLUMNS
-
-from ..common.splits import hold_out_validation, load_splits
+from ..common.splits import hold_out_validation, load_keyphrase_rows, load_splits, to_columns
 from .arguments import ClassificationDataArguments, KeyphraseDataArguments, QuestionDataArguments
 
 CLASSIFICATION_EXAMPLE = '{"title": "...", "text": "...", "label": "..."}'
@@ -23,20 +18,12 @@ def limit_rows(rows: dict[str, list[dict]], **limits: int | None) -> dict[str, l
 
 def load_documents(args: KeyphraseDataArguments) -> dict[str, dict[str, list]]:
     """Titles, texts and keyphrases of each split."""
-    columns = {"text_column": args.text_column, "keyphrases_column": args.keyphrases_column}
-    convert = partial(labelled_row, **columns)
-    rows = load_splits(args, tuple(columns.values()), "midas/inspec", hint=NAME_COLUMNS, convert=convert)
+    rows = load_keyphrase_rows(args)
     hold_out_validation(rows, args.validation_share)
-
-    def to_columns(documents: list[dict]) -> dict[str, list]:
-        texts = [document[args.text_column] for document in documents]
-        return {
-            "title": [document.get(args.title_column) for document in documents],
-            "text": [text if isinstance(text, str) else " ".join(text) for text in texts],
-            "keyphrases": [document[args.keyphrases_column] for document in documents],
-        }
-
-    return {split: to_columns(documents) for split, documents in rows.items()}
+    documents = {split: to_columns(of_split, args) for split, of_split in rows.items()}
+    for columns in documents.values():
+        columns["text"] = [text if isinstance(text, str) else " ".join(text) for text in columns["text"]]
+    return documents
 
 
 def load_texts(args: ClassificationDataArguments) -> tuple[dict[str, list[dict]], list[str]]:

@@ -1,12 +1,12 @@
 """Arguments of the MoeSumm recipe; nothing here imports torch or transformers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from run_tools.options import option, required
 
 from ..common.arguments import TRAINING, RunFolderArguments
 
-SETTINGS = ("in_domain", "few_shot")
 VARIANTS = {  # options of MoeSummForConditionalGeneration.from_backbone
     "moesumm": {},
     "no_dataset": {"dataset_aware": False},
@@ -14,6 +14,9 @@ VARIANTS = {  # options of MoeSummForConditionalGeneration.from_backbone
     "flat_moe": {"main_expert": False, "deputy_intermediate_size": None},
     "backbone": None,
 }
+# the usual names of the columns in data sets on the Hub
+DOCUMENTS = ("document", "article", "dialogue", "text", "source", "body", "email_body", "report", "findings", "ctext")
+SUMMARIES = ("summary", "highlights", "abstract", "headline", "target", "subject_line", "tldr", "impression", "title")
 PLACES = (
     "NAME=PLACE: a folder with train.jsonl, validation.jsonl and test.jsonl, one JSON Lines file, or a Hub id, such as "
     "news=abisee/cnn_dailymail:3.0.0"
@@ -27,28 +30,20 @@ class ModelArguments:
     model_name_or_path: str = required(
         "folder or Hub id of a BART, PEGASUS or mBART; for few_shot, of a model trained in_domain", kind="model"
     )
-    setting: str = option("in_domain", f"training setting: {', '.join(SETTINGS)}", choices=SETTINGS)
-    variant: str = option("moesumm", f"model variant: {', '.join(VARIANTS)}", choices=VARIANTS)
+    setting: Literal["in_domain", "few_shot"] = option("in_domain", "training setting")
+    variant: str = option("moesumm", "model variant", choices=VARIANTS)
     num_deputies: int = option(3, "number of deputies in every layer", least=1)
     deputy_intermediate_size: int = option(512, "inner size of a deputy", least=1)
     margin_loss_coef: float = option(1.0, "weight of the max-margin loss", least=0)
-    margin_main: str = option(
-        "model", "what the margin compares with: model or last_layer, without deputies", choices=("model", "last_layer")
-    )
-    label_smoothing: float = option(
-        0.0, "label smoothing of the generation loss; the margin loss is not smoothed", least=0, below=1
-    )
-    gate_position: str = option(
-        "deputy",
-        "position of the gate: deputy (Eq. 6), layer_output, ffn_output",
-        choices=("deputy", "layer_output", "ffn_output"),
+    margin_main: Literal["model", "last_layer"] = option("model", "what, without deputies, the margin compares with")
+    label_smoothing: float = option(0.0, "label smoothing of the generation loss alone", least=0, below=1)
+    gate_position: Literal["deputy", "layer_output", "ffn_output"] = option(
+        "deputy", "where the gate applies; Eq. 6: deputy"
     )
     selector_bias: bool = option(False, "whether selectors have biases")
-    deputy_init_std: float = option(0.0, "standard deviation of the deputies' second matrix at initialisation", least=0)
+    deputy_init_std: float = option(0.0, "initial standard deviation of the deputies' second matrix", least=0)
     deputy_lr_factor: float = option(1.0, "factor of the learning rate for deputies and selectors", least=0)
-    mixing: str = option(
-        "size", "shares of the data sets: by size, even, temperature", choices=("size", "even", "temperature")
-    )
+    mixing: Literal["size", "even", "temperature"] = option("size", "shares of the data sets")
     temperature: float = option(2.0, "sampling temperature of --mixing temperature", above=0)
 
 
@@ -58,24 +53,28 @@ class FewShotArguments:
 
     few_shot_rows: list[int] = option([10, 100], "numbers of training rows; each is trained and tested", least=1)
     draws: int = option(10, "random samples of training rows for each number", least=1)
-    deputies_only: bool = option(
-        True, "train only deputies and selectors of a MoeSumm model, as in the paper; false: all weights"
-    )
+    deputies_only: bool = option(True, "train only deputies and selectors, as in the paper; false: all weights")
     save_models: bool = option(False, "save the model of each sample")
 
 
 @dataclass
-class DataArguments:
+class ColumnArguments:
+    """The columns of documents with summaries."""
+
+    document_column: str | None = option(None, f"column of documents; by default the first of {', '.join(DOCUMENTS)}")
+    summary_column: str | None = option(None, f"column of summaries; by default the first of {', '.join(SUMMARIES)}")
+
+
+@dataclass(kw_only=True)
+class DataArguments(ColumnArguments):
     """Data sets and their columns."""
 
     datasets: list[str] = required(PLACES, kind="NAME=PLACE")
-    document_column: str | None = option(None, "document column; default: a usual name")
-    summary_column: str | None = option(None, "summary column; default: a usual name")
     max_source_length: int | None = option(
         None, "maximum tokens of a document; default: the encoder's positions", least=1
     )
     max_target_length: int | None = option(
-        None, "maximum tokens of a target summary; default: the decoder's positions", least=1
+        None, "maximum tokens of a summary; default: the decoder's positions", least=1
     )
     max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
 
@@ -85,15 +84,11 @@ class GenerationArguments:
     """Generation of summaries."""
 
     num_beams: int = option(4, "beams of the beam search", least=1)
-    summary_length: int | None = option(
-        None, "maximum tokens of a summary; default: the model's max_length, or 256", least=1
-    )
+    summary_length: int | None = option(None, "maximum tokens of a summary; default: the model's, or 256", least=1)
     repetition_penalty: float | None = option(None, "penalty of repeated tokens, above 1", above=0)
     no_repeat_ngram_size: int | None = option(None, "size of n-grams that occur only once", least=0)
     length_penalty: float | None = option(None, "length penalty of the beam search")
-    on_long: str = option(
-        "truncate", "documents longer than the encoder's positions: truncate, window", choices=("truncate", "window")
-    )
+    on_long: Literal["truncate", "window"] = option("truncate", "documents longer than the encoder's positions")
     generation_batch_size: int = option(8, "documents per batch", least=1)
     max_test_rows: int | None = option(None, "use only the first N documents of each test split", least=1)
 
@@ -119,23 +114,19 @@ class PretrainingArguments:
     permute: bool = option(False, "also permute sentences; needs longer training")
 
 
-@dataclass
-class EvaluationArguments:
+@dataclass(kw_only=True)
+class EvaluationArguments(ColumnArguments):
     """Systems and metrics."""
 
     systems: list[str] = required("NAME=PLACE: a model, or a folder of summaries, or a pattern of such folders")
     baseline: str | None = option(None, "system that the others are compared with")
     datasets: list[str] = option([], f"test sets for models, {PLACES}", kind="NAME=PLACE")
-    document_column: str | None = option(None, "document column; default: a usual name")
-    summary_column: str | None = option(None, "summary column; default: a usual name")
     only: str = option("*", "pattern of the data sets' names to score, such as '*-10'")
-    split: str = option("test", "split to score", choices=("train", "validation", "test"))
+    split: Literal["train", "validation", "test"] = option("test", "split to score")
     output_dir: str = option("runs/scores", "folder of summaries, scores.json, scores.md", kind="output folder")
     zero_shot: bool = option(False, "use only the main expert, for data sets without training")
     stemming: bool = option(True, "stem words for ROUGE")
-    bertscore_model: str | None = option(
-        None, "folder or Hub id of a model for BERTScore; default: no BERTScore", kind="model"
-    )
+    bertscore_model: str | None = option(None, "folder or Hub id of a model for BERTScore; default: none", kind="model")
     bertscore_layer: int | None = option(None, "layer for BERTScore; default: the last", least=0)
 
 

@@ -9,12 +9,9 @@ from run_tools.fingerprints import fingerprint
 from run_tools.jsonl import read_jsonl
 
 from ..common.arguments import parse_name_place
-from .arguments import DataArguments
+from .arguments import DOCUMENTS, SUMMARIES, DataArguments
 
 SPLITS = ("train", "validation", "test")
-# the usual names of the columns in data sets on the Hub
-DOCUMENTS = ("document", "article", "dialogue", "text", "source", "body", "email_body", "report", "findings", "ctext")
-SUMMARIES = ("summary", "highlights", "abstract", "headline", "target", "subject_line", "tldr", "impression", "title")
 
 
 def load_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:

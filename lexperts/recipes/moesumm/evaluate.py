@@ -35,10 +35,12 @@ from .resumable_summaries import SummaryFile, load_summarizer, read_summaries
 from .scores import bertscore, compare, rouge
 
 NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum", "bertscore": "BERTScore"}
-MEAN = ("rouge1", "rouge2", "rougeL")  # averaged to one number per system
+MEAN = "mean R"  # of ROUGE-1, -2 and -L
 ALL = "mean of all"
 
-Scores = dict[str, dict[str, list[dict[str, np.ndarray]]]]  # system -> data set -> runs -> metric -> (n,)
+Scores = dict[
+    str, dict[str, dict[str, np.ndarray]]
+]  # system -> data set -> metric -> (R, n), of R runs and n documents
 
 
 def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
@@ -93,33 +95,30 @@ def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
     scores = rouge(predictions, references, args.stemming)
     if args.bertscore_model:
         scores["bertscore"] = bertscore(predictions, references, args.bertscore_model, args.bertscore_layer)
-    return scores
+    named = {NAMES[metric]: values for metric, values in scores.items()}
+    return named | {MEAN: np.mean([scores[metric] for metric in ("rouge1", "rouge2", "rougeL")], axis=0)}
 
 
 def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -> Scores:
     """The scores of all runs."""
-    runs, test = find_runs(args.systems, args.baseline), {}
+    places_by_system, test = find_runs(args.systems, args.baseline), {}
     if args.datasets:
-        data_args = DataArguments(args.datasets, args.document_column, args.summary_column)
+        columns = {"document_column": args.document_column, "summary_column": args.summary_column}
+        data_args = DataArguments(datasets=args.datasets, **columns)
         test = require_split(load_sources(data_args), args.split, data_args)
         test = {name: rows for name, rows in test.items() if fnmatch(name, args.only)}
     scores: Scores = {}
-    for system, places in runs.items():
+    for system, places in places_by_system.items():
+        runs: dict[str, list[dict]] = {}
         for run, place in enumerate(places):
             folder = Path(args.output_dir) / (system if len(places) == 1 else f"{system}-{run}")
             for name, path in summary_files(place, folder, test, args, generation_args).items():
-                scores.setdefault(system, {}).setdefault(name, []).append(score_file(path, args))
+                runs.setdefault(name, []).append(score_file(path, args))
+        scores[system] = {
+            name: {metric: np.stack([run[metric] for run in of_set]) for metric in of_set[0]}
+            for name, of_set in runs.items()
+        }
     return scores
-
-
-def per_document(runs: list[dict[str, np.ndarray]], metric: str) -> np.ndarray:
-    """The mean over runs `(n,)`."""
-    return np.mean([run[metric] for run in runs], axis=0)
-
-
-def mean_rouge(runs: list[dict[str, np.ndarray]]) -> np.ndarray:
-    """(n,): the mean of ROUGE-1, -2 and -L, and over runs."""
-    return np.mean([per_document(runs, metric) for metric in MEAN], axis=0)
 
 
 def score_table(scores: Scores) -> pd.DataFrame:
@@ -127,16 +126,14 @@ def score_table(scores: Scores) -> pd.DataFrame:
     rows = []
     for system, sets in scores.items():
         means = []
-        for name, runs in sets.items():
-            values = {NAMES[m]: float(per_document(runs, m).mean()) for m in runs[0]}
-            values["mean R"] = float(mean_rouge(runs).mean())
-            run_means = [mean_rouge([run]).mean() for run in runs]
-            values["± runs"] = float(np.std(run_means, ddof=1)) if len(runs) > 1 else None
+        for name, metrics in sets.items():
+            R, n = metrics[MEAN].shape
+            values = {metric: float(x.mean()) for metric, x in metrics.items()}
             means.append(values)
-            rows.append({"data set": name, "system": system, **values, "texts": len(runs[0]["rouge1"])})
+            spread = float(metrics[MEAN].mean(1).std(ddof=1)) if R > 1 else None
+            rows.append({"data set": name, "system": system, **values, "± runs": spread, "texts": n})
         if len(means) > 1:
-            overall = {name: np.mean([values[name] for values in means]) for name in means[0] if name != "± runs"}
-            rows.append({"data set": ALL, "system": system, **overall})
+            rows.append({"data set": ALL, "system": system, **pd.DataFrame(means).mean()})
     names = list(dict.fromkeys(row["data set"] for row in rows))
     return pd.DataFrame(sorted(rows, key=lambda row: names.index(row["data set"])))
 
@@ -150,64 +147,59 @@ def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
     """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L; `agree` counts the runs
     whose difference has the sign of the mean. Raises a `ValueError` for other data sets or documents.
     """
-    rows = []
-    for system, sets in scores.items():
-        for name in [] if system == baseline else [*sets, *[ALL] * (len(sets) > 1)]:
-            names = list(sets) if name == ALL else [name]
-            missing = [one for one in names if one not in scores[baseline]]
-            if missing:
+    rows, theirs = [], scores[baseline]
+    for system, ours in scores.items():
+        for name in [] if system == baseline else [*ours, *[ALL] * (len(ours) > 1)]:
+            names = list(ours) if name == ALL else [name]
+            if missing := [one for one in names if one not in theirs]:
                 raise ValueError(f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same sets.")
-            pairs = [(sets[one], scores[baseline][one]) for one in names]
-            ours, theirs = ([mean_rouge(pair[i]) for pair in pairs] for i in (0, 1))
-            for one, x, y in zip(names, ours, theirs, strict=True):
-                if len(x) != len(y):
-                    raise ValueError(f"{one}: {len(x)} summaries by {system}, {len(y)} by {baseline}.")
-            result = compare(ours, theirs)
+            pairs = [(ours[one][MEAN], theirs[one][MEAN]) for one in names]  # (R, n)
+            for one, (x, y) in zip(names, pairs, strict=True):
+                if x.shape[1] != y.shape[1]:
+                    raise ValueError(f"{one}: {x.shape[1]} summaries by {system}, {y.shape[1]} by {baseline}.")
+            result = compare([x.mean(0) for x, _ in pairs], [y.mean(0) for _, y in pairs])
             agree = count_agreeing(pairs, result["difference"])
             rows.append({"data set": name, "system": system, **result, "agree": agree})
     return pd.DataFrame(rows)
 
 
-def count_agreeing(pairs: list[tuple[list, list]], difference: float) -> str:
+def count_agreeing(pairs: list[tuple[np.ndarray, np.ndarray]], difference: float) -> str:
     """The runs whose difference has this sign, such as "2 of 3"; "" if the systems have different numbers of runs."""
-    runs = {len(run) for pair in pairs for run in pair}
-    if len(runs) > 1:
+    if len({len(x) for pair in pairs for x in pair}) > 1:
         return ""
-    count = runs.pop()
-    each = [np.mean([mean_rouge([x[i]]).mean() - mean_rouge([y[i]]).mean() for x, y in pairs]) for i in range(count)]
-    return f"{sum(bool(one * difference > 0) for one in each)} of {count}"
+    each = np.mean([x.mean(1) - y.mean(1) for x, y in pairs], axis=0)  # (R,)
+    return f"{int((each * difference > 0).sum())} of {len(each)}"
 
 
-def format_report(scores: Scores, args: EvaluationArguments) -> str:
+def format_report(table: pd.DataFrame, tests: pd.DataFrame | None, args: EvaluationArguments) -> str:
     """The tables in Markdown."""
     words = "stemmed" if args.stemming else "unstemmed"
-    text = [f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L.", ""]
+    title = f"F1 in per cent; ROUGE of {words} words; mean R is the mean of ROUGE-1, -2 and -L."
     if args.bertscore_model:
-        text[0] += f" BERTScore by {args.bertscore_model}, not rescaled."
-    table = score_table(scores)
-    table["texts"] = [str(int(count)) if pd.notna(count) else "" for count in table["texts"]]
-    table = table.astype(object).where(table.notna(), "").dropna(axis=1, how="all")
-    text.append(table.to_markdown(index=False, floatfmt=".2f"))
-    if args.baseline and len(scores) > 1:
-        tests = difference_table(scores, args.baseline)
-        tests["verdict"] = np.select([tests.low > 0, tests.high < 0], ["more", "less"], "a tie")
-        title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
-        text += ["", title, ""]
+        title += f" BERTScore by {args.bertscore_model}, not rescaled."
+    texts = [str(int(count)) if pd.notna(count) else "" for count in table["texts"]]
+    table = table.assign(texts=texts).dropna(axis=1, how="all")
+    table = table.astype(object).where(table.notna(), "")
+    text = [title, "", table.to_markdown(index=False, floatfmt=".2f")]
+    if tests is not None:
+        tests = tests.assign(verdict=np.select([tests.low > 0, tests.high < 0], ["more", "less"], "a tie"))
         tests["p"] = tests["p"].astype(object).where(tests["p"].notna(), None)
         formats = ("", "", ".2f", ".2f", ".2f", ".3g", "", "")
-        text.append(tests.to_markdown(index=False, floatfmt=formats, missingval=""))
+        title = f"Difference of mean R from {args.baseline} on the same documents, with its 95 per cent interval:"
+        text += ["", title, "", tests.to_markdown(index=False, floatfmt=formats, missingval="")]
     return "\n".join(text)
 
 
 def run(args: EvaluationArguments, generation_args: GenerationArguments):
     """Scores all systems, and writes scores.json and scores.md."""
     scores = score_all(args, generation_args)
-    text = format_report(scores, args)
-    output = Path(args.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    results = {"scores": to_records(score_table(scores))}
+    table, tests, output = score_table(scores), None, Path(args.output_dir)
+    results = {"scores": to_records(table)}
     if args.baseline and len(scores) > 1:
-        results["tests"] = to_records(difference_table(scores, args.baseline))
+        tests = difference_table(scores, args.baseline)
+        results["tests"] = to_records(tests)
+    text = format_report(table, tests, args)
+    output.mkdir(parents=True, exist_ok=True)
     write_file(output / "scores.json", json.dumps(results, indent=1, allow_nan=False))
     write_file(output / "scores.md", text + "\n")
     summaries = " and the summaries" if args.datasets else ""

@@ -27,7 +27,6 @@ from pathlib import Path
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForSeq2SeqLM,
-    Trainer,
     TrainingArguments,
     pipeline,
     set_seed,
@@ -44,32 +43,13 @@ from run_tools.resume import SettingsMismatchError
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run, training_summary
 from ..common.settings import collect_settings
-from ..common.training import separate_rate, train_or_resume, trainer_options
+from ..common.training import RecipeTrainer, train_or_resume, trainer_options
 from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
 from .data import concatenate, fingerprint_splits, load_sources, require_split, sample_rows
 from .resumable_summaries import SummaryFile, hash_rows
 
 
-class SummaryTrainer(Trainer):
-    """The stock Trainer with a sampler for mixed data sets, and a factor of the learning rate of deputies and selectors."""
-
-    def __init__(self, *args, train_sampler: TemperatureSampler, deputy_lr_factor: float = 1.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.train_sampler, self.deputy_lr_factor = train_sampler, deputy_lr_factor
-
-    def _get_train_sampler(self, train_dataset=None):
-        return self.train_sampler
-
-    def create_optimizer(self, model=None):
-        """As in transformers, with parameter groups for deputies and selectors."""
-        optimizer = super().create_optimizer(model)
-        if self.deputy_lr_factor != 1.0:
-            deputies = [p for name, p in self.model.named_parameters() if ".deputies." in name]
-            separate_rate(optimizer, deputies, self.args.learning_rate * self.deputy_lr_factor)
-        return optimizer
-
-
-class BackboneTrainer(SummaryTrainer):
+class BackboneTrainer(RecipeTrainer):
     """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm."""
 
     loss_is_scaled_for_ga = True
@@ -110,7 +90,7 @@ def load_model(args: ModelArguments, names: list[str]):
 
 def make_trainer(
     model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None
-) -> SummaryTrainer:
+) -> RecipeTrainer:
     """A trainer of a MoeSumm or a stock model, on rows of texts."""
     if data_args.max_source_length:
         tokenizer.model_max_length = data_args.max_source_length  # is saved: inference truncates as training does
@@ -119,11 +99,16 @@ def make_trainer(
     )
     training_args.remove_unused_columns = False  # the collator tokenises the texts
     is_moesumm = isinstance(model, MoeSummForConditionalGeneration)
-    trainer_class = SummaryTrainer if is_moesumm else BackboneTrainer
     options = trainer_options(model, training_args, {"train": train, "validation": validation}, collator, tokenizer)
-    options |= {} if is_moesumm else {"label_smoothing": args.label_smoothing}
-    sampler = TemperatureSampler(train["dataset"], args.mixing, args.temperature, seed=training_args.seed)
-    return trainer_class(**options, train_sampler=sampler, deputy_lr_factor=args.deputy_lr_factor)
+    options["train_sampler"] = TemperatureSampler(
+        train["dataset"], args.mixing, args.temperature, seed=training_args.seed
+    )
+    if not is_moesumm:
+        return BackboneTrainer(**options, label_smoothing=args.label_smoothing)
+    if args.deputy_lr_factor != 1.0:
+        options["part"] = [p for name, p in model.named_parameters() if ".deputies." in name]
+        options["part_rate"] = training_args.learning_rate * args.deputy_lr_factor
+    return RecipeTrainer(**options)
 
 
 def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):

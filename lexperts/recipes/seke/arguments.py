@@ -1,12 +1,13 @@
 """The options of `lexperts train seke`. Imports neither torch nor transformers, so that `--help` is fast."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
 from run_tools.options import option
 
-from ..common.arguments import TRAINING, RunFolderArguments
+from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, SplitArguments
 
 # name -> use_moe, use_rnn
 ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
@@ -17,33 +18,25 @@ class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
     backbone: str = option(
-        "minilm", "Hub id or folder of an encoder; minilm is MiniLM-L6 from lexperts[offline]", kind="model"
+        "minilm", "Hub id or folder of an encoder; minilm is that of lexperts[offline]", kind="model"
     )
     start_from: str | None = option(
         None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default", kind="model"
     )
-    attention_dropout: float | None = option(
-        None, "attention dropout of the backbone; 0 is faster on a CPU", least=0, below=1
-    )
-    ablation: str | None = option(None, f"one of {', '.join(ABLATIONS)}; sets use_moe and use_rnn", choices=ABLATIONS)
+    attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU", least=0, below=1)
+    ablation: str | None = option(None, "sets --use-moe and --use-rnn", choices=ABLATIONS)
     use_moe: bool = option(True, "use the mixture of experts")
     use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
     num_experts: int = option(4, "number of experts", least=1)
     num_experts_per_tok: int = option(2, "number of experts per token", least=1)
-    expert_init: str | None = option(
-        None, "initialisation of experts: identity (default if wide enough) or uniform", choices=("identity", "uniform")
-    )
+    expert_init: Literal["identity", "uniform"] | None = option(None, "of experts (default: identity if wide enough)")
     expert_intermediate_size: int | None = option(
         None, "first hidden size of an expert (default: 4 x the backbone's)", least=1
     )
     router_aux_loss_coef: float = option(0.0, "weight of the load-balancing loss", least=0)
     lora: bool = option(True, "train LoRA adapters on queries and values; otherwise all weights")
-    frozen_layers: int | None = option(
-        None, "without LoRA: freeze the backbone's embeddings and first N layers", least=0
-    )
-    head_learning_rate: float | None = option(
-        None, "learning rate of the head, if it differs from the backbone's", least=0
-    )
+    frozen_layers: int | None = option(None, "without LoRA: freeze the embeddings and the first N layers", least=0)
+    head_learning_rate: float | None = option(None, "learning rate of the head, if it differs", least=0)
 
     def __post_init__(self):
         if self.ablation is not None:
@@ -61,19 +54,15 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class DataArguments(ColumnArguments, SplitArguments):
     """The documents, how they are labelled, and how the model is selected and evaluated."""
 
-    dataset_name: str | None = option(None, "data set on the Hub, such as midas/inspec", kind="place")
     train_files: list[str] | None = option(
-        None,
-        "training files, JSON Lines with title, text and keyphrases; STYLE=FILE names a file's style of annotation",
-        kind="named file",
+        None, "training files, JSON Lines; STYLE=FILE names a file's style of annotation", kind="named file"
     )
     validation_files: list[str] | None = option(
         None,
-        "validation files, same format; by default a share of the training documents; with --fit-ranker, STYLE=FILE also fits "
-        "a ranker for this style",
+        "validation files, same format; with --fit-ranker, STYLE=FILE also fits a ranker for this style",
         kind="named file",
     )
     test_files: list[str] | None = option(
@@ -82,43 +71,30 @@ class DataArguments:
         "NAME:STYLE=FILE the style is asked for",
         kind="named file",
     )
-    validation_share: float = option(
-        0.2, "share of the training documents for validation, without validation files", above=0, below=1
-    )
+    validation_share: float = option(0.2, "share for validation, without validation files", above=0, below=1)
     validation_limit: int | None = option(None, "use at most the first N documents of each validation file", least=1)
     mixing_temperature: float | None = option(
         None, "T: a file of n documents is drawn in proportion to n^(1/T)", above=0
     )
-    rows_per_epoch: int | None = option(
-        None, "number of training rows drawn per epoch, with --mixing-temperature", least=1
-    )
+    rows_per_epoch: int | None = option(None, "training rows drawn per epoch, with --mixing-temperature", least=1)
     style_dropout: float = option(
-        0.3, "share of training rows whose style is hidden, so that none can be asked for", least=0, most=1
+        0.3, "share of training rows whose style is hidden, to work without one", least=0, most=1
     )
-    text_column: str = option("text", "column of texts, or of lists of words")
-    title_column: str = option("title", "column of titles, which are joined to the texts")
-    keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of strings separated by ;")
     language: str | None = option(
-        None,
-        "stemmer by which keyphrases are found and compared, such as german, or none; by default the model's, or english",
-        kind="language",
+        None, "stemmer of keyphrases, such as german, or none; by default the model's, or english", kind="language"
     )
     max_length: int = option(256, "sub-tokens per window", least=1)
-    rules: str = option(
-        "lexperts",
-        "rules for labels and gold keyphrases: lexperts, or seke, the reference's",
-        choices=("lexperts", "seke"),
+    rules: Literal["lexperts", "seke"] = option(
+        "lexperts", "rules for labels and gold keyphrases; seke: the reference's"
     )
     early_stopping_patience: int = option(
-        5, "epochs without a gain in F1@10 before training stops, 0 for no limit", least=0
+        5, "epochs without a gain in F1@10 before training stops; 0: no limit", least=0
     )
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts", least=0)
     test_every_epoch: bool = option(False, "also score the test documents after every epoch")
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
     fit_ranker: bool = option(False, "fit a ranker of phrases on the validation documents, not a threshold")
-    ranker_joined: list[int] = option(
-        [], "with --fit-ranker: also fit on N joined validation documents, as long ones", least=1
-    )
+    ranker_joined: list[int] = option([], "also fit it on N joined validation documents, as long ones", least=1)
     show: int = option(3, "number of test documents whose keyphrases are printed after training", least=0)
 
     def __post_init__(self):
@@ -133,13 +109,9 @@ class DataArguments:
 class RunArguments:
     """Several seeds, a first training stage, and debugging."""
 
-    seeds: list[int] | None = option(
-        None, "seeds, one run each; the best model by validation is kept", least=0, most=LARGEST_SEED
-    )
-    first_files: list[str] | None = option(
-        None, "training files of a first stage, JSON Lines, such as KP20k", kind="named file"
-    )
-    first_dataset: str | None = option(None, "data set on the Hub for a first stage, such as midas/kp20k", kind="place")
+    seeds: list[int] | None = option(None, "one run each; the best by validation is kept", least=0, most=LARGEST_SEED)
+    first_files: list[str] | None = option(None, "training files of a first stage, such as KP20k", kind="named file")
+    first_dataset: str | None = option(None, "Hub data set of a first stage, such as midas/kp20k", kind="place")
     first_epochs: float = option(1.0, "epochs of the first stage", least=0)
 
 

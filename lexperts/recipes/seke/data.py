@@ -1,18 +1,17 @@
 """Documents for training, validation and test, from files or from the Hub."""
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
 from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.phrase_lists import labelled_row, read_labelled
-from keyphrase_tools.rows import NAME_COLUMNS, full_text
+from keyphrase_tools.phrase_lists import read_labelled
+from keyphrase_tools.rows import full_text
 from run_tools.fingerprints import parse_named_path
 
-from ..common.splits import SPLITS, hold_out_validation, load_splits
+from ..common.splits import SPLITS, hold_out_validation, load_keyphrase_rows
 from .arguments import DataArguments
 
 FILE, STYLE = "__file__", "__style__"  # added to each row: the index of its file, and the file's name
@@ -68,8 +67,7 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
     """
     columns = (args.text_column, args.keyphrases_column)
     if args.dataset_name or not args.train_files:
-        convert = partial(labelled_row, text_column=args.text_column, keyphrases_column=args.keyphrases_column)
-        documents = load_splits(args, columns, "midas/inspec", hint=NAME_COLUMNS, convert=convert)
+        documents = load_keyphrase_rows(args)
         documents = {split: [row | {FILE: 0, STYLE: ""} for row in rows] for split, rows in documents.items()}
     else:
         files = {split: getattr(args, f"{split}_files") for split in SPLITS}
