@@ -38,9 +38,8 @@ NAMES = {"rouge1": "R-1", "rouge2": "R-2", "rougeL": "R-L", "rougeLsum": "R-Lsum
 MEAN = "mean R"  # of ROUGE-1, -2 and -L
 ALL = "mean of all"
 
-Scores = dict[
-    str, dict[str, dict[str, np.ndarray]]
-]  # system -> data set -> metric -> (R, n), of R runs and n documents
+# system -> data set -> metric -> scores (R, n) of R runs and n documents
+Scores = dict[str, dict[str, dict[str, np.ndarray]]]
 
 
 def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
