@@ -90,7 +90,7 @@ def test_data_and_models_are_compared_by_their_content(tmp_path):
 def test_another_version_of_lexperts_is_named(tmp_path, monkeypatch):
     left_by_a_run(tmp_path)
     monkeypatch.setattr(settings, "package_version", lambda: "9.9")
-    with pytest.raises(SettingsMismatchError, match="lexperts=.* before, 9.9 now"):
+    with pytest.raises(SettingsMismatchError, match="lexperts=.*'9.9' now"):
         open_run(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_taken_from_a_run_with_the_same_settings_alone(tmp_path)
         open_run(tmp_path / "new", resume_from_checkpoint=given["other"])
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         open_run(tmp_path / "new", resume_from_checkpoint=str(tmp_path / "same" / "checkpoint-999"))
-    with pytest.raises(ValueError, match="resume_from_checkpoint false"):
+    with pytest.raises(ValueError, match="resume-from-checkpoint false"):
         open_run(tmp_path / "same", resume_from_checkpoint="false")
     assert open_run(tmp_path / "same", resume_from_checkpoint="true").start == given["same"]
 
