@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from run_tools.corpus.documents import check_document
-from run_tools.corpus.failures import process_each
+from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model
 from run_tools.processes import MemoryRelease, prepare_process
 
@@ -159,20 +159,12 @@ class KeyphraseExtractor:
         self, documents: Sequence[dict], progress: Callable[[float], None] = lambda documents: None
     ) -> list[tuple[list[dict] | None, str | None]]:
         """The keyphrases and the error of each document `{"text", "title"}`; one of the two is `None`."""
-        results: list = [None] * len(documents)
-        valid = {}
-        for i, document in enumerate(documents):
-            content, error = check_document(document, self.text_column, self.title_column)
-            if error is None:
-                valid[i] = content
-            else:
-                results[i] = None, error
-        progress(len(documents) - len(valid))
         extract = self.open_pipeline()
-        found = process_each(lambda items: self._extract(extract, items, progress), list(valid.values()))
-        for i, result in zip(valid, found, strict=True):
-            results[i] = result
-        return results
+
+        def check(document: dict) -> tuple[dict | None, str | None]:
+            return check_document(document, self.text_column, self.title_column)
+
+        return process_valid(lambda items: self._extract(extract, items, progress), documents, check, progress)
 
     def _extract(self, extract, documents: Sequence[dict], progress: Callable[[float], None]) -> list[list[dict]]:
         """The results of documents that are all valid."""

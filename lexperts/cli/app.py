@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .common import Debug, Device, TrustRemoteCode, user_errors
-from .many import check_local
+from .corpus_options import check_local
 from .serve import check_host
 
 

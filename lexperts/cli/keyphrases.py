@@ -13,34 +13,15 @@ import typer
 from run_tools.errors import UserError, repr_path
 from run_tools.option_paths import check_new_file, check_new_folder
 
-from .common import RESUME, AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
+from .common import AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
+from .corpus_options import CorpusRun, Source, TextColumn, TitleColumn, check_local, corpus_command
 from .generate import generate
-from .many import (
-    OUTPUT_HELP,
-    SOURCE_HELP,
-    Address,
-    Append,
-    BlockSize,
-    Delimiter,
-    Encoding,
-    EngineName,
-    GpusPerWorker,
-    IdColumn,
-    Keep,
-    TextColumn,
-    TitleColumn,
-    Workers,
-    check_local,
-    open_engine,
-    print_summary,
-)
 from .serve import serve
 
 app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them, analyse a model's experts.")
 app.command()(serve)
 app.command()(generate)
 
-Source = Annotated[str, typer.Argument(help=SOURCE_HELP)]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
@@ -58,9 +39,9 @@ class MatchCase(StrEnum):
 
 
 @app.command()
+@corpus_command(columns=True)
 def extract(
-    source: Source,
-    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
+    run: CorpusRun,
     model: Model = None,
     top_k: Annotated[
         int | None,
@@ -94,23 +75,9 @@ def extract(
         str | None, typer.Option(help="The stemmer, such as german, or none; by default the model's, or english.")
     ] = None,
     batch_size: BatchSize = 16,
-    text_column: TextColumn = "text",
-    title_column: TitleColumn = "title",
-    id_column: IdColumn = "id",
-    keep: Keep = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    device: Device = None,
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    gpus_per_worker: GpusPerWorker = 0.0,
-    block_size: BlockSize = 512,
-    append: Append = False,
-    debug: Debug = False,
 ):
     """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
 
@@ -119,36 +86,25 @@ def extract(
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl
       lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
     """
-    with user_errors(debug, interrupted=RESUME, full=RESUME):
-        from keyphrase_tools.candidates import read_candidates
-        from keyphrase_tools.extractor import KeyphraseExtractor
-        from keyphrase_tools.loading import parse_dtype
-        from keyphrase_tools.words import check_language
-        from run_tools.corpus.block_runs import check_output, run_blocks
-        from run_tools.corpus.documents import Corpus
+    from keyphrase_tools.candidates import read_candidates
+    from keyphrase_tools.extractor import KeyphraseExtractor
+    from keyphrase_tools.loading import parse_dtype
+    from keyphrase_tools.words import check_language
 
-        check_output(output)
-        parse_dtype(dtype)
-        options = {} if language is None else {"language": check_language(None if language == "none" else language)}
-        check_local(engine, device, model=model)
-        runner = open_engine(engine, address, workers, gpus_per_worker)
-        corpus = Corpus(
-            source, text_column, title_column, id_column, keep or (),
-            delimiter=delimiter, encoding=encoding, output=output,
-        )  # fmt: skip
-        top_k = 10 if top_k is None and candidates is None else top_k
-        given = {"min_score": min_score, "threshold": threshold, "style": style}
-        options |= {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
-        options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
-        options |= {"diversity": diversity} if diversity else {}
-        options |= {} if nested else {"nested": False}
-        options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
-        extractor = KeyphraseExtractor(
-            model, corpus.text_column, corpus.title_column,
-            mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **options,
-        )  # fmt: skip
-        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size, append=append)
-    print_summary(summary, output)
+    parse_dtype(dtype)
+    options = {} if language is None else {"language": check_language(None if language == "none" else language)}
+    run.check_models(model=model)
+    corpus = run.open_corpus()
+    top_k = 10 if top_k is None and candidates is None else top_k
+    given = {"min_score": min_score, "threshold": threshold, "style": style}
+    options |= {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
+    options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
+    options |= {"diversity": diversity} if diversity else {}
+    options |= {} if nested else {"nested": False}
+    options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
+    loading = {"batch_size": batch_size, "device": run.device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    columns = (corpus.text_column, corpus.title_column)
+    return corpus, KeyphraseExtractor(model, *columns, mentions=mentions, **loading, **options)
 
 
 @app.command()

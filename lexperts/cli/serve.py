@@ -9,7 +9,7 @@ import typer
 from run_tools.errors import short_repr
 
 from .common import Debug, Device, Dtype, TrustRemoteCode, user_errors
-from .many import check_local
+from .corpus_options import check_local
 
 KEEP_ALIVE = 75  # seconds; longer than the longest Retry-After, and than load balancers keep idle connections
 

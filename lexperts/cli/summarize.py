@@ -1,6 +1,5 @@
 """`lexperts summarize`: summaries of the documents of files."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -8,26 +7,7 @@ import typer
 from run_tools.errors import UserError, short_repr
 from run_tools.option_values import LARGEST
 
-from .common import RESUME, Debug, Device, user_errors
-from .many import (
-    OUTPUT_HELP,
-    SOURCE_HELP,
-    Address,
-    Append,
-    Delimiter,
-    Encoding,
-    EngineName,
-    GpusPerWorker,
-    Workers,
-    check_local,
-    open_engine,
-    print_summary,
-)
-
-
-def option(name: str, help: str, **settings):
-    """An option of this name."""
-    return typer.Option(f"--{name.replace('_', '-')}", help=help, **settings)
+from .corpus_options import CorpusRun, corpus_command
 
 
 def parse_length(value: str | None) -> int | float | None:
@@ -45,33 +25,23 @@ def parse_length(value: str | None) -> int | float | None:
     return length
 
 
+@corpus_command(block_size=64)
 def summarize(
-    source: Annotated[str, typer.Argument(help=SOURCE_HELP)],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help=OUTPUT_HELP)],
+    run: CorpusRun,
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
-    text_column: Annotated[str, option("text_column", "Column of the documents.")] = "document",
-    dataset_column: Annotated[str | None, option("dataset_column", "Column of the documents' datasets.")] = None,
+    text_column: Annotated[str, typer.Option(help="Column of the documents.")] = "document",
+    dataset_column: Annotated[str | None, typer.Option(help="Column of the documents' datasets.")] = None,
     max_length: Annotated[
-        str | None, option("max_length", "Maximum length of a summary in tokens (60) or as a fraction (0.2).")
+        str | None, typer.Option(help="Maximum length of a summary in tokens (60) or as a fraction (0.2).")
     ] = None,
     num_beams: Annotated[
-        int | None, option("num_beams", "Beams of the beam search; default: the model's, or 4.", min=1)
+        int | None, typer.Option(min=1, help="Beams of the beam search; default: the model's, or 4.")
     ] = None,
-    batch_size: Annotated[int, option("batch_size", "Documents per batch.", min=1)] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Documents per batch.")] = 8,
     on_long: Annotated[
-        Literal["window", "truncate", "error"], option("on_long", "For long documents: window, truncate or error.")
+        Literal["window", "truncate", "error"], typer.Option(help="For long documents: window, truncate or error.")
     ] = "window",
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    device: Device = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
-    gpus_per_worker: GpusPerWorker = 0.0,
-    block_size: Annotated[int, option("block_size", "Documents per block.", min=1)] = 64,
-    append: Append = False,
-    debug: Debug = False,
 ):
     """Summarise documents. Repeat the command after an interruption to resume.
 
@@ -80,15 +50,12 @@ def summarize(
     \b
     lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max-length 60
     """
-    with user_errors(debug, interrupted=RESUME, full=RESUME):
-        length = parse_length(max_length)
-        check_local(engine, device, model=model)
-        from ..recipes.moesumm.batch_summaries import summarize_file
+    from ..recipes.moesumm.batch_summaries import SummaryProcess
 
-        options = {"max_length": length, "on_long": on_long} | ({} if num_beams is None else {"num_beams": num_beams})
-        summary = summarize_file(
-            source, output, model, dataset=dataset, text_column=text_column, dataset_column=dataset_column,
-            batch_size=batch_size, device=device, block_size=block_size, append=append, delimiter=delimiter, encoding=encoding,
-            engine=open_engine(engine, address, workers, gpus_per_worker), **options,
-        )  # fmt: skip
-    print_summary(summary, output)
+    options = {"max_length": parse_length(max_length), "on_long": on_long}
+    options |= {} if num_beams is None else {"num_beams": num_beams}
+    if dataset is not None and dataset_column is not None:
+        raise UserError("Both --dataset and --dataset-column were given. Pass one of them.")
+    run.check_models(model=model)
+    corpus = run.open_corpus(text_column, keep=None, required=() if dataset_column is None else (dataset_column,))
+    return corpus, SummaryProcess(model, corpus.text_column, dataset, dataset_column, batch_size, run.device, options)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 
 def errors_of_zstd() -> list[type[Exception]]:
@@ -76,6 +77,26 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
             f"{len(items)} items failed together ({describe_error(together)}), and none alone. Use a smaller batch.",
             stacklevel=2,
         )
+    return results
+
+
+def process_valid(
+    process: Callable[[list], Sequence],
+    rows: Sequence,
+    check: Callable[[Any], tuple[Any, str | None]],
+    progress: Callable[[float], None] = lambda rows: None,
+) -> list[tuple]:
+    """As `process_each`, for the rows that a check accepts.
+
+    Args:
+        check: a row -> the item to process and `None`, or `None` and the reason why it cannot be processed.
+        progress: is called with the number of rows that cannot be processed.
+    """
+    results: list[tuple] = [check(row) for row in rows]
+    valid = [i for i, (_, error) in enumerate(results) if error is None]
+    progress(len(rows) - len(valid))
+    for i, result in zip(valid, process_each(process, [results[i][0] for i in valid]), strict=True):
+        results[i] = result
     return results
 
 

@@ -2,7 +2,7 @@
 
 from keyphrase_tools.loading import describe_load_errors, parse_device
 from run_tools.corpus.documents import check_document
-from run_tools.corpus.failures import process_each
+from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model, hash_tokenizer
 from run_tools.processes import prepare_process
 
@@ -59,16 +59,10 @@ class GenerationProcess:
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """`keyphrases`, or `error`, of each row."""
-        results: list = [None] * len(rows)
-        valid = {}
-        for i, row in enumerate(rows):
+
+        def check(row: dict) -> tuple[dict | None, str | None]:
             document = {"text": row.get(self.text_column), "title": row.get(self.title_column)}
-            content, error = check_document(document, self.text_column, self.title_column)
-            if error is None:
-                valid[i] = content
-            else:
-                results[i] = {"error": error}
-        progress(len(rows) - len(valid))
+            return check_document(document, self.text_column, self.title_column)
 
         def generate(documents: list[dict]) -> list[list[dict]]:
             found, step = [], SORT_WINDOW * self.batch_size
@@ -78,9 +72,8 @@ class GenerationProcess:
                 progress(len(part))
             return found
 
-        for i, (phrases, error) in zip(valid, process_each(generate, list(valid.values())), strict=True):
-            results[i] = {"keyphrases": list(map(with_all_fields, phrases))} if error is None else {"error": error}
-        return results
+        found = process_valid(generate, rows, check, progress)
+        return [{"error": error} if error else {"keyphrases": list(map(with_all_fields, one))} for one, error in found]
 
     def types(self) -> dict:
         """The Arrow types of the values to add."""

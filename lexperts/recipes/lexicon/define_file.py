@@ -3,7 +3,7 @@
 import json
 from zlib import crc32
 
-from run_tools.corpus.failures import process_each
+from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
 from run_tools.processes import prepare_process
 
@@ -49,24 +49,26 @@ class DefinitionProcess:
         import torch
 
         torch.manual_seed(self.seed + crc32(json.dumps(rows, default=str).encode()))
-        results: list = [{"error": "it has no 'term' or no 'context'"}] * len(rows)
-        names = ("term", "context")
-        valid = [i for i, row in enumerate(rows) if all(isinstance(row.get(name), str) for name in names)]
 
-        def define(indices: list[int]) -> list[dict]:
+        def define(rows: list[dict]) -> list[dict]:
             found = []
-            for start in range(0, len(indices), self.batch_size):
-                part = indices[start : start + self.batch_size]
-                found += self.define([rows[i] for i in part], **self.call_options)
+            for start in range(0, len(rows), self.batch_size):
+                part = rows[start : start + self.batch_size]
+                found += self.define(part, **self.call_options)
                 progress(len(part))
             return found
 
-        for i, (outputs, error) in zip(valid, process_each(define, valid), strict=True):
-            results[i] = outputs if error is None else {"error": error}
-        return results
+        return [{"error": error} if error else outputs for outputs, error in process_valid(define, rows, check_row)]
 
     def types(self) -> dict:
         """The Arrow types of the values to add, as far as they do not depend on the options."""
         import pyarrow
 
         return {"definition": pyarrow.string(), "error": pyarrow.string()}
+
+
+def check_row(row: dict) -> tuple[dict | None, str | None]:
+    """A row with a term and a context, or why it has no definition."""
+    if all(isinstance(row.get(name), str) for name in ("term", "context")):
+        return row, None
+    return None, "it has no 'term' or no 'context'"
