@@ -81,7 +81,7 @@ def process_each(process: Callable[[Sequence], Sequence], items: Sequence) -> li
 
 
 def process_valid(
-    process: Callable[[list], Sequence],
+    process: Callable[[Any], Sequence],
     rows: Sequence,
     check: Callable[[Any], tuple[Any, str | None]],
     progress: Callable[[float], None] = lambda rows: None,
