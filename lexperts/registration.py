@@ -1,6 +1,9 @@
 """Registers the models and pipelines as soon as transformers is imported, and not earlier.
 
-Importing the modeling packages imports torch, which takes seconds; `lexperts --help` must not wait for it.
+Why an import hook: the packages take 3.3 to 4.4 seconds more than `from transformers import AutoModel` alone, which neither
+`lexperts --help` nor a program that imports lexperts first should wait for. This measures it:
+
+    python -c "import time; from transformers import AutoModel; t = time.time(); import lexperts; print(time.time() - t)"
 """
 
 import random

@@ -64,8 +64,11 @@ class OneLineGroup(TyperGroup):
             try:
                 status = super().main(given, *more, standalone_mode=False, **options)
                 sys.stdout.flush()
-            except Exception as error:
-                if not hasattr(error, "format_message"):
+            except Exception as raised:
+                error: Any = raised
+                if not hasattr(
+                    error, "format_message"
+                ):  # an error of usage, whose class depends on the version of typer
                     raise
                 if type(error).__name__ == "NoArgsIsHelpError":
                     error.show()
@@ -82,7 +85,7 @@ def describe_usage(error) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     if text.startswith(INVALID):
         option, _, reason = text.removeprefix(INVALID).partition(": ")
-        cause = getattr(error.__cause__, "errors", list)()  # of pydantic, which does not name the value
+        cause: list[dict] = getattr(error.__cause__, "errors", list)()  # of pydantic, which does not name the value
         reason, shown = reason.removeprefix("Value error, "), short_repr(cause[0]["input"]) if cause else ""
         value = f" {shown}:" if shown and not reason.startswith(shown) else ""
         text = f"{option.split(' / ')[0].strip(chr(39))}{value} {reason[:1].lower()}{reason[1:]}"

@@ -103,7 +103,8 @@ def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
     preflight = run_preflight(config, out, allow=allow or None)
     report, plan = preflight.report, None
     if report.ok:
-        plan = make_plan(preflight, make_gates(with_zero_gates(preflight.recipe), preflight.sources.base)).summary()
+        gates = make_gates(with_zero_gates(preflight.recipe), preflight.sources.base)  # type: ignore[arg-type]
+        plan = make_plan(preflight, gates).summary()
     view.result(report.to_dict() | ({"plan": plan} if plan else {}), lambda: console.render_findings(report))
     if not view.as_json:
         if plan:
@@ -360,7 +361,12 @@ def tune(
         domains = dict(read_domain(text) for text in domain)
         if len(domains) < len(domain):
             raise MergeError("Two domains have the same name. Give each --domain another name.")
-        options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+        options: dict = {
+            "steps": steps,
+            "learning_rate": learning_rate,
+            "batch_size": batch_size,
+            "max_length": max_length,
+        }
         options |= {"holdout": holdout, "seed": seed, "device": device}
         if device:
             parse_device(device)
@@ -434,7 +440,7 @@ def cluster(
             raise MergeError(f"Only one path was given ({out}). Give the data, then the output folder.")
         if cache:
             check_new_folder("--cache", cache)
-        options = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
+        options: dict = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
         result = merge_tools.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
         view.result(result, lambda: console.render_clusters(result))
         view.print(f"wrote {out}")

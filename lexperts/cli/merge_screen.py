@@ -64,7 +64,7 @@ def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool 
     columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns  # also if COLUMNS is not a number
     view = Screen(as_json, Console(width=None if sys.stdout.isatty() else columns), Console(stderr=True))
     restore = handle_sigterm()
-    hints = {"interrupted": lambda: interruption_hint(out, resumable), "full": "Then use --resume." * resumable}
+    hints: dict = {"interrupted": lambda: interruption_hint(out, resumable), "full": "Then use --resume." * resumable}
     try:
         with user_errors(debug, report=view.report, **hints):
             yield view

@@ -54,7 +54,7 @@ def serve(
         check_local("local", device, model=model)
         prepare_process()
         extract = open_extractor(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-        limits = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
+        limits: dict = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}
         limits |= {"batch_size": batch_size, "max_wait_ms": max_wait_ms, "max_body_bytes": max_body_bytes}
         app = create_app(extract, **limits)
         run_server(app, listener)
