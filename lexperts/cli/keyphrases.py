@@ -91,9 +91,8 @@ def extract(
     from keyphrase_tools.loading import parse_dtype
     from keyphrase_tools.words import check_language
 
-<<<<<<< HEAD
     parse_dtype(dtype)
-    options = {} if language is None else {"language": check_language(None if language == "none" else language)}
+    options: dict = {} if language is None else {"language": check_language(None if language == "none" else language)}
     run.check_models(model=model)
     corpus = run.open_corpus()
     top_k = 10 if top_k is None and candidates is None else top_k
@@ -103,35 +102,14 @@ def extract(
     options |= {"diversity": diversity} if diversity else {}
     options |= {} if nested else {"nested": False}
     options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
-    loading = {"batch_size": batch_size, "device": run.device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    loading: dict = {
+        "batch_size": batch_size,
+        "device": run.device,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+    }
     columns = (corpus.text_column, corpus.title_column)
     return corpus, KeyphraseExtractor(model, *columns, mentions=mentions, **loading, **options)
-=======
-        check_output(output)
-        parse_dtype(dtype)
-        options: dict = (
-            {} if language is None else {"language": check_language(None if language == "none" else language)}
-        )
-        check_local(engine, device, model=model)
-        runner = open_engine(engine, address, workers, gpus_per_worker)
-        corpus = Corpus(
-            source, text_column, title_column, id_column, keep or (),
-            delimiter=delimiter, encoding=encoding, output=output,
-        )  # fmt: skip
-        top_k = 10 if top_k is None and candidates is None else top_k
-        given = {"min_score": min_score, "threshold": threshold, "style": style}
-        options |= {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
-        options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
-        options |= {"diversity": diversity} if diversity else {}
-        options |= {} if nested else {"nested": False}
-        options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
-        extractor = KeyphraseExtractor(
-            model, corpus.text_column, corpus.title_column,
-            mentions=mentions, batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **options,
-        )  # fmt: skip
-        summary = run_blocks(extractor, corpus, output, engine=runner, block_size=block_size, append=append)
-    print_summary(summary, output)
->>>>>>> f8c4916 (mypy covers the commands; why registration waits for transformers)
 
 
 @app.command()
