@@ -108,8 +108,8 @@ def extract(
         "dtype": dtype,
         "trust_remote_code": trust_remote_code,
     }
-    columns = (corpus.text_column, corpus.title_column)
-    return corpus, KeyphraseExtractor(model, *columns, mentions=mentions, **loading, **options)
+    options |= {"text_column": corpus.text_column, "title_column": corpus.title_column, "mentions": mentions}
+    return corpus, KeyphraseExtractor(model, **loading, **options)
 
 
 @app.command()
