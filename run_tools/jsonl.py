@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .corpus.text_rows import decode, text_lines
+from .corpus.text_rows import placed_json_rows
+from .errors import UserError
 
 EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
@@ -58,49 +59,26 @@ def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str
     """Yields the place and the value of each line that is not blank, or of each element of the array of a `.json` file.
 
     Raises:
-        ValueError: for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
+        UserError: for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
     """
-    if (array := read_array(path)) is not None:
-        yield from ((f"{path}, element {number}", row) for number, row in enumerate(array, start=1))
-        return
     with open(path, "rb") as file:
-        try:
-            lines = text_lines(file)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is not UTF-8: {error.args[0].partition(';')[0]}. Save the file as UTF-8."
-            ) from error
-        for number, line in enumerate(lines, start=1):
-            where = f"{path}, line {number}"
-            if not line.strip():
-                continue
+        rows = placed_json_rows(file, may_be_array=Path(path).suffix.lower() == ".json")
+        while True:
+            where = str(path)
             try:
-                yield where, json.loads((line if isinstance(line, str) else line.decode("utf-8")).rstrip())
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{where}: this is not valid UTF-8 ({error.reason} at byte {error.start + 1}). Save the file as UTF-8."
-                ) from error
+                place, parse = next(rows, (None, None))
+                if parse is None:
+                    return
+                where = f"{path}, {place}"
+                row = parse()
             except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{where}: this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno}). Each line must be "
-                    f"one object, such as {example}."
-                ) from error
-            except RecursionError as error:
-                raise ValueError(
-                    f"{where}: the JSON is nested too deeply. Each line must be one object, such as {example}."
-                ) from error
-
-
-def read_array(path: str | Path) -> list | None:
-    """The array that a `.json` file holds; `None` for other files and for JSON Lines that are named so."""
-    if Path(path).suffix.lower() != ".json":
-        return None
-    try:
-        content = decode(Path(path).read_bytes())
-        array = json.loads(content) if content.lstrip().startswith("[") else None
-    except (ValueError, RecursionError):
-        return None  # the error of a line names its place
-    return array if isinstance(array, list) else None
+                reason = f"this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno})"
+                raise UserError(f"{where}: {reason}. Each line must be one object, such as {example}.") from error
+            except ValueError as error:
+                reason, encoding, _ = str(error).partition("; pass --encoding")
+                fix = "Save the file as UTF-8." if encoding else f"Each line must be one object, such as {example}."
+                raise UserError(f"{where}: {reason}. {fix}") from error
+            yield where, row
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -1,11 +1,10 @@
 """What makes an option's value invalid: numbers out of range, NaN, empty texts, control characters, unknown choices."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import UserError, did_you_mean, is_encodable, short_repr
+from .errors import did_you_mean, is_encodable
 
 LARGEST = 2**31 - 1  # of an integer, which libraries below hold in 32 bits
 LARGEST_SEED = 2**32 - 1  # of NumPy
@@ -75,11 +74,3 @@ def find_text_problem(text: str) -> str | None:
     if any(ord(c) < 32 and c not in "\t\n\r" or ord(c) == 127 for c in text):
         return "has a control character. Type it again without."
     return None
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises a `UserError` for a value that is not one of the choices."""
-    choices = tuple(choices)
-    if value not in choices:
-        shown = f"{name} {short_repr(value)}" if name.startswith("--") else f"{name}={short_repr(value)}"
-        raise UserError(f"{shown} {find_problem(str(value), Limits(choices=choices))}")

@@ -120,22 +120,31 @@ def text_lines(file, encoding: str | None = None) -> Iterator:
 
 
 def json_rows(file, encoding: str | None = None, may_be_array: bool = False) -> Iterator[Callable[[], Any]]:
-    """The rows of JSON Lines; with `may_be_array` also the items of an array.
+    """The rows of JSON Lines; with `may_be_array` also the items of an array. Raises as `placed_json_rows`."""
+    return (row for _, row in placed_json_rows(file, encoding, may_be_array))
+
+
+def placed_json_rows(
+    file, encoding: str | None = None, may_be_array: bool = False
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The rows of JSON Lines, or the items of an array, each after its place, such as "line 3".
 
     Raises:
         ValueError: if the file is not in its encoding, is a damaged array, or holds one object over several lines.
     """
-    lines = text_lines(file, encoding)
-    if may_be_array:
-        first = next((line for line in lines if line.strip()), b"")
+    lines = enumerate(text_lines(file, encoding), start=1)
+    rows: Iterator[tuple[int, bytes | str]] = ((number, line) for number, line in lines if line.strip())
+    if may_be_array and (found := next(rows, None)) is not None:
+        first: Any = found[1]
         if _text(first).lstrip("\ufeff \t").startswith("["):
-            content = first[:0].join([first, *lines])
-            yield from array_items(decode(content) if isinstance(content, bytes) else _check_decoded(content))
+            content = first[:0].join([first, *(line for _, line in lines)])
+            text = decode(content) if isinstance(content, bytes) else _check_decoded(content)
+            yield from ((f"element {number}", item) for number, item in enumerate(array_items(text), start=1))
             return
         if _text(first).strip("\ufeff \t\r\n") == "{":
             raise ValueError("it holds one object over several lines; write one per line, or an array of objects")
-        lines = chain([first], lines)
-    yield from (partial(parse_json, line) for line in lines if line.strip())
+        rows = chain([found], rows)
+    yield from ((f"line {number}", partial(parse_json, line)) for number, line in rows)
 
 
 def _text(line: bytes | str) -> str:
@@ -156,11 +165,11 @@ def parse_json(line: bytes | str) -> Any:
         ValueError: if it is not valid, or nested deeper than DEEPEST levels.
     """
     try:
-        text = line if isinstance(line, str) else line.decode()
+        text = (_check_decoded(line) if isinstance(line, str) else line.decode()).rstrip()
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not valid UTF-8 (byte {error.start + 1}); pass --encoding") from error
     try:
-        value = DECODE(text if text is not line else _check_decoded(text))
+        value = DECODE(text)
     except RecursionError:
         raise _too_deep() from None
     return check_depth(value) if text.count("[") + text.count("{") > DEEPEST else value

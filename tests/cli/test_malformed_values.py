@@ -53,7 +53,7 @@ def malformed_numbers(kind, limits: Limits) -> list[str]:
 
 
 def malformed_places(kind: str, at) -> list[str]:
-    """Texts that name nothing of a kind of `option_paths.KINDS`."""
+    """Texts that name nothing of a kind of `option_kinds.KINDS`."""
     absent, folder, file = f"{at.folder}/absent.jsonl", str(at.empty), str(at.rows)
     if kind.startswith("NAME="):
         own = [absent, folder] if kind == "NAME=FILE" else [absent]

@@ -288,11 +288,11 @@ def test_what_cannot_be_opened_is_named(tmp_path):
 def test_a_source_that_was_moved_is_the_same_and_one_that_has_changed_is_not(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("graph")
-    before = Corpus(tmp_path / "texts").describe()["content"]
+    before = Corpus(tmp_path / "texts").describe()["source"]["sha256"]
     (tmp_path / "texts").rename(tmp_path / "moved")
-    assert Corpus(tmp_path / "moved").describe()["content"] == before
+    assert Corpus(tmp_path / "moved").describe()["source"]["sha256"] == before
     (tmp_path / "moved" / "a.txt").write_text("graphs")
-    assert Corpus(tmp_path / "moved").describe()["content"] != before
+    assert Corpus(tmp_path / "moved").describe()["source"]["sha256"] != before
 
 
 def test_texts_are_joined_with_their_titles_and_errors_are_kept(tmp_path):
@@ -421,7 +421,7 @@ def test_a_file_that_is_none_is_an_error_and_the_others_are_read(kind, suffix, t
         corpus = Corpus(source)
         errors = [row.error is not None for row in corpus.read()]
         assert errors == ([False, False] if kind == "folder" else [False, True, False])
-        assert corpus.describe()["content"]
+        assert corpus.describe()["source"]["sha256"]
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])

@@ -124,5 +124,5 @@ def test_a_byte_order_mark_names_the_encoding(suffix, encoding, tmp_path):
 
 def test_utf_16_without_a_byte_order_mark_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"text": "graph"}'.encode("utf-16-le"))
-    with pytest.raises(ValueError, match="a.jsonl.*UTF-8:.*UTF-16-LE.*UTF-8"):
+    with pytest.raises(ValueError, match="a.jsonl: .*UTF-16-LE.*Save the file as UTF-8"):
         read_jsonl(tmp_path / "a.jsonl")

@@ -178,7 +178,7 @@ def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> C
 
 def check_places(options: Mapping[str, Option], groups: Iterable) -> None:
     """Raises an error for a file, folder or model among the options that does not exist, or cannot be written."""
-    from .option_paths import check_place
+    from .option_kinds import check_place
 
     for group in groups:
         for name, value in vars(group).items():

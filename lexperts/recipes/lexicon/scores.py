@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import nltk
 import numpy as np
 
-from run_tools.option_values import check_choice
+from run_tools.errors import UserError
+from run_tools.option_values import Limits, find_problem
 from run_tools.versions import package_version
 
 from .arguments import BLEU_KINDS
@@ -59,7 +60,8 @@ def bleu(kind: str = "sacrebleu") -> Metric:
     LM-Lexicon calls: add-one smoothing of all four orders, whatever the length, which favours short predictions: three
     wrong words for three score 45 per cent.
     """
-    check_choice("bleu", kind, BLEU_KINDS)
+    if problem := find_problem(kind, Limits(choices=BLEU_KINDS)):
+        raise UserError(f"bleu={kind!r} {problem}")
     return {"sacrebleu": sacre_bleu, "nltk": nltk_bleu, "moses": moses_bleu}[kind]()
 
 
