@@ -26,9 +26,15 @@ from tests.modeling_exhird.conftest import VOCABULARY
 from tests.tiny_models import make_model
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"  # of the README's links, and the picture's
-PICTURES = "https://raw.githubusercontent.com/lexperts/lexperts/main/"
+NAMES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "llms.txt")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+REPOSITORY = "https://github.com/lexperts/lexperts/"
+# of links to files on pages that are also read elsewhere, and of the picture's
+PREFIXES = (
+    f"{REPOSITORY}blob/main/",
+    f"{REPOSITORY}tree/main/",
+    "https://raw.githubusercontent.com/lexperts/lexperts/main/",
+)
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 RECIPES = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
@@ -177,7 +183,7 @@ def test_every_link_leads_somewhere(page):
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page.name]):
         folder = page.parent
-        for prefix in (REPOSITORY, PICTURES):
+        for prefix in PREFIXES:
             if target.startswith(prefix):
                 folder, target = ROOT, target.removeprefix(prefix)
         if target.startswith(("http://", "https://", "mailto:")):
@@ -195,9 +201,9 @@ def test_the_readme_is_short_and_has_no_relative_links():
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", README) if not link.startswith("https://")] == []
 
 
-@pytest.mark.parametrize("block", blocks_of("README.md", "python"), ids=lambda block: block.split("\n")[0][:50])
-def test_every_block_of_the_readme_stands_for_itself(block):
-    assert unknown_names(block) == set()
+@pytest.mark.parametrize("page", ["README.md", "llms.txt"])
+def test_every_block_stands_for_itself(page):
+    assert [unknown_names(block) for block in blocks_of(page, "python")] == [set()] * len(blocks_of(page, "python"))
 
 
 def block_of(page: str, part: str) -> str:

@@ -6,6 +6,7 @@ Hub or a cluster, are listed with the reason; their names and arguments are chec
 
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -15,13 +16,14 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 import spacy
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
-from transformers import BertConfig, BertModel, LlamaForCausalLM, PreTrainedModel, set_seed
+from transformers import BertConfig, BertModel, LlamaForCausalLM, PreTrainedModel, pipeline, set_seed
 
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
@@ -40,7 +42,7 @@ NOT_RUN = {  # part of a statement -> why it does not run here
     "SparkSession": "Spark; test_spark.py runs it",
     "mapInArrow": "Spark; test_spark.py runs it",
 }
-PYTHON_PAGES = [page.name for page in PAGES if blocks_of(page.name, "python")]
+PYTHON_PAGES = [page.name for page in PAGES if page.suffix == ".md" and blocks_of(page.name, "python")]
 each_python_page = pytest.mark.parametrize("page", PYTHON_PAGES)
 TEXTS = ["Graph cuts solve the problem of learning a graph.", "The problem of the cut is a graph."]
 ROWS = {
@@ -197,6 +199,8 @@ def test_every_page_runs(page, checkpoints, backbones, tmp_path, monkeypatch):  
         shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(spacy, "load", lambda name: spacy.blank("en"))  # models of spaCy are downloads
+    # the graph is traced in full; compiling its kernels takes a minute, and test_contract.py does that for every model
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     prepare(page, tmp_path)
     torch.manual_seed(0)
     space = {"__name__": "__main__"}
@@ -216,17 +220,33 @@ def labelled_documents(number: int, seed: int) -> str:
 
 
 def test_the_script_of_the_training_page_trains_a_model_that_finds_keyphrases(tmp_path, monkeypatch):
+    """The base, the checkpoints on the way and the final folder open, and the last checkpoint is the final model."""
     set_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     save_model(BertModel(BertConfig(**(encoder_config().to_dict() | sizes))), tmp_path / "microsoft/deberta-v3-base")
     monkeypatch.chdir(tmp_path)
     for seed, (name, number) in enumerate({"train.jsonl": 160, "test.jsonl": 40}.items()):
         (tmp_path / name).write_text(labelled_documents(number, seed), encoding="utf-8")
+    (code,) = (block for block in blocks_of("training.md", "python") if "Trainer(" in block)
+    arguments = 'TrainingArguments("runs/mine"'
+    assert arguments in code
     space = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(blocks_of("training.md", "python")[0], "training.md", "exec"), space)
+    with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*records no base model")
+        exec(compile(code.replace(arguments, arguments + ", save_steps=50"), "training.md", "exec"), space)
     assert space["scores"]["f1@5"] > 0.9  # without its learning rate, 0.0
     assert f"F1@5 {100 * space['scores']['f1@5']:.1f}" in printed.getvalue()
+    assert set(space["rows"].column_names) >= {"input_ids", "labels", "num_present"}
+
+    row, logits = tiny_tokenizer()("the graph cut of learning", return_tensors="pt"), {}
+    for name in ("base", "checkpoint-50", "checkpoint-100", "final"):
+        extract = pipeline("keyphrase-extraction", model=f"runs/mine/{name}")
+        assert isinstance(extract("the graph cut is a problem"), list)
+        with torch.no_grad():
+            logits[name] = extract.model(**row).logits
+    torch.testing.assert_close(logits["checkpoint-100"], logits["final"], rtol=1e-5, atol=1e-5)  # rounding of the merge
+    assert not torch.allclose(logits["base"], logits["checkpoint-50"], atol=1e-3)  # adapter and head are really loaded
+    assert not torch.allclose(logits["checkpoint-50"], logits["final"], atol=1e-3)
 
 
 def test_every_statement_that_does_not_run_has_a_reason():

@@ -5,10 +5,8 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from transformers import pipeline
 
@@ -16,8 +14,6 @@ import keyphrase_tools  # noqa: F401
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
-from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.configurations import config_names
 from lexperts.recipes.seke.train import main
 from run_tools.jsonl import read_jsonl
 from tests.recipes.helpers import run_main, write_rows
@@ -119,16 +115,12 @@ def test_the_numbers_of_the_scoring_example_are_right():
     assert eval(call, namespace) == float(expected)
 
 
-def test_the_readmes_commands_exist():
+def test_the_readmes_targets_and_scripts_exist():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make ([a-z]+)", readme)) - {"it"}:
         assert re.search(rf"^{target}:", makefile, re.M), target
     for path in re.findall(r"python (\S+\.py)", readme):
         assert (ROOT / path).exists(), path
-    groups = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
-    for group, name, config in re.findall(r"lexperts (train|evaluate|define) ([\w-]+)(?: (\w+))?", readme):
-        assert name in groups[group], name
-        assert not config or config in config_names(groups[group][name].recipe, groups[group][name].module), config
 
 
 def test_the_readmes_tables_are_those_of_the_results():
@@ -136,39 +128,3 @@ def test_the_readmes_tables_are_those_of_the_results():
         [sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_the_training_page_ends_in_models_that_open(backbone, tiny_tokenizer, tmp_path, monkeypatch):
-    """The page's own lines, on a tiny backbone and the small corpus: the final folder and a checkpoint on the way."""
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "Trainer(" in block)
-    monkeypatch.chdir(tmp_path)
-    lines = (CORPUS / "test.jsonl").read_text().splitlines(keepends=True)
-    for name, share in (("train", slice(0, 8)), ("test", slice(8, 12))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines[share]))
-    arguments = 'TrainingArguments("runs/mine"'
-    for old, new in (
-        ("microsoft/deberta-v3-base", str(backbone)),
-        ("model_max_length=256", "model_max_length=64"),
-        ("learning_rate=1e-3", "learning_rate=0.1"),
-        (arguments, arguments + ', max_steps=3, save_steps=2, report_to="none", use_cpu=True'),
-    ):
-        assert old in code
-        code = code.replace(old, new)
-    namespace = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*records no base model")
-        exec(code, namespace)
-    assert set(namespace["rows"].column_names) >= {"input_ids", "labels", "num_present"}
-
-    row = tiny_tokenizer("the graph cut of networks", return_tensors="pt")
-    logits = {}
-    for name in ("base", "checkpoint-2", "checkpoint-3", "final"):
-        extract = pipeline("keyphrase-extraction", model=f"runs/mine/{name}")
-        assert isinstance(extract("Graph cuts solve problems."), list)
-        with torch.no_grad():
-            logits[name] = extract.model(**row).logits
-    # float32 rounding of the merged weights, on logits of about 100
-    torch.testing.assert_close(logits["checkpoint-3"], logits["final"], rtol=1e-6, atol=1e-5)
-    assert not torch.allclose(logits["base"], logits["checkpoint-2"], atol=1e-3)  # adapter and head are really loaded
-    assert not torch.allclose(logits["checkpoint-2"], logits["final"], atol=1e-3)
