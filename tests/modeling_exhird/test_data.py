@@ -251,10 +251,7 @@ def test_long_documents_may_be_cut_kept_or_refused(tokenizer, warnings):
     whole = tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="window")
     assert len(whole["labels"][2]) == 5
     assert warnings == []
-    with pytest.raises(
-        ValueError,
-        match="1.*4.*6.*max_source_length=3, max_target_length=9",
-    ):
+    with pytest.raises(ValueError, match="1.*4.*6.*max_source_length=3, max_target_length=9"):
         tokenize_documents(LONG, tokenizer, max_source_length=3, max_target_length=9, on_long="error")
     capped = tokenize_documents(LONG, tokenizer, max_source_length=None, max_target_length=9, max_phrases=2)
     assert [len(labels) for labels in capped["labels"]] == [3, 3, 3]

@@ -9,13 +9,7 @@ import torch.nn.functional as F
 from peft import IA3Config, LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch.testing import assert_close
-from transformers import (
-    AutoModel,
-    AutoModelForSeq2SeqLM,
-    DynamicCache,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoModel, AutoModelForSeq2SeqLM, DynamicCache, T5Config, T5ForConditionalGeneration
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummModel, MoeSummSeq2SeqLMOutput
 from modeling_moesumm.experts_moesumm import DeputyFeedForward

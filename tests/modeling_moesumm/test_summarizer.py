@@ -37,11 +37,7 @@ NAMES = ["news", None, "papers", "letters", "news", None]
 
 @pytest.mark.parametrize(
     "backbone, options",
-    [
-        ("bart", {}),
-        ("pegasus", {"num_beams": 3}),
-        ("mbart", {"max_length": 0.5, "min_length": 0.2, "num_beams": 2}),
-    ],
+    [("bart", {}), ("pegasus", {"num_beams": 3}), ("mbart", {"max_length": 0.5, "min_length": 0.2, "num_beams": 2})],
 )
 def test_a_text_has_the_same_summary_alone_and_in_a_batch(backbone, tokenizer, options):
     model = writing_moesumm(tokenizer, backbone)
