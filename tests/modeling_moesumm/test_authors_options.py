@@ -29,7 +29,7 @@ def weighted_sum(values):
 
 
 def layer_by_formula(layer, x, dataset, position, backbone):
-    """An encoder layer's part behind the attention, row of states by row: x (T, d) -> (T, d)."""
+    """An encoder layer's part behind the attention, token by token; with the gate at the deputy MoeSumm, Eq. 4-7: (T, d) -> (T, d)."""
     experts, act, rows = layer.deputies.experts, layer.activation_fn, []
     for residual in x:
         a = residual if backbone == "bart" else layer.final_layer_norm(residual)

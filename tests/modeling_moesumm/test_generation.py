@@ -62,19 +62,6 @@ def test_a_row_of_a_mixed_batch_is_written_as_alone(backbone, way, texts):
         assert torch.equal(together[each * row : each * (row + 1)], generate(model, alone, way))
 
 
-@each_backbone
-def test_a_loop_by_hand_writes_what_generate_writes(backbone, texts):
-    model = tiny_moesumm(backbone)
-    limits = {"forced_eos_token_id": None, "min_new_tokens": None}
-    expected = generate(model, texts, **limits, eos_token_id=None)
-    start = model.config.decoder_start_token_id
-    ids = torch.full((4, 1), start)
-    with torch.no_grad():
-        for _ in range(NEW):
-            ids = torch.cat([ids, model(**texts, decoder_input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(ids, expected)
-
-
 @each_way
 def test_names_write_what_ids_write(way, texts):
     model, plain = tiny_moesumm(), without_datasets(texts)
