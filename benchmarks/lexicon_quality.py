@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.routing_report import routing_of, routing_sums, summarise
 from lexperts.recipes.lexicon.training import tokenize_rows
-from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt, load_definition_rows
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt
+from run_tools.definition_rows import load_definition_rows
 
 BASE, MAIN = "base", "main"
 ABLATIONS = (

@@ -3,14 +3,10 @@
 Letters: B rows, T tokens.
 """
 
-import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-FIELDS = ("term", "context", "definition")
 IGNORED = -100
 PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name of a special token is plain text
 
@@ -23,52 +19,6 @@ def format_prompt(term: str, context: str) -> str:
 def replace_surrogates(text: str) -> str:
     """The text with each lone surrogate replaced by U+FFFD; tokenizers do not accept them."""
     return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
-def is_complete_row(row: dict) -> bool:
-    """Whether term, context and definition are all non-empty strings."""
-    return all(isinstance(row.get(name), str) and row[name].strip() for name in FIELDS)
-
-
-def load_definition_rows(paths: str | Path | Sequence[str | Path]) -> tuple[list[dict], int]:
-    """Reads JSON Lines files with term, context and definition.
-
-    A row whose context is a list becomes one row per context.
-
-    Returns:
-        The complete rows, and the number of rows that were dropped for an empty or missing field.
-
-    Raises:
-        FileNotFoundError: for a missing file.
-        ValueError: for a line that is not a JSON object (the message has file and line), or when no row is left.
-    """
-    rows, dropped = [], 0
-    for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(
-                    f"{path}, line {number}: this is not valid JSON in UTF-8 ({error}). Each line holds one object, such "
-                    'as {"term": "...", "context": "...", "definition": "..."}.'
-                ) from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: expected a JSON object, got a {type(row).__name__}.")
-            contexts = row.get("context")
-            for context in contexts if isinstance(contexts, list) else [contexts]:
-                candidate = {**row, "context": context}
-                if is_complete_row(candidate):
-                    rows.append(candidate)
-                else:
-                    dropped += 1
-    if not rows:
-        raise ValueError(
-            f"There are no complete rows in {paths}: {dropped:,} were dropped, because {', '.join(map(repr, FIELDS))} must "
-            "all be non-empty strings. Rename the columns of your file to these."
-        )
-    return rows, dropped
 
 
 def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> dict[str, list]:

@@ -20,6 +20,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from run_tools.claims import RECORD, Claim, find_foreign, locked, remove_lock
+from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import did_you_mean
 
 from ..clustering.balanced_kmeans import balanced_kmeans
@@ -124,9 +125,6 @@ def check_options(method: str, embedded: str, k: int, embedder, plot: bool):
 
 def read_rows(data) -> tuple[list[dict], int]:
     """Reads rows of definitions. Returns them, and the number of dropped rows."""
-    # imported here because it imports torch, which takes seconds
-    from modeling_lexicon.data_lexicon import load_definition_rows
-
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     paths = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     if not paths:

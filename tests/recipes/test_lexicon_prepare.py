@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lexperts.recipes.lexicon import prepare
-from modeling_lexicon.data_lexicon import load_definition_rows
+from run_tools.definition_rows import load_definition_rows
 from tests.loopback_hub import LoopbackHub, Repo
 from tests.recipes.helpers import fails, run_main, write_rows
 

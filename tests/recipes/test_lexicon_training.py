@@ -25,6 +25,7 @@ from transformers import (
 from lexperts.recipes.common.arguments import parse_command
 from lexperts.recipes.lexicon import perplexity, routing_report, train_expert, training, tune_router
 from modeling_lexicon import data_lexicon
+from run_tools.definition_rows import FIELDS, load_definition_rows
 from tests.recipes.helpers import TINY, fails, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,15 +129,15 @@ def test_rows_without_a_field_are_dropped_and_counted(tmp_path):
     good = {"term": "a", "context": "b", "definition": "c"}
     bad = [{**good, "term": ""}, {**good, "context": "  "}, {**good, "definition": None}, {"term": "a"}]
     several = {**good, "context": ["one", "two", ""]}
-    rows, dropped = data_lexicon.load_definition_rows(
+    rows, dropped = load_definition_rows(
         write_rows(tmp_path / "rows.jsonl", [good, *bad, {**good, "term": 7}, several])
     )
     assert [row["context"] for row in rows] == ["b", "one", "two"] and dropped == 6
     with pytest.raises(ValueError, match="4 were dropped"):
-        data_lexicon.load_definition_rows(write_rows(tmp_path / "bad.jsonl", bad))
+        load_definition_rows(write_rows(tmp_path / "bad.jsonl", bad))
     (tmp_path / "broken.jsonl").write_text('{"term": "a"\n')
     with pytest.raises(ValueError, match=r"broken.jsonl, line 1"):
-        data_lexicon.load_definition_rows(tmp_path / "broken.jsonl")
+        load_definition_rows(tmp_path / "broken.jsonl")
 
 
 def test_perplexity_is_that_of_the_definitions_tokens_whatever_the_batch(tokenizer):
@@ -411,9 +412,7 @@ def test_a_lexicon_model_is_tuned_and_reported_under_every_policy(policy, tokeni
     changed = [name for name in after if not torch.equal(before[name], after[name])]
     assert changed and all("experts" in name if policy == "domain" else "gate.weight" in name for name in changed)
     if policy == "domain":
-        plain = write_rows(
-            tmp_path / "rows.jsonl", [{name: row[name] for name in data_lexicon.FIELDS} for row in some_rows()]
-        )
+        plain = write_rows(tmp_path / "rows.jsonl", [{name: row[name] for name in FIELDS} for row in some_rows()])
         with pytest.raises(SystemExit):
             tune(capsys, mixture, plain, tmp_path / "none", "--train", parts)
         assert "the rows have no domain" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from modeling_lexicon.data_lexicon import is_complete_row, load_definition_rows
+from run_tools.definition_rows import is_complete_row, load_definition_rows
 from run_tools.errors import DEBUG, one_line
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines, read_jsonl

@@ -8,7 +8,7 @@ from pathlib import Path
 from keyphrase_tools.loading import check_model
 from merge_tools.clustering.embeddings import load_embedder
 from merge_tools.clustering.pipeline import check_options
-from modeling_lexicon.data_lexicon import load_definition_rows
+from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError, one_line
 
 from ..common.arguments import check_settings

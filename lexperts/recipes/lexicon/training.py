@@ -7,7 +7,8 @@ from pathlib import Path
 from datasets import Dataset
 from transformers import PreTrainedModel, Trainer
 
-from modeling_lexicon.data_lexicon import FIELDS, DataCollatorForDefinitions, load_definition_rows, tokenize_definitions
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, tokenize_definitions
+from run_tools.definition_rows import FIELDS, load_definition_rows
 from run_tools.files import write_file
 
 from ..common.run_folder import RunFolder, training_summary
