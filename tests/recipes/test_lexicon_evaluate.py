@@ -231,7 +231,7 @@ def test_moverscore_is_an_exact_transport_of_words(bert):
     gold = [pair[1] for pair in pairs] + ["the of"]
     scorer = model_scores.MoverScore(bert, gold, batch_size=7)
     ours = scorer(pairs)
-    tokenizer, model = scorer.tokenizer, AutoModel.from_pretrained(bert).eval()
+    tokenizer, model = scorer.encoder.tokenizer, AutoModel.from_pretrained(bert).eval()
 
     def words(text):  # one text alone, its first tokens by their spelling
         encoded = tokenizer(text, return_tensors="pt")

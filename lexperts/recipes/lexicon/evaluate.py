@@ -14,6 +14,7 @@ that has no model, is reported, and the others are computed. The folder gets sco
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -40,7 +41,7 @@ TITLES = {
 PROTOCOLS = {"context": "the same term and context", "term": "the same term in any sense"}
 EXAMPLE = '{"term": "...", "context": "...", "definition": "...", "generated": "..."}'
 
-Scores = dict[str, dict[str, dict[str, np.ndarray]]]  # system -> protocol -> metric -> (seeds, rows)
+Scores = dict[tuple[str, str, str], np.ndarray]  # (system, protocol, metric) -> (seeds, rows)
 
 
 def read_generated(files_by_system: dict[str, list[str]]) -> tuple[list[dict], dict[str, list[list[str]]]]:
@@ -97,23 +98,23 @@ def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
     """The metric, which maps pairs to a score each (MAUVE all predictions to one), and its package, version and settings.
     Raises an `ImportError`, `OSError` or `ValueError` if its package or its model is missing.
     """
-    if name in ("bleu", "rouge", "meteor"):
-        by_name = {"bleu": partial(scores.bleu, args.bleu), "rouge": scores.rouge_l, "meteor": scores.meteor}
-        score, facts = by_name[name]()
+    of_words = {"bleu": partial(scores.bleu, args.bleu), "rouge": scores.rouge_l, "meteor": scores.meteor}
+    if name in of_words:
+        score, facts = of_words[name]()
         return partial(scores.score_pairs, score), facts
     model = getattr(args, f"{name}_model")
     if model is None:
         raise ValueError(f"it needs a model. Pass --{name}-model, a folder or Hub id.")
     from ..common.bertscore import BertScore
-    from . import model_scores
+    from .model_scores import Mauve, MoverScore
 
     if name == "mauve":
-        mauve = model_scores.Mauve(model, args.batch_size)
+        mauve = Mauve(model, args.batch_size)
         return partial(mauve, references=gold), mauve.facts
     if name == "bertscore":
         scorer = BertScore(model, args.bertscore_layer, args.batch_size)
     else:
-        scorer = model_scores.MoverScore(model, gold, args.batch_size)
+        scorer = MoverScore(model, gold, args.batch_size)
     return scorer, scorer.facts
 
 
@@ -122,7 +123,7 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
     gold = [scores.without_full_stops(row["definition"]) for row in rows]
     clean = scores.without_full_stops
     texts = {name: [list(map(clean, run)) for run in runs] for name, runs in generated.items()}
-    row_scores: Scores = {name: {protocol: {} for protocol in PROTOCOLS} for name in generated}
+    row_scores: Scores = {}
     mauve, facts, missing = {}, {}, {}
     count = sum(map(len, texts.values()))
     with tqdm(total=len(args.metrics) * count, unit="file", leave=False) as bar:
@@ -147,7 +148,7 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
                 mauve = by_system
                 continue
             for name, protocol in product(by_system, PROTOCOLS):
-                row_scores[name][protocol][metric] = np.stack([run[protocol] for run in by_system[name]])
+                row_scores[name, protocol, metric] = np.stack([run[protocol] for run in by_system[name]])
     return row_scores, mauve, facts, missing
 
 
@@ -164,25 +165,27 @@ def over_seeds(values: list[float]) -> dict:
     return {"mean": round(float(np.mean(values)), 4), "seeds": [round(float(value), 4) for value in values], **spread}
 
 
-def summarise(row_scores: Scores, mauve: dict[str, list[float]], baseline: str | None, seed: int) -> tuple[dict, dict]:
+def interval(means: np.ndarray) -> dict[str, float]:
+    """The 95 per cent interval of bootstrap means (B,)."""
+    return dict(zip(("low", "high"), (round(end, 4) for end in confidence_interval(means)), strict=True))
+
+
+def summarise(
+    names, row_scores: Scores, mauve: dict[str, list[float]], baseline: str | None, seed: int
+) -> tuple[dict, dict]:
     """Mean, interval and seeds by system, protocol and metric; and the differences from the baseline, in the same form."""
-    names = [(name, protocol, m) for name in row_scores for protocol in PROTOCOLS for m in row_scores[name][protocol]]
-    systems: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in row_scores}
-    others = [name for name in row_scores if baseline and name != baseline]
-    tests: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in others}
-    if names:
-        columns = {key: row_scores[key[0]][key[1]][key[2]].mean(0) for key in names}  # over seeds
-        means = dict(zip(names, bootstrap_means(np.stack([*columns.values()], 1), seed=seed).T, strict=True))
-        for name, protocol, metric in names:
-            low, high = confidence_interval(means[name, protocol, metric])
-            seeds = over_seeds(list(row_scores[name][protocol][metric].mean(1)))
-            systems[name][protocol][metric] = seeds | {"low": round(low, 4), "high": round(high, 4)}
-            if name in tests:
-                ours, theirs = (name, protocol, metric), (baseline, protocol, metric)
-                low, high = confidence_interval(means[ours] - means[theirs])
-                difference = round(float((columns[ours] - columns[theirs]).mean()), 4)
-                test = {"difference": difference, "low": round(low, 4), "high": round(high, 4)}
-                tests[name][protocol][metric] = test | {"p": scores.paired_p(columns[ours], columns[theirs])}
+    systems: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in names}
+    tests: dict = {name: {protocol: {} for protocol in PROTOCOLS} for name in names if baseline and name != baseline}
+    columns = {key: values.mean(0) for key, values in row_scores.items()}  # (rows,) over seeds
+    bootstrap = bootstrap_means(np.stack([*columns.values()], 1), seed=seed).T if columns else []
+    means = dict(zip(columns, bootstrap, strict=True))
+    for (name, protocol, metric), values in row_scores.items():
+        own, other = (name, protocol, metric), (baseline, protocol, metric)
+        systems[name][protocol][metric] = over_seeds(list(values.mean(1))) | interval(means[own])
+        if name in tests:
+            difference = round(float((columns[own] - columns[other]).mean()), 4)
+            p = scores.paired_p(columns[own], columns[other])
+            tests[name][protocol][metric] = {"difference": difference, **interval(means[own] - means[other]), "p": p}
     for name, values in mauve.items():
         systems[name]["mauve"] = over_seeds(values)
     return systems, tests
@@ -209,38 +212,36 @@ def format_report(results: dict, baseline: str | None) -> str:
     """The content of scores.json as tables."""
     metrics, parts = results["metrics"], []
     heads = {metric: TITLES[metric] for metric in TITLES if metric in metrics}
-    of_rows = [metric for metric in heads if metric != "mauve"]
     several = any(len(files) > 1 for files in results["files"].values())
     for protocol, meaning in PROTOCOLS.items():
-        mean_references = results["references_per_row"][protocol]
+        count = results["references_per_row"][protocol]
         parts.append(
-            f"References: {meaning} ({mean_references:.2f} per row); {results['rows']:,} rows; per cent, 95% intervals over rows"
+            f"References: {meaning} ({count:.2f} per row); {results['rows']:,} rows; per cent, 95% intervals over rows"
         )
-        lines = {
-            name: {**own[protocol], **({"mauve": own["mauve"]} if "mauve" in own else {})}
-            for name, own in results["systems"].items()
-        }
-        kinds = [("system", list(heads), format_mean, lines)]
-        kinds += [("mean ± sd (seeds)", list(heads), format_seeds, lines)] if several else []
+        means = {name: own | own[protocol] for name, own in results["systems"].items()}  # with MAUVE
         tests = {name: own[protocol] for name, own in results["tests"].items()}
-        kinds += [(f"against {baseline}", of_rows, format_difference, tests)] if tests else []
-        for title, columns, format_cell, values in kinds:
+        for title, format_cell, values in (
+            ("system", format_mean, means),
+            ("mean ± sd (seeds)", format_seeds, means if several else {}),
+            (f"against {baseline}", format_difference, tests),
+        ):
+            columns = [metric for metric in heads if any(metric in own for own in values.values())]
+            body = [[name, *(format_cell(own[metric]) for metric in columns)] for name, own in values.items()]
             if columns:
-                body = [[name, *(format_cell(own[metric]) for metric in columns)] for name, own in values.items()]
                 parts.append(align_columns([[title, *(heads[metric] for metric in columns)], *body]))
     facts = [f"{heads[m]}: {one['package']} {one['version']}, {one['settings']}" for m, one in metrics.items()]
     facts += [f"{TITLES[metric]} was not computed: {reason}" for metric, reason in results["missing"].items()]
     return "\n\n".join([*parts, "\n".join(facts)])
 
 
-def rows_of(rows: list[dict], runs: list[list[str]], protocols: dict[str, dict[str, np.ndarray]]):
+def rows_of(rows: list[dict], name: str, runs: list[list[str]], row_scores: Scores) -> Iterator[dict]:
     """The lines of NAME.rows.jsonl: the generated definition (of each seed, if several) and its mean scores."""
     for i, row in enumerate(rows):
         generated = [run[i] for run in runs]
-        values = {
-            protocol: {metric: round(float(seeds[:, i].mean()), 4) for metric, seeds in metrics.items()}
-            for protocol, metrics in protocols.items()
-        }
+        values: dict = {protocol: {} for protocol in PROTOCOLS}
+        for (system, protocol, metric), seeds in row_scores.items():
+            if system == name:
+                values[protocol][metric] = round(float(seeds[:, i].mean()), 4)
         yield row | {"generated": generated if len(generated) > 1 else generated[0], "scores": values}
 
 
@@ -256,7 +257,7 @@ def evaluate(args: EvaluationArguments) -> dict:
         if count:
             print(f"{name}: {count:,} generated definitions are empty and score 0")
     row_scores, mauve, facts, missing = score_all(args, rows, generated, references)
-    systems, tests = summarise(row_scores, mauve, args.baseline, args.seed)
+    systems, tests = summarise(generated, row_scores, mauve, args.baseline, args.seed)
     results = {
         "rows": len(rows),
         "references_per_row": {protocol: float(np.mean([*map(len, lists)])) for protocol, lists in references.items()},
@@ -272,7 +273,7 @@ def evaluate(args: EvaluationArguments) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     write_file(output / "scores.json", json.dumps(results, ensure_ascii=False, indent=1))
     for name, runs in generated.items():
-        write_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, runs, row_scores[name])))
+        write_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, name, runs, row_scores)))
     print(
         f"{format_report(results, args.baseline)}\n\nIn {output}: scores.json, {', '.join(f'{name}.rows.jsonl' for name in generated)}"
     )

@@ -14,7 +14,7 @@ are in runs/.best.jsonl.run.json.
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,24 +53,19 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 def load_model(args: WritingArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
-        tokenizer = open_tokenizer(args.model_name_or_path)
-        model = None if changes else open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
-    if model is not None:
-        return model.to(device).eval(), tokenizer
-    model_type = open_config(args.model_name_or_path).model_type
+    device, path = args.device or ("cuda" if torch.cuda.is_available() else "cpu"), args.model_name_or_path
+    with describe_load_errors("--model-name-or-path", path):
+        tokenizer = open_tokenizer(path)
+        if not changes:
+            return open_model(AutoModelForCausalLM, path, dtype=args.dtype).to(device).eval(), tokenizer
+    model_type = open_config(path).model_type
     if model_type not in LexiconConfig.readable_model_types:
-        raise ValueError(
-            f"{args.model_name_or_path} is a {model_type!r} model, without experts to route. Leave out {', '.join(changes)}."
-        )
-    model, info = LexiconForCausalLM.from_pretrained(
-        args.model_name_or_path, dtype=args.dtype, output_loading_info=True, **changes
-    )
+        raise ValueError(f"{path} is a {model_type!r} model, without experts to route. Leave out {', '.join(changes)}.")
+    model, info = LexiconForCausalLM.from_pretrained(path, dtype=args.dtype, output_loading_info=True, **changes)
     if info["missing_keys"]:
         raise ValueError(
-            f"{args.model_name_or_path} cannot be routed by {changes}: it has no {sorted(info['missing_keys'])[0]}. Compose a "
-            "mixture with gates (gate_mode), or leave that out."
+            f"{path} cannot be routed by {changes}: it has no {sorted(info['missing_keys'])[0]}. Compose a mixture with gates "
+            "(gate_mode), or leave that out."
         )
     return model.to(device).eval(), tokenizer
 
@@ -81,32 +76,29 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
     """
     config, by_domain = model.config, getattr(model.config, "routing_policy", None) == "domain"
     centroids = getattr(model, "domain_centroids", None)
-    no_info = [{} for _ in rows]
-    if centroids is not None and centroids.any():
-        embedder = args.embedder or (config.embedder if by_domain else None)
-        if embedder is None and not by_domain:
-            return None, no_info
-        if embedder is None:
-            raise ValueError("The model has centroids, but no embedder. Pass --embedder, the one of its clusters.")
+    has_centroids = centroids is not None and bool(centroids.any())
+    if args.embedder and not has_centroids:
+        raise ValueError(f"{args.model_name_or_path} has no centroids, so that --embedder has no effect. Leave it out.")
+    embedder = args.embedder or (config.embedder if by_domain else None)
+    if has_centroids and embedder:
         texts = [format_prompt(row["term"], row["context"]) for row in rows]
         vectors = torch.from_numpy(embed_texts(texts, resolve_embedder(embedder), cache=args.embedding_cache))
-        ids, distances = nearest_centroids(vectors, centroids)
-        nearest = distances.gather(1, ids[:, None])[:, 0].tolist()
-        info = [{"domain": i, "distance": round(d, 6)} for i, d in zip(ids.tolist(), nearest, strict=True)]
-        return (ids.tolist() if by_domain else None), info
-    if args.embedder:
-        raise ValueError(f"{args.model_name_or_path} has no centroids, so that --embedder has no effect. Leave it out.")
-    if not by_domain:
-        return None, no_info
-    domains, experts = [row.get("domain") for row in rows], range(config.num_local_experts)
-    if all(type(domain) is int and domain in experts for domain in domains):
-        return domains, no_info
-    if config.domain_gate:
-        return None, no_info
-    raise ValueError(
-        "The model routes by domain, but has neither centroids nor a gate. Add a 'domain' to each row, the index of its "
-        f"expert, 0 to {len(experts) - 1}, or compose with centroids."
-    )
+        nearest, distances = nearest_centroids(vectors, centroids)
+        distances, ids = distances.gather(1, nearest[:, None])[:, 0].tolist(), nearest.tolist()
+        info = [{"domain": i, "distance": round(d, 6)} for i, d in zip(ids, distances, strict=True)]
+        return (ids if by_domain else None), info
+    if has_centroids and by_domain:
+        raise ValueError("The model has centroids, but no embedder. Pass --embedder, the one of its clusters.")
+    if by_domain:
+        domains, experts = [row.get("domain") for row in rows], range(config.num_local_experts)
+        if all(type(domain) is int and domain in experts for domain in domains):
+            return domains, [{} for _ in rows]
+        if not config.domain_gate:
+            raise ValueError(
+                "The model routes by domain, but has neither centroids nor a gate. Add a 'domain' to each row, the index of "
+                f"its expert, 0 to {len(experts) - 1}, or compose with centroids."
+            )
+    return None, [{} for _ in rows]
 
 
 def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
@@ -147,47 +139,33 @@ def pick_best(samples: list[dict]) -> dict:
     return max([sample for sample in samples if sample["definition"]] or samples, key=lambda sample: sample["score"])
 
 
-def write_samples(
-    generator: DefinitionGenerator, rows: list[dict], file: ResumableJsonl, args: WritingArguments, oracle=None
-) -> int:
-    """Writes the samples of each row, in their order, with scores by the oracle if it is given -> the number of new rows."""
-
-    def sample(batch: list[dict], first: int) -> list[dict]:
-        lines = []
-        for i, outputs in enumerate(generator.sample(batch, first=first, batch_size=args.batch_size), start=first):
-            samples = [{"definition": output["definition"], "score": output["score"]} for output in outputs]
-            for one in samples if oracle else ():
-                one["score"] = oracle(i, one["definition"])
-            lines.append({"samples": samples})
-        return lines
-
-    return file.write(rows, sample, batch_size=args.batch_size, seed=args.seed, desc="definitions")
-
-
-def best_definitions(
-    samples: list[list[dict]], rows: list[dict], domain_info: list[dict], n: int, keep_samples: bool
-) -> list[dict]:
-    """The rows, each with the best of its first n samples."""
+def best_definitions(samples: list[list[dict]], rows: list[dict], info: list[dict], n: int, keep: bool) -> list[dict]:
+    """The rows, each with its `info`, the best of its first n samples, and with `keep` all of these."""
     lines = []
-    for row, own, info in zip(rows, samples, domain_info, strict=True):
+    for row, own, more in zip(rows, samples, info, strict=True):
         best = pick_best(own[:n])
-        line = {**row, "generated": best["definition"], "score": best["score"], **info}
-        lines.append(line | ({"samples": own[:n]} if keep_samples else {}))
+        line = {**row, "generated": best["definition"], "score": best["score"], **more}
+        lines.append(line | ({"samples": own[:n]} if keep else {}))
     return lines
 
 
-def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, domain_info, report, oracle=None):
-    """Samples what is missing, then writes the files of the curve and the output."""
-    started = time.perf_counter()
-    new = write_samples(generator, rows, file, args, oracle)
+def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, info, report, oracle=None):
+    """Samples what is missing, with scores by the oracle if it is given, then writes the files of the curve and the output."""
+
+    def sample(batch: list[dict], first: int) -> Iterator[dict]:
+        for i, outputs in enumerate(generator.sample(batch, first=first, batch_size=args.batch_size), start=first):
+            scored = ((one["definition"], one["score"]) for one in outputs)
+            yield {"samples": [{"definition": d, "score": oracle(i, d) if oracle else score} for d, score in scored]}
+
+    started, keep = time.perf_counter(), getattr(args, "keep_samples", False)
+    new = file.write(rows, sample, batch_size=args.batch_size, seed=args.seed, desc="definitions")
     seconds = time.perf_counter() - started
     samples = [line["samples"] for line in file.read_rows()[: len(rows)]]
-    keep_samples = getattr(args, "keep_samples", False)
     for n in getattr(args, "curve", None) or ():  # first: if the output exists, all exist
         path = file.path.with_suffix(f".best{n}.jsonl")
-        write_file(path, json_lines(best_definitions(samples, rows, domain_info, n, keep_samples)))
+        write_file(path, json_lines(best_definitions(samples, rows, info, n, keep)))
         print(f"wrote {path}", flush=True)
-    lines = best_definitions(samples, rows, domain_info, generator.best_of, keep_samples)
+    lines = best_definitions(samples, rows, info, generator.best_of, keep)
     empty = sum(not line["generated"] for line in lines)
     speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
     about = {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed}
@@ -198,10 +176,9 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
 
 def is_complete(file: ResumableJsonl) -> bool:
     """Whether the output exists, which is printed; a `SettingsMismatchError` if it has other settings."""
-    if file.is_complete():
+    if complete := file.is_complete():
         print(f"{file.path} is complete already", flush=True)
-        return True
-    return False
+    return complete
 
 
 def run(args: GenerateArguments) -> None:

@@ -5,7 +5,7 @@ Letters: n pairs, k words of a text, d hidden size.
 
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import log
 
 import numpy as np
@@ -15,25 +15,38 @@ from tqdm import tqdm
 from transformers import AutoModel
 
 from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.versions import package_version
 
 from ..common.bertscore import in_chunks
-from .scores import Pair
+from .scores import Pair, facts_of
 
 MOVER_LAYERS = 5
 
 
-def default_device() -> str:
-    """cuda if available."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+class TextEncoder:
+    """A model and its tokenizer, which pads with EOS if it has no padding token.
 
+    Attributes:
+        limit: the most tokens of a text; longer ones are truncated.
+    """
 
-def load_tokenizer(model: str):
-    """A tokenizer that pads; without a padding token it uses EOS, which is masked."""
-    tokenizer = open_tokenizer(model)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    def __init__(self, model: str, batch_size: int, limit: int, default: int):
+        self.batch_size, self.tokenizer = batch_size, open_tokenizer(model)
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = open_model(AutoModel, model, new=("pooler.",)).to(device).eval()
+        positions = getattr(self.model.config, "max_position_embeddings", None) or default
+        self.limit = min(positions, self.tokenizer.model_max_length, limit)
+
+    @torch.no_grad()
+    def encode(self, texts: Iterable[str], layers: int) -> Iterator[tuple[list[str], torch.Tensor, torch.Tensor]]:
+        """The different texts in batches of similar lengths, with their mask (B, T) and the last hidden states (layers, B, T, d)."""
+        unique = sorted(set(texts), key=len)
+        for start in range(0, len(unique), self.batch_size):
+            own = unique[start : start + self.batch_size]
+            batch = self.tokenizer(own, truncation=True, max_length=self.limit, padding=True, return_tensors="pt")
+            states = self.model(**batch.to(self.model.device), output_hidden_states=True).hidden_states
+            yield own, batch["attention_mask"], torch.stack(states[-layers:])
 
 
 def power_means(layers: torch.Tensor) -> torch.Tensor:
@@ -56,27 +69,24 @@ class MoverScore:
     def __init__(self, model: str, gold: Sequence[str], batch_size: int = 64):
         import ot
 
-        self.transport, self.batch_size = ot.emd2, batch_size
-        self.tokenizer = load_tokenizer(model)
-        if not self.tokenizer.is_fast:
+        self.transport, self.encoder = ot.emd2, TextEncoder(model, batch_size, 10**9, 512)
+        if not self.encoder.tokenizer.is_fast:
             raise ValueError(
                 f"--moverscore-model {model} has a slow tokenizer, without word boundaries. Use a model with a fast one."
             )
-        self.model = open_model(AutoModel, model, new=("pooler.",)).to(default_device()).eval()
-        limit = getattr(self.model.config, "max_position_embeddings", None) or 512
-        self.limit = min(limit, self.tokenizer.model_max_length)
-        self.layers = min(MOVER_LAYERS, self.model.config.num_hidden_layers)
+        self.layers = min(MOVER_LAYERS, self.encoder.model.config.num_hidden_layers)
         # log((N + 1) / (df + 1)) of each token in N texts; it is log(N + 1) for others
         counts = Counter(token for _, ids in self.words(gold) for token in set(ids))
         self.idf = {token: log((len(gold) + 1) / (count + 1)) for token, count in counts.items()}
         self.unseen = log(len(gold) + 1)
         settings = f"1-grams, {model}, power means of its last {self.layers} layers, IDF of the gold definitions, Euclidean; transport by POT"
-        self.facts = {"package": "this script, POT", "version": package_version("POT"), "settings": settings}
+        self.facts = facts_of("POT", settings) | {"package": "this script, POT"}
 
     def words(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Texts -> for each the positions and ids of the first tokens of its words, without punctuation."""
         words = []
-        for encoding in self.tokenizer(list(texts), truncation=True, max_length=self.limit).encodings:
+        encoded = self.encoder.tokenizer(list(texts), truncation=True, max_length=self.encoder.limit)
+        for encoding in encoded.encodings:
             positions, previous = [], None
             for i, word in enumerate(encoding.word_ids):
                 signs = encoding.tokens[i].strip("\u0120\u2581")  # without the marker of a space before it
@@ -86,19 +96,12 @@ class MoverScore:
             words.append((positions, [encoding.ids[i] for i in positions]))
         return words
 
-    @torch.no_grad()
-    def vectors(self, texts: Sequence[str]) -> dict[str, tuple[np.ndarray, list[int]]]:
+    def vectors(self, texts: Iterable[str]) -> dict[str, tuple[np.ndarray, list[int]]]:
         """Texts -> for each the vectors of its words (k, 3 d) and their ids."""
-        unique = sorted(set(texts), key=len)
-        vectors = {}
-        for start in range(0, len(unique), self.batch_size):
-            own = unique[start : start + self.batch_size]
-            batch = self.tokenizer(own, truncation=True, max_length=self.limit, padding=True, return_tensors="pt")
-            states = self.model(**batch.to(self.model.device), output_hidden_states=True).hidden_states
-            layers = torch.stack(states[-self.layers :])  # (L, B, T, d)
-            left = self.tokenizer.padding_side == "left"
+        vectors, left = {}, self.encoder.tokenizer.padding_side == "left"
+        for own, mask, layers in self.encoder.encode(texts, self.layers):
             for b, (text, (positions, ids)) in enumerate(zip(own, self.words(own), strict=True)):
-                shift = int((batch["attention_mask"][b] == 0).sum()) if left else 0
+                shift = int((mask[b] == 0).sum()) if left else 0
                 columns = torch.tensor([i + shift for i in positions], dtype=torch.long, device=layers.device)
                 vectors[text] = power_means(layers[:, b, columns]).cpu().numpy(), ids
         return vectors
@@ -135,28 +138,18 @@ class Mauve:
     def __init__(self, model: str, batch_size: int = 64):
         from mauve import compute_mauve
 
-        self.compute, self.batch_size = compute_mauve, batch_size
-        self.tokenizer = load_tokenizer(model)
-        self.tokenizer.padding_side = "right"
-        self.model = open_model(AutoModel, model, new=("pooler.",)).to(default_device()).eval()
-        limit = getattr(self.model.config, "max_position_embeddings", None) or 1024
-        self.limit = min(limit, self.tokenizer.model_max_length, 1024)
+        self.compute, self.encoder = compute_mauve, TextEncoder(model, batch_size, 1024, 1024)
+        self.encoder.tokenizer.padding_side = "right"
         settings = f"{model}, last layer at the last token, buckets n / 10, scaling factor 5, seed 25"
-        self.facts = {"package": "mauve-text", "version": package_version("mauve-text"), "settings": settings}
+        self.facts = facts_of("mauve-text", settings)
 
-    @torch.no_grad()
     def features(self, texts: Sequence[str]) -> np.ndarray:
         """n texts -> (n, d); an empty text is replaced by the end-of-text token."""
-        filler = self.tokenizer.eos_token or self.tokenizer.sep_token
-        unique = sorted({text or filler for text in texts}, key=len)
-        features = {}
-        for start in tqdm(range(0, len(unique), self.batch_size), desc="MAUVE", unit="batch", leave=False):
-            own = unique[start : start + self.batch_size]
-            batch = self.tokenizer(own, truncation=True, max_length=self.limit, padding=True, return_tensors="pt")
-            states = self.model(**batch.to(self.model.device), output_hidden_states=True).hidden_states[-1]  # (B, T, d)
-            last = batch["attention_mask"].sum(1) - 1
-            rows = states[torch.arange(len(own), device=states.device), last].float().cpu().numpy()
-            features |= dict(zip(own, rows, strict=True))
+        filler, features = self.encoder.tokenizer.eos_token or self.encoder.tokenizer.sep_token, {}
+        batches = self.encoder.encode((text or filler for text in texts), 1)
+        for own, mask, states in tqdm(batches, desc="MAUVE", unit="batch", leave=False):
+            rows = states[0, torch.arange(len(own)), mask.sum(1) - 1]  # (B, d)
+            features |= dict(zip(own, rows.float().cpu().numpy(), strict=True))
         return np.stack([features[text or filler] for text in texts])
 
     def __call__(self, predictions: Sequence[str], references: Sequence[str]) -> float:

@@ -51,6 +51,11 @@ def score_pairs(metric: Callable[[str, str], float], pairs: Sequence[Pair]) -> n
     return np.fromiter((metric(*pair) for pair in pairs), dtype=float, count=len(pairs))
 
 
+def facts_of(package: str, settings: str) -> dict[str, str]:
+    """What computed a metric."""
+    return {"package": package, "version": package_version(package), "settings": settings}
+
+
 def bleu(kind: str = "sacrebleu") -> Metric:
     """Sentence BLEU with one reference. Raises a `ValueError` for another kind.
 
@@ -70,28 +75,21 @@ def sacre_bleu() -> Metric:
     from sacrebleu.metrics import BLEU
 
     scorer = BLEU(effective_order=True)
-
-    def score(prediction: str, reference: str) -> float:
-        return scorer.sentence_score(prediction, [reference]).score
-
     settings = f"sentence BLEU, nrefs:1|case:mixed|eff:yes|tok:13a|smooth:{scorer.smooth_method}"
-    return score, {"package": "sacrebleu", "version": package_version("sacrebleu"), "settings": settings}
+    return lambda text, reference: scorer.sentence_score(text, [reference]).score, facts_of("sacrebleu", settings)
 
 
 def nltk_bleu() -> Metric:
     """See `bleu`."""
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
-    smoothing = SmoothingFunction().method2
+    options = {"smoothing_function": SmoothingFunction().method2, "auto_reweigh": True}
 
     def score(prediction: str, reference: str) -> float:
         words = prediction.split()
-        if not words:
-            return 0.0
-        return 100 * float(sentence_bleu([reference.split()], words, smoothing_function=smoothing, auto_reweigh=True))
+        return 100 * float(sentence_bleu([reference.split()], words, **options)) if words else 0.0
 
-    settings = "sentence_bleu, words by white space, smoothing method2, auto_reweigh"
-    return score, {"package": "nltk", "version": package_version("nltk"), "settings": settings}
+    return score, facts_of("nltk", "sentence_bleu, words by white space, smoothing method2, auto_reweigh")
 
 
 def moses_bleu() -> Metric:
@@ -122,23 +120,8 @@ def rouge_l() -> Metric:
 
     tokenize = cache(DefaultTokenizer(use_stemmer=False).tokenize)
     scorer = RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=tokenize))
-
-    def score(prediction: str, reference: str) -> float:
-        return 100 * scorer.score(reference, prediction)["rougeL"].fmeasure
-
-    return score, {
-        "package": "rouge-score",
-        "version": package_version("rouge-score"),
-        "settings": "F1 of rougeL, not stemmed",
-    }
-
-
-class NoSynonyms:
-    """Replaces WordNet if it is not installed."""
-
-    def synsets(self, word: str) -> list:
-        """No synonyms."""
-        return []
+    facts = facts_of("rouge-score", "F1 of rougeL, not stemmed")
+    return lambda text, reference: 100 * scorer.score(reference, text)["rougeL"].fmeasure, facts
 
 
 def load_wordnet():
@@ -160,17 +143,19 @@ def meteor() -> Metric:
     from nltk.translate.meteor_score import single_meteor_score
 
     wordnet = load_wordnet()
-    stemmer = SimpleNamespace(stem=cache(PorterStemmer().stem))
-    synonyms = SimpleNamespace(synsets=cache((wordnet or NoSynonyms()).synsets))
+    options = {
+        "stemmer": SimpleNamespace(stem=cache(PorterStemmer().stem)),
+        "wordnet": SimpleNamespace(synsets=cache(wordnet.synsets) if wordnet else lambda word: []),
+    }
     tokens = cache(NLTKWordTokenizer().tokenize)
 
     def score(prediction: str, reference: str) -> float:
-        return 100 * single_meteor_score(tokens(reference), tokens(prediction), stemmer=stemmer, wordnet=synonyms)
+        return 100 * single_meteor_score(tokens(reference), tokens(prediction), **options)
 
     stages = "exact, stem and WordNet stages"
     if wordnet is None:
         stages = "exact and stem stages; without the WordNet stage (to install it: python -m nltk.downloader wordnet)"
-    return score, {"package": "nltk", "version": package_version("nltk"), "settings": stages}
+    return score, facts_of("nltk", stages)
 
 
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float | None:

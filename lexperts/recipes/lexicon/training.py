@@ -4,17 +4,17 @@ import json
 import os
 from pathlib import Path
 
+import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, tokenize_definitions
 from run_tools.definition_rows import FIELDS, load_definition_rows
 from run_tools.files import write_file
 
-from ..common.run_folder import RunFolder, training_summary
+from ..common.run_folder import RunFolder, last_checkpoint, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, RewardArguments
-from .nan_guard import StopAtNaN
 from .perplexity import definition_nll, perplexity_metric
 
 
@@ -74,6 +74,41 @@ class CheckpointTrainer(Trainer):
         if not isinstance(self.model, PreTrainedModel):
             return super()._load_best_model()
         self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def is_finite(model) -> bool:
+    """Whether all trainable weights on this process are finite."""
+    weights = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+    return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
+
+class StopAtNaN(TrainerCallback):
+    """Raises a `FloatingPointError` before a log, evaluation or checkpoint if a weight is not finite.
+
+    Gradient clipping turns one non-finite gradient into NaN in all weights, and the Trainer continues with a loss of 0.
+    """
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        """Before a log, an evaluation or a checkpoint."""
+        if control.should_log or control.should_evaluate or control.should_save:
+            self.check(args, state, model)
+
+    def on_epoch_end(self, args, state, control, model, **kwargs):
+        """After every epoch."""
+        self.check(args, state, model)
+
+    def check(self, args, state, model) -> None:
+        """Raises the error if a weight is not finite."""
+        if is_finite(model):
+            return
+        last = last_checkpoint(args.output_dir)
+        action = f"resumes from {last}, which is finite" if last else "starts again, because no checkpoint exists yet"
+        raise FloatingPointError(
+            f"step {state.global_step}: the weights contain NaN or infinite values, after a gradient that was not finite. The "
+            f"same command {action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
+            + (", or bf16: false." if args.bf16 else ", or fp16: false." if args.fp16 else ".")
+        )
 
 
 def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) -> Trainer:
