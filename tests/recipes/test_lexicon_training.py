@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,20 +166,40 @@ def test_perplexity_is_that_of_the_definitions_tokens_whatever_the_batch(tokeniz
 # --- one expert ---
 
 
-def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(rows_file, tmp_path, capsys):
-    def train(name, *options):
-        given = training_options(rows_file, tmp_path / name, "--num_train_epochs", 3, *options)
-        printed = in_this_process(capsys, train_expert.main, *given)
-        assert "train: 40 rows; 0 dropped" in printed and "perplexity of the definitions" in printed
-        return json.loads((tmp_path / name / "results.json").read_text())["eval_perplexity"]
+def train_expert_in(capsys, rows_file, output, *options) -> dict:
+    """Trains an expert -> its results.json."""
+    printed = in_this_process(capsys, train_expert.main, *training_options(rows_file, output, *options))
+    assert "train: 40 rows; 0 dropped" in printed and "perplexity of the definitions" in printed
+    return json.loads((output / "results.json").read_text())
 
-    first = train("base", "--from_scratch", json.dumps(SCRATCH))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+
+@pytest.fixture(scope="module")
+def base(rows_file, tmp_path_factory):
+    """A model that was trained from scratch for three epochs."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    options = training_options(rows_file, folder, "--from_scratch", json.dumps(SCRATCH), "--num_train_epochs", 3)
+    train_expert.main([*map(str, options)])
+    return folder
+
+
+def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(base, rows_file, tmp_path, capsys):
+    tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
     assert model.config.vocab_size == len(tokenizer) and model.config.eos_token_id == tokenizer.eos_token_id
-    assert not list((tmp_path / "base").glob("*.bin"))
-    assert train("expert", "--model_name_or_path", tmp_path / "base") < 0.9 * first
+    assert not list(base.glob("*.bin"))
+    first = json.loads((base / "results.json").read_text())["eval_perplexity"]
+    options = ("--model_name_or_path", base, "--num_train_epochs", 3)
+    assert train_expert_in(capsys, rows_file, tmp_path / "expert", *options)["eval_perplexity"] < 0.9 * first
+
+
+@pytest.mark.parametrize("part, names", [("mlp", {"mlp"}), ("linear", {"mlp", "self_attn"})])
+def test_a_part_alone_is_trained(part, names, base, rows_file, tmp_path, capsys):
+    train_expert_in(
+        capsys, rows_file, tmp_path / "part", "--model_name_or_path", base, "--train", part, "--max_steps", 1
+    )
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "part"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
 
 
 def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows_file, tmp_path):
@@ -192,17 +213,6 @@ def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows
         assert row["input_ids"][-len(definition) :] == definition
 
 
-@pytest.mark.parametrize("part, names", [("mlp", {"mlp"}), ("linear", {"mlp", "self_attn"})])
-def test_a_part_alone_is_trained(part, names, rows_file, tmp_path, capsys):
-    base = ("--from_scratch", json.dumps(SCRATCH), "--max_steps", 1)
-    for name, options in (("base", base), ("part", ("--model_name_or_path", tmp_path / "base", "--train", part))):
-        given = training_options(rows_file, tmp_path / name, *options)
-        in_this_process(capsys, train_expert.main, *given)
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "part"))
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
-
-
 def test_a_run_of_another_command_or_model_is_not_gone_on_with(rows_file, mixtral, tmp_path, capsys):
     mixture = tmp_path / "mixture"
     shutil.copytree(mixtral, mixture)
@@ -212,7 +222,7 @@ def test_a_run_of_another_command_or_model_is_not_gone_on_with(rows_file, mixtra
     ran = json.loads((tmp_path / "router" / "results.json").read_text())["ran"]
     assert ran["max_steps"] == ran["trained_steps"] == 1 and "num_train_epochs" not in ran
     resumed = ("--output_dir", tmp_path / "new", "--resume_from_checkpoint", tmp_path / "router" / "checkpoint-1")
-    assert "script=lexicon/tune_router.py before" in fails(train_expert.main, *expert, *resumed)
+    assert "'lexicon/tune_router.py' before" in fails(train_expert.main, *expert, *resumed)
     weights = load_file(mixture / "model.safetensors")
     weights["lm_head.weight"][0, 0] += 1  # trained again in its place
     save_file(weights, mixture / "model.safetensors", {"format": "pt"})
@@ -224,7 +234,7 @@ def test_errors_are_reported_in_one_line(rows_file, tmp_path):
     for options, printed in (
         (path, "Pass one of them"),
         ((*path, "--from_scratch", '{"hiden_size": 8}'), "Did you mean 'hidden_size'?"),
-        ((*path, "--from_scratch", "8"), "from_scratch='8'"),
+        ((*path, "--from_scratch", "8"), "--from-scratch '8'"),
         ((*path, "--from_scratch", "{}", "--learn", "context"), "--learn 'context'"),
     ):
         assert printed in fails(train_expert.main, *options)
@@ -238,6 +248,68 @@ def test_the_large_recipe_holds_the_papers_table():
     assert (recipe["adam_beta1"], recipe["adam_beta2"], recipe["max_grad_norm"]) == (0.9, 0.95, 1.0)
     rows = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"] * 8
     assert rows * recipe["max_length"] == 524_288
+
+
+# --- weights that become NaN ---
+
+
+@pytest.fixture
+def train_with_nan(tmp_path, monkeypatch, capsys):
+    """Runs main, with a NaN gradient in a given step -> exit status, error and folder."""
+    rows, plain = write_rows(tmp_path / "rows.jsonl", some_rows(16)), training.CheckpointTrainer
+
+    def run(name: str, *options, nan_at: int | None = None):
+        class Poisoned(plain):
+            def training_step(self, model, *given, **named):
+                loss = super().training_step(model, *given, **named)
+                if self.state.global_step + 1 == nan_at:
+                    model.lm_head.weight.grad[0, 0] = torch.nan
+                return loss
+
+        given = ["--train_files", rows, "--output_dir", tmp_path / name, "--from_scratch", json.dumps(SCRATCH)]
+        given += ["--per_device_train_batch_size", 4, "--max_steps", 6, "--report_to", "none", "--use_cpu", "true"]
+        monkeypatch.setattr(training, "CheckpointTrainer", Poisoned)
+        ended = None
+        try:
+            train_expert.main([*map(str, given), *map(str, options), "--disable_tqdm", "true"])
+        except SystemExit as error:
+            ended = error.code
+        return SimpleNamespace(code=ended, error=capsys.readouterr().err, folder=tmp_path / name)
+
+    return run
+
+
+def test_it_ends_before_a_checkpoint_holds_nan_and_goes_on_from_the_last(train_with_nan):
+    every = ("--save_strategy", "steps", "--save_steps", 2)
+    found = train_with_nan("broken", *every, nan_at=4)
+    last = found.folder / "checkpoint-2"
+    assert found.code == 2
+    assert "step 4: " in found.error and "NaN" in found.error and f"resumes from {last}" in found.error
+    assert "learning_rate (now 5e-05)" in found.error
+    assert sorted(path.name for path in found.folder.glob("checkpoint-*")) == ["checkpoint-2"]
+    assert all(x.isfinite().all() for x in load_file(last / "model.safetensors").values())
+    assert not (found.folder / "model.safetensors").exists()
+    assert train_with_nan("broken", *every).code is train_with_nan("whole", *every).code is None
+    resumed, whole = (load_file(found.folder.parent / name / "model.safetensors") for name in ("broken", "whole"))
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("options", [("--logging_steps", 1), ("--logging_strategy", "no", "--save_strategy", "no")])
+def test_without_a_checkpoint_it_says_so_at_the_next_log_or_the_epochs_end(train_with_nan, options):
+    found = train_with_nan("broken", *options, nan_at=2)
+    assert found.code == 2 and "starts again" in found.error
+    assert f"step {2 if '--logging_steps' in options else 4}: " in found.error
+    assert not (found.folder / "model.safetensors").exists()
+
+
+def test_frozen_weights_are_not_looked_at():
+    model = torch.nn.Linear(2, 2)
+    assert training.is_finite(model)
+    model.weight.data[0, 0] = torch.inf
+    assert not training.is_finite(model)
+    model.weight.requires_grad = False
+    assert training.is_finite(model)
+    assert training.is_finite(model.requires_grad_(False))
 
 
 # --- routing ---

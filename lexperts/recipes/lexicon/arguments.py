@@ -1,6 +1,7 @@
 """Arguments of the commands of LM-Lexicon's recipe."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
@@ -10,12 +11,7 @@ from ..common.arguments import TRAINING, RunFolderArguments, parse_name_place
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
 ROUTER_PARTS = ("gates", "experts", "all")
-PAIRS = ("gold", "nearest")
-SCORERS = ("likelihood", "reward", "oracle")
-ON_LONG = ("truncate", "error")
-ORDERS = ("random", "retrieved")
-POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
-DTYPES = ("float32", "bfloat16", "float16", "auto")
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 METRICS = ("bleu", "rouge", "meteor", "bertscore", "moverscore", "mauve")
 BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
@@ -31,17 +27,15 @@ class ModelArguments:
     from_scratch: str | None = option(
         None, "train a new model and tokenizer instead: fields of LlamaConfig as JSON", kind="json"
     )
-    dtype: str = option("float32", DTYPE, choices=DTYPES)
+    dtype: Dtype = option("float32", DTYPE)
     attention_dropout: float | None = option(
         None, "dropout probability of the attention, the only dropout of a Llama", least=0, below=1
     )
     train: str = option(
         "all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart", choices=TRAINED
     )
-    learn: str = option(
-        "definition",
-        "tokens with a loss: the definition; or, for a new model, the whole row",
-        choices=("definition", "row"),
+    learn: Literal["definition", "row"] = option(
+        "definition", "tokens with a loss: the definition; or, for a new model, the whole row"
     )
 
     def __post_init__(self):
@@ -72,7 +66,7 @@ class RouterArguments:
     )
     lora: bool = option(False, "train LoRA on the attention too, and save an adapter with the trained parts in full")
     lora_r: int = option(16, "rank of LoRA", least=1)
-    dtype: str = option("float32", DTYPE, choices=DTYPES)
+    dtype: Dtype = option("float32", DTYPE)
 
     def __post_init__(self):
         self.parts = tuple(part.strip() for part in self.train.split(","))
@@ -85,18 +79,16 @@ class RouterArguments:
             )
 
 
-@dataclass
-class RewardArguments:
+@dataclass(kw_only=True)
+class RewardArguments(DataArguments):
     """Arguments of `lexperts train lexicon-reward`."""
 
     model_name_or_path: str = required("Hub id or folder of the model that samples definitions", kind="model")
     reward_base: str = required(
         "model to start the reward model from: a dense Llama with the same tokenizer", kind="model"
     )
-    train_files: list[str] = required(f"training files: {ROWS}", kind="file")
-    validation_files: list[str] | None = option(None, "validation files, same format", kind="file")
-    chosen: str = option(
-        "gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample", choices=PAIRS
+    chosen: Literal["gold", "nearest"] = option(
+        "gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample"
     )
     samples: int = option(32, "number of sampled definitions per row", least=1)
     kept: int = option(
@@ -123,11 +115,11 @@ class WritingArguments:
     top_k: int = option(50, "number of most likely tokens to sample from", least=0)
     top_p: float = option(0.9, "probability mass of the tokens to sample from", above=0, most=1)
     repetition_penalty: float = option(1.05, "repetition penalty while sampling", above=0)
-    on_long: str = option(
-        "truncate", "contexts that are too long: truncate them around the term, or error", choices=ON_LONG
+    on_long: Literal["truncate", "error"] = option(
+        "truncate", "contexts that are too long: truncate them around the term, or error"
     )
     seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
-    dtype: str = option("float32", DTYPE, choices=DTYPES)
+    dtype: Dtype = option("float32", DTYPE)
     device: str | None = option(None, "device, such as cpu; by default cuda if available")
 
     def __post_init__(self):
@@ -147,11 +139,10 @@ class GenerateArguments(WritingArguments):
     """Arguments of `lexperts define generate`."""
 
     best_of: int = option(1, "number of sampled definitions per row, of which the best is taken", least=1)
-    scorer: str | None = option(
+    scorer: Literal["likelihood", "reward", "oracle"] | None = option(
         None,
         "score that selects the best sample: reward, likelihood, or oracle (nearest to a gold definition, for "
         "analysis only); by default reward if there is a reward model",
-        choices=SCORERS,
     )
     reward_model: str | None = option(
         None, "Hub id or folder of a model by `lexperts train lexicon-reward`", kind="model"
@@ -160,7 +151,9 @@ class GenerateArguments(WritingArguments):
         None, "sample counts: also write the best of the first n samples, one file per n", least=1
     )
     keep_samples: bool = option(False, "also write all samples with their scores")
-    routing_policy: str | None = option(None, "routing policy, in place of the mixture's own", choices=POLICIES)
+    routing_policy: Literal["token", "sequence_soft", "sequence_hard", "domain"] | None = option(
+        None, "routing policy, in place of the mixture's own"
+    )
     experts_per_token: int | None = option(
         None, "experts per token of the token policy, in place of the mixture's own", least=1
     )
@@ -189,7 +182,9 @@ class InContextArguments(WritingArguments):
 
     train_files: list[str] = option([], f"files that examples are taken from: {ROWS}", kind="file")
     shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number", least=0)
-    shots_by: str = option("random", "selection of examples: random, or retrieved (nearest rows)", choices=ORDERS)
+    shots_by: Literal["random", "retrieved"] = option(
+        "random", "selection of examples: random, or retrieved (nearest rows)"
+    )
     embedder: str | None = option(
         None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF", kind="embedder"
     )

@@ -118,17 +118,6 @@ def start_process(arguments: list[str], log: Path, environment: dict[str, str], 
         return subprocess.Popen(command, **streams, env=environment, pass_fds=(lock,))
 
 
-def terminate(process: subprocess.Popen) -> None:
-    """Ends a process that is still running."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 class Driver:
     """Runs steps in order, and `jobs` experts at once, with one thread each.
 
@@ -223,4 +212,5 @@ class Driver:
                     print(f"\r{text[: shutil.get_terminal_size().columns - 1]:<79}", end="\r", flush=True)
             return code
         finally:
-            terminate(process)
+            process.terminate()  # unless it has ended
+            process.wait()

@@ -21,7 +21,7 @@ from run_tools.jsonl import read_lines
 from run_tools.options import hyphenate
 from run_tools.yaml_files import parse_yaml, read_yaml
 
-from ..common.arguments import command, parse_command
+from ..common.arguments import command
 from ..common.configurations import find_config
 from ..common.tables import align_columns
 from .arguments import RunArguments
@@ -90,13 +90,6 @@ def read_scores(step: Step) -> dict[str, dict[str, float]]:
     return table
 
 
-def print_table(title: str, rows: dict[str, dict[str, str]]) -> None:
-    """Prints named rows with the columns that they have."""
-    columns = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-    lines = [["", *columns], *([name, *(cells.get(column, "") for column in columns)] for name, cells in rows.items())]
-    print(f"\n{title}\n\n{align_columns(lines, right=True)}")
-
-
 def print_examples(steps: dict[str, Step]) -> None:
     """Prints ten definitions of test rows, with typical terms of their domains."""
     rows = read_lines((steps.get("best") or steps["plain"]).out / DEFINITIONS)
@@ -113,15 +106,9 @@ def print_examples(steps: dict[str, Step]) -> None:
 
 def write_report(name: str, plan: Plan, ran: set[str]) -> dict:
     """Writes the configuration, steps, times and scores of a plan to run.json -> its content."""
-    steps = [
-        {
-            "name": step.name,
-            "folder": str(step.folder),
-            "seconds": read_record(step)["seconds"],
-            "run_now": step.key in ran,
-        }
-        for step in plan.steps
-    ]
+    steps = [{"name": step.name, "folder": str(step.folder)} for step in plan.steps]
+    for step, about in zip(plan.steps, steps, strict=True):
+        about |= {"seconds": read_record(step)["seconds"], "run_now": step.key in ran}
     config = {key: value for key, value in plan.config.items() if key != "folder"}
     report = {"config": config, "steps": steps, "seconds": round(sum(step["seconds"] for step in steps), 2)}
     report["scores"] = next((read_scores(step) for step in plan.steps if step.kind == "evaluate"), {})
@@ -135,21 +122,19 @@ def report_file(name: str) -> str:
 
 
 def print_results(plans: dict[str, Plan], ran: set[str]) -> None:
-    """Writes the reports; prints scores, times and examples."""
-    reports = {name: write_report(name, plan, ran) for name, plan in plans.items()}
-    scores, times = {}, {}
-    for name, report in reports.items():
-        for system, cells in report["scores"].items():
-            scores[f"{name} {system}"] = {column: f"{value:.2f}" for column, value in cells.items()}
-        for step in report["steps"]:
-            seconds = f"{step['seconds']:.0f}"
-            times.setdefault(step["name"], {})[name] = seconds if step["run_now"] else f"({seconds})"
-    times["sum"] = {name: f"{report['seconds']:.0f}" for name, report in reports.items()}
+    """Writes the reports; prints scores, times (in brackets those of earlier runs) and examples."""
+    scores: dict[str, dict[str, float]] = {}
+    for name, plan in plans.items():
+        report = write_report(name, plan, ran)
+        scores |= {f"{name} {system}": cells for system, cells in report["scores"].items()}
+        times = (("{:.0f}" if step["run_now"] else "({:.0f})").format(step["seconds"]) for step in report["steps"])
+        steps = ", ".join(f"{step['name']} {time}" for step, time in zip(report["steps"], times, strict=True))
+        print(f"\n{name}: {report['seconds']:.0f} s: {steps}")
     if scores:
-        print_table(
-            "Scores in per cent, with references of the same context, and of the same term in any sense", scores
-        )
-    print_table("Seconds per step (in brackets: of an earlier run)", times)
+        columns = list(dict.fromkeys(column for cells in scores.values() for column in cells))
+        lines = [[name, *(f"{cells[c]:.2f}" if c in cells else "" for c in columns)] for name, cells in scores.items()]
+        print("\nScores in per cent, with references of the same context, and of the same term in any sense\n")
+        print(align_columns([["", *columns], *lines], right=True))
     name, plan = next(iter(plans.items()))
     print(f"\nDefinitions of {name}")
     print_examples({step.name: step for step in plan.steps})
@@ -177,11 +162,6 @@ def with_config(argv: list[str] | None) -> list[str]:
     """The arguments; the first may be the recipe, without --config."""
     given = sys.argv[1:] if argv is None else list(argv)
     return ["--config", *given] if given and not given[0].startswith("-") else given
-
-
-def parse(argv: list[str] | None = None) -> RunArguments:
-    """The arguments of the command."""
-    return parse_command("lexicon", "run", with_config(argv))[0]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -37,8 +37,6 @@ def check_fields(from_scratch: str) -> dict:
         fields = json.loads(from_scratch)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{shown} is not valid JSON ({short_reason(error)}). In YAML write it as a mapping.") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{shown} is not a mapping. Pass fields such as hidden_size: 192.")
     check_names(fields, "from_scratch", LlamaConfig().to_dict())
     try:
         LlamaConfig(**fields)
