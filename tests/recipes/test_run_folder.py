@@ -160,6 +160,26 @@ def test_overwriting_a_finished_run_removes_the_files_that_its_record_names(tmp_
     assert [path.name for path in content(tmp_path)] == ["run_settings.json"]
 
 
+def test_overwriting_a_killed_run_leaves_a_users_file_in_a_checkpoint(tmp_path):
+    run = left_by_a_run(tmp_path)
+    run.record_checkpoint("checkpoint-2")
+    (tmp_path / "checkpoint-3").mkdir()  # killed while it was written
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{")
+    for name in ("checkpoint-2", "checkpoint-3"):
+        (tmp_path / name / "notes.txt").write_text("mine")
+        run.record_checkpoint("checkpoint-4")  # of the same run, resumed
+        with pytest.raises(SettingsMismatchError, match=f"{name}/notes.txt,.*run_settings.json"):
+            open_run(tmp_path, overwrite=True)
+        (tmp_path / name / "notes.txt").unlink()
+    (tmp_path / "checkpoint-2" / "notes.txt").write_text("mine")
+    run.mark_finished()
+    with pytest.raises(SettingsMismatchError, match="notes.txt"):
+        open_run(tmp_path, overwrite=True)
+    (tmp_path / "checkpoint-2" / "notes.txt").unlink()
+    open_run(tmp_path, overwrite=True)
+    assert [path.name for path in content(tmp_path)] == ["run_settings.json"]
+
+
 def test_finished_is_a_run_with_these_settings_that_came_to_its_end(tmp_path):
     run = left_by_a_run(tmp_path)
     assert not run.finished

@@ -158,12 +158,19 @@ class RunFolder:
         record = self.read()
         if outputs and not record:
             return outputs[0], f"{self.record.name}, the record of a run, is missing or damaged"
-        files = record.get("files")  # of a finished run
+        finished, saved = record.get("files"), record.get("checkpoints", {})
+        names = {Path(file).name for files in saved.values() for file in files}
         for path in outputs:
             if not self.own_outputs.fullmatch(path.name):
                 return path, "its name is not one of a run's outputs"
-            if files is not None and (other := next((f for f in self.files_of([path]) if f not in files), None)):
-                return self.path / other, f"{self.record.name} does not name it"
+            known = saved.get(path.name) if finished is None else finished
+            for file in self.files_of([path]):
+                if known is not None:
+                    foreign = file not in known
+                else:  # a checkpoint that is not recorded was being written when its run was killed
+                    foreign = bool(names) and path.name.startswith("checkpoint-") and Path(file).name not in names
+                if foreign:
+                    return self.path / file, f"{self.record.name} does not name it"
         return None
 
     def files_of(self, outputs: Sequence[Path]) -> list[str]:
@@ -181,9 +188,20 @@ class RunFolder:
             and not differences(record["settings"], self.settings, shared=True)
         )
 
+    def record_checkpoint(self, name: str) -> None:
+        """Records the files of a checkpoint once it is written, so that a later one of the user's is not taken for one of them."""
+        record = self.read()
+        self.write(
+            {**record, "checkpoints": {**record.get("checkpoints", {}), name: self.files_of([self.path / name])}}
+        )
+
     def mark_finished(self, **facts) -> None:
         """Records that the run has finished and what it has written, with facts such as steps and epochs."""
-        self.write({**self.read(), "finished": True, "files": self.files_of(self.removable()), **facts})
+        record = self.read()
+        saved = record.get("checkpoints", {})
+        files = self.files_of([path for path in self.removable() if path.name not in saved])
+        files += [file for of_checkpoint in saved.values() for file in of_checkpoint]
+        self.write({**record, "finished": True, "files": files, **facts})
 
     def checkpoint(self, requested: str | None = None) -> str | None:
         """The checkpoint to resume from: the newest here, or the requested one. Raises a `ValueError` if that is not a

@@ -8,7 +8,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from .run_folder import RunFolder
 
 
 class RecipeTrainer(Trainer):
@@ -44,11 +47,24 @@ class RecipeTrainer(Trainer):
         return optimizer
 
 
-def train_or_resume(trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. A run that has reached its last step only loads its weights: the stock
-    Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
+class RecordCheckpoints(TrainerCallback):
+    """Records the files of each checkpoint in the run folder."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+
+    def on_save(self, args, state, control, **kwargs):
+        """Called by the Trainer after each checkpoint."""
+        if state.is_world_process_zero:
+            self.folder.record_checkpoint(f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+
+
+def train_or_resume(trainer: Trainer, folder: RunFolder) -> None:
+    """Trains, from the checkpoint where a run folder starts, if there is one. A run that has reached its last step only loads
+    its weights: the stock Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
     """
-    args = trainer.args
+    args, checkpoint = trainer.args, folder.start
+    trainer.add_callback(RecordCheckpoints(folder))
     planned = args.max_steps, args.num_train_epochs
     if checkpoint is not None and args.max_steps > 0:
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))

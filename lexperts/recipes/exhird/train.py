@@ -157,7 +157,7 @@ def train(*groups) -> None:
     """The command `lexperts train exhird`."""
     data_args, folder, trainer = set_up(*groups)
     output = trainer.args.output_dir
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
     print(f"validation loss per document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")

@@ -53,7 +53,7 @@ def prepare(model_args: ModelArguments, data_args: ClassificationDataArguments, 
 def train(model_args, *groups) -> None:
     """Runs the command."""
     folder, trainer, test = prepare(model_args, *groups)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     results = {"best_validation_accuracy": trainer.state.best_metric}
     if test is not None:
         results["test"] = trainer.predict(test, metric_key_prefix="test").metrics

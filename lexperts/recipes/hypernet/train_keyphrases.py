@@ -115,7 +115,7 @@ def score(extract, documents: dict[str, list], show: int) -> dict:
 def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
     folder, trainer, documents = prepare(model_args, data_args, *groups)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     threshold = trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
     extract = save_pipeline("keyphrase-extraction", folder, trainer, model_args.reader)
     test = {"test": score(extract, documents, data_args.show)} if documents else {}

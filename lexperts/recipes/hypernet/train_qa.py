@@ -57,7 +57,7 @@ def score(answer, split: str, rows: list[dict], args: QuestionDataArguments) -> 
 def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
     folder, trainer, rows_by_split = prepare(model_args, data_args, *groups)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     answer, results = save_pipeline("extractive-qa", folder, trainer, model_args.reader), {}
     for split, rows in rows_by_split.items():
         results |= score(answer, split, rows, data_args)

@@ -98,7 +98,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
 def run(*groups) -> None:
     """`lexperts train lexicon-expert`."""
     trainer, folder = prepare(*groups)
-    train(trainer, folder.start)
+    train(trainer, folder)
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
 
 

@@ -70,7 +70,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
 def run(*groups) -> None:
     """`lexperts train lexicon-reward`."""
     trainer, folder = prepare(*groups)
-    train(trainer, folder.start)
+    train(trainer, folder)
     save_and_score(trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs")
 
 

@@ -117,10 +117,10 @@ def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) ->
     return CheckpointTrainer(**options, compute_metrics=perplexity_metric, preprocess_logits_for_metrics=definition_nll)
 
 
-def train(trainer: Trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. Raises a `FloatingPointError` if weights become NaN."""
+def train(trainer: Trainer, folder: RunFolder) -> None:
+    """Trains, from a run folder's checkpoint if there is one. Raises a `FloatingPointError` if weights become NaN."""
     trainer.add_callback(StopAtNaN())
-    train_or_resume(trainer, checkpoint)
+    train_or_resume(trainer, folder)
 
 
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:

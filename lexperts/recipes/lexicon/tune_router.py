@@ -134,7 +134,7 @@ def prepare(
 def run(*groups) -> None:
     """`lexperts train lexicon-router`."""
     trainer, folder = prepare(*groups)
-    train(trainer, folder.start)
+    train(trainer, folder)
     trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
     save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
 

@@ -139,7 +139,7 @@ def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: R
 def train(*groups) -> None:
     """The command `lexperts train moesumm-backbone`."""
     folder, trainer = prepare(*groups)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     output = trainer.args.output_dir
     trainer.save_model(output)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]

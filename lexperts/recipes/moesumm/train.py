@@ -136,7 +136,7 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
     """Trains all weights, and saves the model with its pipeline."""
     folder, trainer = prepare_in_domain(args, data_args, generation_args, training_args, folder_args)
     output = Path(training_args.output_dir)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     if trainer.is_world_process_zero():
         model, length = trainer.model, generation_args.summary_length
         lengths = {"max_length": length} if length else {}

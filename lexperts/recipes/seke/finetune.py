@@ -209,7 +209,7 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
 def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
     """Trains, selects, scores and saves a model in the opened folder -> the record that is written to results.json."""
     trainer, documents, record = prepared or prepare(model_args, data_args, training_args)
-    train_or_resume(trainer, folder.start)
+    train_or_resume(trainer, folder)
     ran = training_summary(training_args, trainer.state)
     record["training"] |= ran
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
