@@ -75,13 +75,8 @@ class ExhirdPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrai
                 f"LoRA needs a trainable pretrained encoder, but this model has {setting}. Train all its weights, or build "
                 "it with ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer, freeze_backbone=False)."
             )
-        parts = [
-            "encoder.embeddings",
-            "word_encoder.project",
-            "word_encoder.no_subword_embedding",
-            "decoder",
-            "generator",
-        ]
+        parts = ["encoder.embeddings", "word_encoder.project", "word_encoder.no_subword_embedding"]
+        parts += ["decoder", "generator"]
         if any(True for _ in self.base_model.start.parameters()):
             parts.append("encoder.start")
         backbone = self.base_model.word_encoder.backbone

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import Seq2SeqLMOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
 
 from .backbone_exhird import build_encoder
 from .base_exhird import ExhirdPreTrainedModel
@@ -32,7 +32,7 @@ from .saving_exhird import lexperts_tools
 
 
 @dataclass
-class ExhirdEncoderOutput(ModelOutput):
+class ExhirdEncoderOutput(BaseModelOutput):
     """
     Args:
         last_hidden_state (`(B, L, d)`): word states m, 0 at padding.
@@ -44,9 +44,6 @@ class ExhirdEncoderOutput(ModelOutput):
         decoder_initial_state (`(B, d)`): h_0 of the phrase decoder.
     """
 
-    last_hidden_state: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
     decoder_initial_state: torch.FloatTensor | None = None
 
 

@@ -134,17 +134,22 @@ def search_phrases(
     return ExhirdGenerateOutput(torch.stack(rows, 1), torch.stack(scores, 1))
 
 
+def start_phrase(model, h: torch.Tensor, constraints: DecodingConstraints) -> tuple:
+    """h_i (n, d) -> W_P h_i (n, d), the state before the first step, `<s>` (n,), room for ids (n, J), and zeros (n, d)."""
+    word = h.new_full((len(h),), model.config.bos_token_id, dtype=torch.long)
+    ids = word.new_full((len(h), constraints.max_steps), constraints.pad_id)
+    zeros = torch.zeros_like(h)
+    return model.decoder.phrase_attention(h), WordStep(h, zeros, None), word, ids, zeros
+
+
 def greedy_phrase(model, memory: EncoderMemory, h, num_oov: int, constraints: DecodingConstraints, phrase, first_words):
     """One phrase of every document, with the most probable word at each step.
 
     Returns:
         Ids (n, J), their log-probability (n,), the vector at the end of the phrase (n, d).
     """
-    n = len(h)
-    query, current = model.decoder.phrase_attention(h), WordStep(h, torch.zeros_like(h), None)
-    word = h.new_full((n,), model.config.bos_token_id, dtype=torch.long)
-    ids = word.new_full((n, constraints.max_steps), constraints.pad_id)
-    total, end_vectors, unfinished = h.new_zeros(n), torch.zeros_like(h), torch.ones_like(word, dtype=torch.bool)
+    query, current, word, ids, end_vectors = start_phrase(model, h, constraints)
+    total, unfinished = h.new_zeros(len(h)), torch.ones_like(word, dtype=torch.bool)
     for step in range(constraints.max_steps):
         current = model.decoder.step(model.word_gates(word), current, query, memory)
         p = model.generator.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)
@@ -166,13 +171,10 @@ def beam_search_phrase(
     expanded = torch.arange(n, device=h.device).repeat_interleave(K)
     memory, h = memory.take(expanded), h[expanded]
     first_words = [words[expanded] for words in first_words]
-    query, current = model.decoder.phrase_attention(h), WordStep(h, torch.zeros_like(h), None)
-    word = h.new_full((n * K,), model.config.bos_token_id, dtype=torch.long)
-    ids = word.new_full((n * K, constraints.max_steps), constraints.pad_id)
+    query, current, word, ids, end_vectors = start_phrase(model, h, constraints)
     total = h.new_full((n, K), NEG_INF)
     total[:, 0] = 0  # all hypotheses start equal, so only one is expanded
-    end_vectors, unfinished = torch.zeros_like(h), torch.ones_like(word, dtype=torch.bool)
-    length = h.new_zeros(n * K)
+    unfinished, length = torch.ones_like(word, dtype=torch.bool), h.new_zeros(n * K)
     for step in range(constraints.max_steps):
         current = model.decoder.step(model.word_gates(word), current, query, memory)
         p = model.generator.probabilities(current.vector, current.attention, memory.copy_ids, num_oov)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple
 
 from .backbone_hypernet import BackboneMixin, build_encoder
 from .configuration_hypernet import HypernetConfig
@@ -32,21 +33,18 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class HypernetModelOutput(ModelOutput):
+class HypernetModelOutput(BaseModelOutput):
     """
     Args:
         last_hidden_state (`(B, S, D)`): H^S at the main text's tokens, 0 elsewhere.
-        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
-        main_mask (`(B, S)`, bool): the main text's tokens.
         hidden_states (tuple of `(B, S, d)`, with `output_hidden_states`): the backbone's.
         attentions (tuple of `(B, heads, S, S)`, with `output_attentions`): the backbone's.
+        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
+        main_mask (`(B, S)`, bool): the main text's tokens.
     """
 
-    last_hidden_state: torch.Tensor | None = None
     meta_embedding: torch.Tensor | None = None
     main_mask: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):

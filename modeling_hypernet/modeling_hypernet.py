@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import can_return_tuple
 
 from .base_hypernet import HypernetModel, HypernetModelOutput, HypernetPreTrainedModel, at_least_float32
 from .configuration_hypernet import HypernetConfig
@@ -23,51 +24,42 @@ MIN_LOG_PROB = -1e4  # the logarithm of 0: finite in half precision
 
 
 @dataclass
-class HypernetTokenClassifierOutput(ModelOutput):
+class HypernetTokenClassifierOutput(TokenClassifierOutput):
     """
     Args:
         loss (scalar, with `labels`): negative log-likelihood of the labels, divided by their number.
         logits (`(B, S, C)`): log-probabilities of the labels at each word's first token (softmax does not change them);
             elsewhere 0 for O and -10,000 for the others. The same in training and in eval, with labels or without.
-        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
         hidden_states, attentions: the backbone's, as in `HypernetModelOutput`.
+        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
     meta_embedding: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
-class HypernetSequenceClassifierOutput(HypernetTokenClassifierOutput):
+class HypernetSequenceClassifierOutput(SequenceClassifierOutput):
     """
     Args:
         loss (scalar, with `labels`): cross-entropy; mean squared error for a single label.
         logits (`(B, C)`): scores.
-        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
-        hidden_states, attentions: the backbone's, as in `HypernetModelOutput`.
+        hidden_states, attentions, meta_embedding: as in `HypernetTokenClassifierOutput`.
     """
+
+    meta_embedding: torch.Tensor | None = None
 
 
 @dataclass
-class HypernetQuestionAnsweringOutput(ModelOutput):
+class HypernetQuestionAnsweringOutput(QuestionAnsweringModelOutput):
     """
     Args:
         loss (scalar, with `start_positions` and `end_positions`): the sum of the cross-entropies of start and end.
         start_logits, end_logits (`(B, S)`): scores at the main text's tokens and at the first token, which represents "no
             answer"; -10,000 elsewhere.
-        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
-        hidden_states, attentions: the backbone's, as in `HypernetModelOutput`.
+        hidden_states, attentions, meta_embedding: as in `HypernetTokenClassifierOutput`.
     """
 
-    loss: torch.Tensor | None = None
-    start_logits: torch.Tensor | None = None
-    end_logits: torch.Tensor | None = None
     meta_embedding: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):

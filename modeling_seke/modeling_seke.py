@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
+from transformers.utils import can_return_tuple
 
 from .backbone_seke import BackboneMixin, build_encoder
 from .configuration_seke import SekeConfig
@@ -34,41 +35,31 @@ CONFIG_OPTIONS = {field.name for field in fields(SekeConfig)} - {"text_config"} 
 
 
 @dataclass
-class SekeModelOutput(ModelOutput):
+class SekeModelOutput(BaseModelOutput):
     """
     Args:
         last_hidden_state (`(B, S, d)`): the head's token states; zero at padding.
-        router_logits (`(B, S, E)`, with `use_moe`): the gate's scores without noise; zero at padding.
-        expert_index (`(B, S, k)`, with `use_moe`): the experts of each token, highest weight first; -1 at padding.
         hidden_states (tuple of `(B, S, d)`, with `output_hidden_states`): the backbone's.
         attentions (tuple of `(B, heads, S, S)`, with `output_attentions`): the backbone's.
+        router_logits (`(B, S, E)`, with `use_moe`): the gate's scores without noise; zero at padding.
+        expert_index (`(B, S, k)`, with `use_moe`): the experts of each token, highest weight first; -1 at padding.
     """
 
-    last_hidden_state: torch.Tensor | None = None
     router_logits: torch.Tensor | None = None
     expert_index: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
-class SekeTokenClassifierOutput(ModelOutput):
+class SekeTokenClassifierOutput(TokenClassifierOutput):
     """
     Args:
         loss (scalar, with `labels`): cross-entropy over the labels that are not -100, plus the router's losses.
         logits (`(B, S, C)`): label scores; zero at padding.
-        router_logits (`(B, S, E)`, with `use_moe`): the gate's scores without noise; zero at padding.
-        expert_index (`(B, S, k)`, with `use_moe`): the experts of each token, highest weight first; -1 at padding.
-        hidden_states (tuple of `(B, S, d)`, with `output_hidden_states`): the backbone's.
-        attentions (tuple of `(B, heads, S, S)`, with `output_attentions`): the backbone's.
+        hidden_states, attentions, router_logits, expert_index: as in `SekeModelOutput`.
     """
 
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
     router_logits: torch.Tensor | None = None
     expert_index: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class PackedStates(NamedTuple):
@@ -78,7 +69,7 @@ class PackedStates(NamedTuple):
     tokens: PackedTokens
     router_logits: torch.Tensor | None  # (T, E)
     expert_index: torch.Tensor | None  # (T, k)
-    backbone_outputs: ModelOutput
+    backbone_outputs: BaseModelOutput
 
     def shared_fields(self) -> dict:
         """The fields that all output classes have, padded."""
