@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from merge_tools import MergeError, compose, export, repair
+from merge_tools import MergeError, compose, export, split_fused_experts
 from merge_tools.families import FAMILIES, MIXTURES
 from tests.merge_tools.conftest import logits_of, open_model, read_tensors, recipe_of
 from tests.merge_tools.gguf_models import byte_level
@@ -150,7 +150,7 @@ def measure_mergekit(work: Path, options) -> dict[str, dict]:
             compose(recipe_file(folder, name, family), folder / "ours")
     rows = run(options.mergekit, MERGEKIT, cases)
     for name, row in rows.items():
-        repair(cases[name] / "fused", cases[name] / "repaired")
+        split_fused_experts(cases[name] / "fused", cases[name] / "repaired")
         ours, theirs = read_tensors(cases[name] / "ours"), read_tensors(cases[name] / "repaired")
         gates = [key for key in ours if key.endswith("gate.weight")]
         row["same_names"] = ours.keys() == theirs.keys()

@@ -7,10 +7,10 @@ from .compose import check_and_plan, compose, load_experts
 from .edit import add, export, extract, remove
 from .errors import MergeError
 from .findings import Finding, Report
+from .fused_experts import split_fused_experts
 from .mixture import inspect
 from .preflight import check
 from .recipe import ExpertRecipe, Recipe, read_recipe
-from .repair import repair
 from .routing import Routing, plot, route
 from .shard_writer import Progress
 from .tuning import tune
@@ -21,5 +21,5 @@ __version__ = package_version()
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
     "check_and_plan", "cluster", "compose", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
-    "remove", "repair", "route", "tune", "verify",
+    "remove", "route", "split_fused_experts", "tune", "verify",
 ]  # fmt: skip

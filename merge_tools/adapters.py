@@ -53,7 +53,7 @@ class Adapter:
     config: dict
     lora_pairs: dict[str, tuple[TensorEntry, TensorEntry, float]]  # name of W -> A, B, scaling
     full_modules: dict[str, TensorEntry]
-    files: list[Path]
+    stored: list[TensorEntry]  # all tensors of its file
     base_is_fallback: bool = False  # its own base was not found; the recipe's base_model is used
 
     @property
@@ -80,8 +80,8 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
     if not file.is_file():
         raise MergeError(f"{folder} has no adapter_model.safetensors. Save the adapter again with save_pretrained().")
     halves: dict[str, dict[str, TensorEntry]] = {}
-    full_modules = {}
-    for entry in read_header(file):
+    full_modules, stored = {}, read_header(file)
+    for entry in stored:
         name = entry.name.removeprefix("base_model.model.")
         match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
         if entry.dtype not in TORCH_NAMES:
@@ -97,7 +97,7 @@ def open_adapter(folder: Path, config: dict[str, Any]) -> Adapter:
     if not halves and not full_modules:
         raise MergeError(f"{file} is empty. Save the adapter again.")
     pairs = {f"{module}.weight": lora_pair(folder, config, module, half) for module, half in halves.items()}
-    return Adapter(folder, config, pairs, full_modules, [file])
+    return Adapter(folder, config, pairs, full_modules, stored)
 
 
 def check_options(folder: Path, config: dict[str, Any]):

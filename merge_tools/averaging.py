@@ -52,6 +52,13 @@ def bf16_from_bits(bits: np.ndarray) -> np.ndarray:
     return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
 
 
+def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:
+    """Converts raw elements to another dtype."""
+    if dtype == out:
+        return raw
+    return from_float(view(raw, dtype) if dtype == "F64" else to_float32(raw, dtype), out)
+
+
 def mean_float64(raws: list[np.ndarray], dtypes: list[str], weights: list[float], out: str) -> np.ndarray:
     """sum_e w_e x_e in float64, rounded once. The reference for the faster functions below."""
     return from_float(sum(to_float64(raw, d) * w for raw, d, w in zip(raws, dtypes, weights, strict=True)), out)

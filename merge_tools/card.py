@@ -67,7 +67,7 @@ def sources(record: dict[str, Any]) -> list[str]:
     shared = f"copied from {record['base']['source']}"
     if recipe["average"] != "base":
         names = ", ".join(record.get("shared_from") or experts)
-        shared = f"the mean over {names}"
+        shared = f"the {recipe['average']} over {names}"
         if density := recipe.get("density"):
             shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {record['base']['source']}"
     origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
@@ -75,8 +75,7 @@ def sources(record: dict[str, Any]) -> list[str]:
         origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."
     elif recipe["gate_mode"] != "none":
         origins += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
-    is_current = tuned and tuned["experts"] == experts
-    perplexity = tuning_table(tuned["perplexity"]) if is_current else ""
+    perplexity = tuning_table(tuned["perplexity"]) if tuned and tuned["experts"] == experts else ""
     return ["## Sources", make_table(("expert", "source", "licence", "hash"), rows), origins, perplexity]
 
 

@@ -1,6 +1,7 @@
-"""The sources of a merge: dense Llama checkpoints, and LoRA adapters on top of one. Opening reads only the headers."""
+"""The sources of a merge: dense checkpoints of a supported family, and LoRA adapters on top of one. Opening reads only the headers."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,9 @@ from run_tools.errors import join_names, short_reason
 from .adapters import Adapter, fit_to_base, open_adapter
 from .averaging import from_float, to_float32
 from .errors import MergeError
-from .places import check_is_checkpoint, find_base, locate
-from .source_links import refuse_links_out
-from .tensor_files import TensorEntry, equal_blocks, read_blocks, read_header
+from .layout import Shape
+from .places import check_is_checkpoint, find_base, locate, refuse_links_out
+from .tensor_files import PIECE, TensorEntry, equal_blocks, read_all, read_blocks, read_header
 
 LARGEST_JSON = 50_000_000  # bytes, of a configuration or an index
 
@@ -44,12 +45,19 @@ class Source:
 
     def __post_init__(self):
         self.config = self.checkpoint.config
-        self.files = self.checkpoint.files + (self.adapter.files if self.adapter else [])  # with tensors of this source
+        self.files = self.checkpoint.files + (
+            [self.adapter.stored[0].file] if self.adapter else []
+        )  # with tensors of this source
         self.folder = self.adapter.folder if self.adapter else self.checkpoint.folder  # has tokenizer and licence
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The sizes in its configuration; raises a `MergeError` if one is missing."""
+        return Shape.from_config(self.config)
 
     def tensors_of(self, file: Path) -> list[TensorEntry]:
         """The tensors of one file in the order of their bytes."""
-        entries = [*self.checkpoint.entries.values(), *(self.adapter.entries if self.adapter else [])]
+        entries = [*self.checkpoint.entries.values(), *(self.adapter.stored if self.adapter else [])]
         return sorted((entry for entry in entries if entry.file == file), key=lambda entry: entry.start)
 
     def __contains__(self, name: str) -> bool:
@@ -65,25 +73,33 @@ class Source:
         """Whether the stored bytes of the tensor are its value, i.e. LoRA does not change it."""
         return self.adapter is None or name not in self.adapter.lora_pairs
 
-    def blocks(self, name: str, elements: int):
-        """Yields the raw elements of a tensor in blocks, with the adapter applied."""
+    def blocks(self, name: str, elements: int = PIECE, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """Yields the raw elements `start` to `stop` of a tensor in blocks, with the adapter applied."""
         if self.is_verbatim(name):
-            return read_blocks(self.entry(name), elements)
-        return equal_blocks(self._lora_rows(name, elements), elements)
+            return read_blocks(self.entry(name), elements, start, stop)
+        return cut(equal_blocks(self._lora_rows(name, elements), elements), start, stop)
 
-    def _lora_rows(self, name: str, elements: int):
+    def _lora_rows(self, name: str, elements: int) -> Iterator[np.ndarray]:
+        assert self.adapter is not None
         entry, (a, b, scaling) = self.entry(name), self.adapter.lora_pairs[name]
         rows, columns = entry.shape
         step = max(elements // columns, 1)
-        a, b = (to_float32(*read_all(half)).reshape(half.shape) for half in (a, b))
+        narrow, wide = (to_float32(read_all(half), half.dtype).reshape(half.shape) for half in (a, b))
         for top, base in zip(range(0, rows, step), read_blocks(entry, step * columns), strict=True):
-            value = to_float32(base, entry.dtype).reshape(-1, columns) + (b[top : top + step] @ a) * scaling
+            value = to_float32(base, entry.dtype).reshape(-1, columns) + (wide[top : top + step] @ narrow) * scaling
             yield from_float(value.ravel(), entry.dtype)
 
 
-def read_all(entry: TensorEntry) -> tuple[np.ndarray, str]:
-    """All raw elements of a small tensor, and its dtype."""
-    return next(read_blocks(entry, entry.elements), np.empty(0, "<u2")), entry.dtype
+def cut(blocks: Iterator[np.ndarray], start: int, stop: int | None) -> Iterator[np.ndarray]:
+    """The elements `start` to `stop` of a sequence of blocks."""
+    position = 0
+    for block in blocks:
+        part = block[max(start - position, 0) : None if stop is None else max(stop - position, 0)]
+        if len(part):
+            yield part
+        position += len(block)
+        if stop is not None and position >= stop:
+            return
 
 
 def open_source(

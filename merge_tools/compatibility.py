@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 from .checkpoints import Source
-from .config_values import find_value_errors
+from .config_checks import find_value_errors
 from .families import FAMILIES, Family, family_of
-from .findings import Report
+from .findings import Report, count_more
 from .layout import Shape, rope_parameters
 from .places import QUANTISED
 from .tensor_files import TORCH_NAMES, equal_tensors
@@ -44,7 +44,7 @@ WRAPPERS = {
 
 
 def check_shapes(report: Report, source: Source) -> bool:
-    """Checks that a source is a Llama and has every tensor in its shape; False if it cannot be compared with others."""
+    """Checks that a source is of a supported family and has every tensor in its shape; False if it cannot be compared with others."""
     model_type = source.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -73,7 +73,7 @@ def check_shapes(report: Report, source: Source) -> bool:
             f"partial_rotary_factor is not supported for a {model_type}. Remove it if the model was trained without."
         )
         report.add("error", "configuration", source.name, message)
-    shape = Shape.from_config(source.config)
+    shape = source.shape
     errors = find_tensor_errors(report, source, shape)
     if source.config.get("quantization_config"):
         errors = [describe_quantised(source), *errors]
@@ -115,7 +115,7 @@ def find_tensor_errors(report: Report, source: Source, shape: Shape) -> list[str
     for wrapper, (kind, inner) in WRAPPERS.items():
         if wrapped := [name for name in entries if name.startswith(wrapper) or f".{wrapper}" in name]:
             return [
-                f"tensor {wrapped[0]!r} and {len(wrapped) - 1} more are of a model that {kind} has wrapped. Save the model in it: "
+                f"tensor {wrapped[0]!r} is of a model that {kind} has wrapped, as {count_more(wrapped, 'tensor')}. Save the model in it: "
                 f"{inner}.save_pretrained(FOLDER)"
             ]
     layers = len({match[1] for name in entries if (match := re.match(r"model\.layers\.(\d+)\.", name))})
@@ -205,7 +205,7 @@ def check_rope(report: Report, first: Source, other: Source):
 
 def check_rows(report: Report, first: Source, other: Source):
     """Compares the number of embedding rows."""
-    ours, theirs = (Shape.from_config(source.config).vocab_size for source in (first, other))
+    ours, theirs = first.shape.vocab_size, other.shape.vocab_size
     if ours != theirs:
         message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
         report.add("error", "vocabulary", other.name, message, "vocab")

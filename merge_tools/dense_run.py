@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from .checkpoints import Source
 from .layout import BLOCK_OF, Shape, rope_config_v4_and_v5, rope_parameters
-from .plan import CHUNK
 from .tensor_files import DTYPE_BYTES, TORCH_NAMES, read_blocks
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -43,7 +42,7 @@ class DenseRun:
     """A dense model whose weights are read when they are needed, each into the buffer of the last one of its size."""
 
     def __init__(self, source: Source):
-        self.source, self.shape = source, Shape.from_config(source.config)
+        self.source, self.shape = source, source.shape
         self.family = self.shape.family
         config = {**self.family.defaults, **{k: v for k, v in source.config.items() if v is not None}}
         self.norms_before = "input_layernorm" in self.family.layer  # otherwise after the blocks
@@ -89,7 +88,7 @@ class DenseRun:
                 self._buffers[key] = np.empty(entry.elements, f"<u{key[1]}")
             raw = next(read_blocks(entry, entry.elements, buffer=self._buffers[key]))
         else:
-            raw = np.concatenate(list(self.source.blocks(name, CHUNK)))
+            raw = np.concatenate(list(self.source.blocks(name)))
         return to_torch(raw, entry.dtype, entry.shape).to(self.dtype)
 
     def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:

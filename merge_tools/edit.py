@@ -1,7 +1,7 @@
 """Edits a mixture: adds or removes an expert, extracts one as a dense model, exports to the other format."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,22 @@ from .compatibility import check_shapes, check_with, lexicon_problem
 from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
-from .gates import gate_without_texts, gates_from_texts, prompts_for
+from .gate_modes import GATE_MODES, RandomMode
+from .gates import drawn_gate, gates_from_texts
 from .layout import all_parts
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
+from .output_folder import write_output
 from .places import places_beside
-from .plan import CHUNK, OutputTensor, copy_tensor, measure, zero_tensors
-from .preflight import OpenedSources, check_adapters, check_disk, check_output_path
+from .plan import OutputTensor, copy_tensor, measure, zero_tensors
+from .preflight import check_adapters
 from .provenance import source_record
-from .recipe import WITH_PROMPTS, ExpertRecipe, Recipe, read_recipe
-from .shard_writer import Progress, write_checkpoint
-from .tensor_files import read_blocks
+from .recipe import ExpertRecipe, Recipe, read_recipe
+from .shard_writer import Progress
+from .tensor_files import PIECE, read_blocks
 from .tokenizer_checks import check_tokenizer, check_written_settings
 from .tokenizers import carried_files
-from .value_checks import check_float16, check_values
+from .value_checks import check_values
 
 REMOVED_SUFFIX = " (removed)"  # marks an expert that was removed but is still part of the shared weights' mean
 ExpertSource = int | Source  # an expert of the new mixture: the index of an old one, or a new source
@@ -40,7 +42,7 @@ def add(
     expert: str | Path | dict,
     out: str | Path,
     *,
-    reaverage: bool = False,
+    recompose: bool = False,
     allow: Sequence[str] = (),
     sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
@@ -51,7 +53,7 @@ def add(
         mixture: the mixture.
         expert: folder, Hub id, or a mapping as in a recipe (`source_model`, `name`, `positive_prompts`, ...).
         out: output folder, which must not exist or be empty.
-        reaverage: composes again from all sources, so the shared weights include the new expert.
+        recompose: composes again from all sources, so the shared weights include the new expert.
         progress: as in `compose`.
         allow: differences to accept, see `Recipe`.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
@@ -64,12 +66,12 @@ def add(
     """
     old = Mixture.open(mixture, sources)
     expert = expert if isinstance(expert, dict) else {"source_model": str(expert)}
-    options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
+    options = (old.recipe_from_here() if recompose else old.recipe).to_dict()
     check_options(old, expert)
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, allow=list(allow))
     if old.recipe.centroids:
         raise MergeError("Cannot add an expert to a mixture with centroids. Compose it again with new centroids.")
-    if reaverage:
+    if recompose:
         return composed_again(old, recipe, out, progress)
     new = recipe.experts[-1]
     source = open_source(new.name, new.source_model, old.base_model)
@@ -87,15 +89,15 @@ def add(
 
 def check_options(old: Mixture, expert: dict[str, Any]):
     """Raises a `MergeError` if a new expert lacks what the mixture's gates are computed from, or has a name that is taken."""
-    mode, origin = old.recipe.gate_mode, expert.get("source_model")
-    if mode in WITH_PROMPTS and not expert.get("positive_prompts"):
+    mode, origin = GATE_MODES[old.recipe.gate_mode], expert.get("source_model")
+    if mode.texts == "positive_prompts" and not expert.get(mode.texts):
         raise MergeError(
-            f"The gates of {old.folder} are computed from texts (gate_mode {mode}). Give texts of the new expert's domain: "
+            f"The gates of {old.folder} are computed from texts (gate_mode {mode.name}). Give texts of the new expert's domain: "
             '--prompt "TEXT", or positive_prompts in Python.'
         )
-    if mode == "centroid" and not expert.get("samples"):
+    if mode.texts == "samples" and not expert.get(mode.texts):
         raise MergeError(
-            f"The gates of {old.folder} are computed from samples (gate_mode centroid). Give a .jsonl or .txt file of the new "
+            f"The gates of {old.folder} are computed from samples (gate_mode {mode.name}). Give a .jsonl or .txt file of the new "
             "expert's own data: --samples FILE, or samples in Python."
         )
     name = expert.get("name") or (Path(origin).name if isinstance(origin, str | Path) else "")
@@ -137,19 +139,18 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
         check_written_settings(report, old.source, old.source, [source])
         check_values(report, [source], deep=False)
         if source.adapter:
-            check_adapters(report, recipe, OpenedSources(old.open_base(), [source]), remedy="Merge it with peft first.")
+            check_adapters(report, recipe, old.open_base(), [source], remedy="Merge it with peft first.")
     report.raise_for_errors()
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
 
 
 def new_gate_rows(recipe: Recipe, old: Mixture) -> dict[str, np.ndarray]:
     """Name of a gate -> its row for the last expert of the recipe, equal to that of a new compose."""
-    if recipe.gate_mode in ("zeros", "random"):
-        return {part.gate: gate_without_texts(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
+    if not GATE_MODES[recipe.gate_mode].texts:
+        return {part.gate: drawn_gate(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
     if not old.gated:
         return {}
-    texts = prompts_for(recipe, recipe.experts[-1])
-    gates = gates_from_texts(recipe, old.open_base(), old.gated, [texts]).values
+    gates = gates_from_texts(recipe, old.open_base(), old.gated, recipe.experts[-1:]).values
     return {name: values[0] for name, values in gates.items()}
 
 
@@ -158,14 +159,14 @@ def remove(
     expert: str,
     out: str | Path,
     *,
-    reaverage: bool = False,
+    recompose: bool = False,
     sources: Mapping[str, str | Path] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Removes an expert, given by its name, from a mixture. Everything else stays the same. Returns what was written.
 
     Args:
-        reaverage: composes again from the sources of the other experts.
+        recompose: composes again from the sources of the other experts.
         mixture, out, sources, progress: as in `add`.
 
     Raises:
@@ -181,7 +182,7 @@ def remove(
         raise MergeError(
             f"{expert!r} provides the tokenizer (tokenizer_source). Compose the mixture again from the others."
         )
-    options = (old.recipe_from_here() if reaverage else old.recipe).to_dict()
+    options = (old.recipe_from_here() if recompose else old.recipe).to_dict()
     kept = [i for i in range(len(old.names)) if i != removed]
     if options["experts_per_token"] > len(kept):
         raise MergeError(
@@ -189,7 +190,7 @@ def remove(
             f"Compose it again with experts_per_token={len(kept)} or less."
         )
     recipe = read_recipe({**options, "experts": [options["experts"][i] for i in kept]})
-    if reaverage:
+    if recompose:
         return composed_again(old, recipe, out, progress)
     return write_with_experts(old, recipe, kept, {}, Path(out), progress)
 
@@ -211,7 +212,11 @@ def write_with_experts(
     gate_rows = [old.gate_rows[e] if isinstance(e, int) else old.next_row for e in experts]
     for key, value, default in (
         ("shared_from", averaged, recipe.names),
-        ("gate_rows", gate_rows if recipe.gate_mode == "random" else [], list(range(len(experts)))),
+        (
+            "gate_rows",
+            gate_rows if isinstance(GATE_MODES[recipe.gate_mode], RandomMode) else [],
+            [*range(len(experts))],
+        ),
     ):
         record.pop(key, None)
         if value and value != default:
@@ -224,7 +229,7 @@ def write_with_experts(
         return edited_files(old, record, recipe, tensors, out)
 
     new = [expert for expert in experts if isinstance(expert, Source)]
-    return write_edited(tensors, [old.source, *new], out, progress, make_files)
+    return write_output(out, tensors, [old.source, *new], progress, make_files)
 
 
 def plan_with_experts(
@@ -268,26 +273,8 @@ def edited_files(
     """The files of an edited mixture except its weights."""
     record["beside"] = places_beside(record, out, old.places())
     centroid_size = old.config.get("centroid_size")
-    config = mixture_config(recipe, old.source, tensors[0].shape[0], record["format"], centroid_size)
+    config = mixture_config(recipe, old.source, record["format"], tensors[0].shape[0], centroid_size)
     return metadata_files(config, record, measure(recipe, tensors), carried_files(old.folder))
-
-
-def write_edited(
-    tensors: list[OutputTensor],
-    sources: list[Source],
-    out: Path,
-    progress: Progress | None,
-    make_files: Callable[[dict], dict[str, bytes]],
-) -> dict[str, Any]:
-    """Checks the output path, writes the tensors, and then the files that `make_files` builds from the scan results."""
-    report = Report()
-    check_output_path(report, out, OpenedSources(sources[0], sources[1:]))
-    nbytes = sum(tensor.nbytes for tensor in tensors)
-    check_disk(report, out, nbytes)
-    check_float16(report, tensors)
-    report.raise_for_errors()
-    write_checkpoint(out, tensors, sources, make_files, progress)
-    return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}
 
 
 def extract(
@@ -317,7 +304,7 @@ def extract(
     names = {name: stored.get(name, name) for name in old.shape.tensors()}
     tensors = [copy_tensor(name, own, old.source.entry(own).dtype, old.source) for name, own in names.items()]
     files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config, old.family))}
-    written = write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)
+    written = write_output(Path(out), tensors, [old.source], progress, lambda scans: files)
     return {**written, "expert": expert, "shared": compare_shared(old, index, set(stored))}
 
 
@@ -332,7 +319,7 @@ def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]
     for name in names:
         ours, theirs = old.source.entry(name), source.entry(name)
         count, difference = min(ours.elements, theirs.elements), 0.0
-        for a, b in zip(read_blocks(ours, CHUNK, 0, count), source.blocks(name, CHUNK), strict=False):
+        for a, b in zip(read_blocks(ours, PIECE, 0, count), source.blocks(name, PIECE), strict=False):
             gap = np.abs(to_float64(a, ours.dtype) - to_float64(b[: len(a)], theirs.dtype))
             difference = max(difference, float(gap.max(initial=0.0)))
         differing += difference > 0
@@ -380,4 +367,4 @@ def export(
     tensors = plan_with_experts(old, list(range(len(old.names))), {}, recipe)
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
     files = edited_files(old, record, recipe, tensors, Path(out))
-    return write_edited(tensors, [old.source], Path(out), progress, lambda scans: files)
+    return write_output(Path(out), tensors, [old.source], progress, lambda scans: files)

@@ -1,8 +1,9 @@
 """The families of models that can be merged: one description each of the dense model, and of the class of its mixture.
 
-To add a family, add an entry to `FAMILIES` (and to `MIXTURES`, if its mixture is of a new class) and a line to the tests.
+To add a family, add an entry to `FAMILIES` (and to `MIXTURES`, if its mixture is of a new class), see CONTRIBUTING.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,8 @@ LAYER = (
     "input_layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "post_attention_layernorm", "gate_proj", "up_proj",
     "down_proj",
 )  # fmt: skip
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION, MLP = LINEARS[:4], LINEARS[4:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Family:
     architecture: str
     mixture: str
     layer: tuple[str, ...] = LAYER
-    biases: dict[str, str | bool] = field(default_factory=dict)
+    biases: Mapping[str, str | bool] = field(default_factory=dict)
     head_norms: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     carried: tuple[str, ...] = ()

@@ -61,6 +61,12 @@ class Report:
             raise MergeError("\n".join(f"{f.subject}: {f.message}{hint(f)}" for f in self.errors))
 
 
+def count_more(items: Sequence, noun: str) -> str:
+    """How many there are besides the first, such as "2 more tensors"."""
+    more = len(items) - 1
+    return f"{more} more {noun}{'s' * (more != 1)}"
+
+
 def hint(finding: Finding) -> str:
     """How to accept an error, if it can be accepted."""
     return f" Accept it with --allow {finding.allow}." if finding.level == "error" and finding.allow else ""

@@ -1,19 +1,10 @@
-"""Initial gates of routers: random, zero, or computed from texts of each expert.
-
-A gate is a matrix `(E, d)` with one row per expert, from the base model's states on expert e's prompts, without padding:
-
-- `hidden`, as in mergekit-moe: the layer's input at the last token, averaged over the prompts, minus that of the negative
-  prompts, divided by its length.
-- `cheap_embed`, as in mergekit-moe: the sum of the token embeddings, divided by its length, minus that of the negative prompts,
-  divided by its length.
-- `router_input`, `centroid`: the mean of the router's input, i.e. of the input of the routed module after the norm.
-"""
+"""The first values of gates: drawn, or computed from texts of each expert in one run of the base model, see `gate_modes`."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +13,10 @@ from run_tools.errors import short_repr
 from .checkpoints import Source
 from .encoding import open_encoder
 from .errors import MergeError
+from .gate_modes import GATE_MODES, DrawnMode, TextMode, mean_state
 from .layout import RoutedPart, Shape, gated_parts
 from .recipe import ExpertRecipe, Recipe
 
-LIKE_MERGEKIT = ("hidden", "cheap_embed")  # the same values as in mergekit-moe
-GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an untrained router overconfident
 MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from
 CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
@@ -39,36 +29,44 @@ class Gates:
     """`values`: name of a gate -> `(E, d)`, float32. `info`: how they were made, for the merge record."""
 
     values: dict[str, np.ndarray]
-    info: dict = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of an expert, given by its index, with its token ids."""
+
+    text: str
+    expert: int
+    negative: bool
+    shown: bool  # in the model card
+    tokens: list[int]
 
 
 def make_gates(recipe: Recipe, base: Source) -> Gates:
     """The gates of a recipe."""
-    shape = Shape.from_config(base.config)
-    parts = gated_parts(recipe, shape)
-    if recipe.gate_mode in ("zeros", "random", "none"):
-        values = {part.gate: gate_without_texts(recipe, part, shape, range(len(recipe.experts))) for part in parts}
+    parts, count = gated_parts(recipe, base.shape), len(recipe.experts)
+    if isinstance(GATE_MODES[recipe.gate_mode], DrawnMode):
+        values = {part.gate: drawn_gate(recipe, part, base.shape, range(count)) for part in parts}
         return Gates(values, {"mode": recipe.gate_mode})
-    groups = [prompts_for(recipe, expert) for expert in recipe.experts]
-    return gates_from_texts(recipe, base, parts, groups)
+    return gates_from_texts(recipe, base, parts, recipe.experts)
 
 
-def gate_without_texts(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
-    """A gate of zeros or, with `gate_mode: random`, of rows from N(0, 0.02) for these experts.
+def drawn_gate(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
+    """The rows of a gate that needs no texts, `(E, d)`, for experts given by the numbers that seed their rows.
 
-    Rows are seeded by router and expert, so adding an expert does not change the other rows.
+    For other modes zeros of the same shape.
     """
-    width, rows = part.input_size(shape), []
-    for expert in experts:
-        generator = np.random.default_rng([recipe.seed, part.layer, *part.part.encode(), expert])
-        rows.append(generator.standard_normal(width) * GATE_STD if recipe.gate_mode == "random" else np.zeros(width))
-    return np.stack(rows).astype(np.float32)
+    mode = GATE_MODES[recipe.gate_mode]
+    mode = mode if isinstance(mode, DrawnMode) else DrawnMode("zeros")
+    seed = [recipe.seed, part.layer, *part.part.encode()]
+    return mode.rows(seed, part.input_size(shape), experts).astype(np.float32)
 
 
-def prompts_for(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
+def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
     """The texts of an expert, and the texts that do not belong to it."""
-    if recipe.gate_mode == "centroid":
-        return read_samples(Path(expert.samples), recipe.seed), []
+    if GATE_MODES[recipe.gate_mode].texts == "samples":
+        return read_samples(Path(expert.samples or ""), recipe.seed), []
     return expert.positive_prompts, expert.negative_prompts
 
 
@@ -111,47 +109,39 @@ def read_samples(path: Path, seed: int) -> list[str]:
     return texts
 
 
-def gates_from_texts(
-    recipe: Recipe, base: Source, parts: list[RoutedPart], groups: list[tuple[list[str], list[str]]]
-) -> Gates:
-    """Computes gates from one pair (positive texts, negative texts) per expert, in one run of the base model."""
-    mode, texts = recipe.gate_mode, [text for pair in groups for texts in pair for text in texts]
-    tokens = tokenize(base, texts, like_mergekit=mode in LIKE_MERGEKIT)
-    if mode == "cheap_embed":
-        vectors = inputs = sum_embeddings(base, parts, tokens)
-    else:
-        vectors, inputs = run_base(base, parts, tokens, mode == "hidden")
-    # samples are weighted by their number of tokens, prompts equally
-    weights = np.array([len(t) if mode == "centroid" else 1 for t in tokens], np.float64)
-    bounds = np.cumsum([0, *(len(texts) for pair in groups for texts in pair)])
-    spans = [slice(*span) for span in pairwise(bounds)]  # positive and negative texts in turn
-    positive, negative = spans[::2], spans[1::2]
-
-    def mean(gate: str, span: slice):
-        if span.stop == span.start:
-            return 0
-        row = np.average(vectors[gate][span], axis=0, weights=weights[span])
-        return with_length_1(row) if mode == "cheap_embed" else row
-
-    values = {}
-    for part in parts:
-        rows = [mean(part.gate, a) - mean(part.gate, b) for a, b in zip(positive, negative, strict=True)]
-        rows = map(with_length_1, rows) if mode in LIKE_MERGEKIT else rows
-        values[part.gate] = np.stack(list(rows)).astype(np.float32)
-    info = {"mode": mode, "model": base.origin, "experts": recipe.names}
-    previews = [
-        (shorten(text), {part.gate: inputs[part.gate][span.start + i] for part in parts})
-        for (texts, _), span in zip(groups, positive, strict=True)
-        for i, text in enumerate(texts[:CARD_PROMPTS])
+def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe]) -> Gates:
+    """Computes a row per expert from its texts, in one run of the base model that is streamed text by text."""
+    mode = GATE_MODES[recipe.gate_mode]
+    assert isinstance(mode, TextMode)
+    groups = [texts_of(recipe, expert) for expert in experts]
+    listed = [
+        (text, expert, negative, not negative and number < CARD_PROMPTS)
+        for expert, pair in enumerate(groups)
+        for negative, group in zip((False, True), pair, strict=True)
+        for number, text in enumerate(group)
     ]
+    tokens = tokenize(base, [text for text, *_ in listed], like_mergekit=mode.like_mergekit)
+    texts = [Text(*fields, ids) for fields, ids in zip(listed, tokens, strict=True)]
+    statistics = {part.gate: mode.statistics(len(experts), part.input_size(base.shape)) for part in parts}
+    # index of a text -> gate -> its vector at the router
+    previews: dict[int, dict[str, np.ndarray]] = {i: {} for i, text in enumerate(texts) if text.shown}
+    states = embeddings(base, parts, texts) if mode.state == "embedding" else run_base(base, parts, texts, mode.state)
+    for part, kind, index, x in states:
+        gate = statistics[part.gate]
+        if kind == mode.state:
+            gate.add(texts[index].expert, texts[index].negative, x)
+        if kind != "layer" and index in previews:
+            previews[index][part.gate] = gate.vector(x) if kind == mode.state else mean_state(x)
+    values = {part.gate: statistics[part.gate].rows().astype(np.float32) for part in parts}
+    info: dict[str, Any] = {"mode": mode.name, "model": base.origin, "experts": recipe.names}
     if previews:
-        info["prompts"] = routing_preview(values, previews)
+        info["prompts"] = routing_preview(values, [(shorten(texts[i].text), inputs) for i, inputs in previews.items()])
     return Gates(values, info)
 
 
 def find_equal_rows(gates: Gates, names: list[str]) -> str | None:
     """A warning if experts have parallel or zero gate rows computed from texts, so that a router cannot tell them apart."""
-    if gates.info.get("mode") in ("random", "zeros", "none"):
+    if isinstance(GATE_MODES[gates.info["mode"]], DrawnMode):
         return None
     for gate, values in gates.values.items():
         rows = values.astype(np.float64)
@@ -166,11 +156,6 @@ def find_equal_rows(gates: Gates, names: list[str]) -> str | None:
                 "router cannot tell these experts apart. Use different texts for them."
             )
     return None
-
-
-def with_length_1(row: np.ndarray) -> np.ndarray:
-    """A vector divided by its length, or by 1e-8 if it is shorter, as in mergekit-moe."""
-    return row / max(float(np.linalg.norm(row)), 1e-8)
 
 
 def shorten(text: str) -> str:
@@ -203,46 +188,40 @@ def tokenize(base: Source, texts: list[str], *, like_mergekit: bool = False) -> 
     return tokens
 
 
-def sum_embeddings(base: Source, parts: list[RoutedPart], tokens: list[list[int]]) -> dict[str, np.ndarray]:
-    """The sum of each text's token embeddings `(texts, d)`, the same for every router."""
+States = Iterator[tuple[RoutedPart, str, int, Any]]  # part, kind of state, index of a text, its states `(T, d)`
+
+
+def embeddings(base: Source, parts: list[RoutedPart], texts: list[Text]) -> States:
+    """Yields the embeddings of each text, the same for every router."""
     import torch
 
     from .dense_run import embed
 
-    sums = np.stack([embed(base, torch.tensor([ids]))[0].double().sum(0).numpy() for ids in tokens])
-    return {part.gate: sums for part in parts}
+    for index, text in enumerate(texts):
+        states = embed(base, torch.tensor([text.tokens]))[0]
+        yield from ((part, "embedding", index, states) for part in parts)
 
 
-def run_base(
-    base: Source, parts: list[RoutedPart], tokens: list[list[int]], hidden: bool
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Runs the base model on all texts, as far as its states are needed.
-
-    Returns two times name of the gate -> `(texts, d)`: the vectors from which gates are built, with `hidden` the layer's input at the
-    last token; and the mean input of each router, which the vectors are otherwise.
-    """
+def run_base(base: Source, parts: list[RoutedPart], texts: list[Text], state: str) -> States:
+    """Runs the base model as far as needed. Yields the input of each router and, for the state "layer", that of its layer too."""
     from .dense_run import DenseRun
 
-    run = DenseRun(base)
-    means: dict[str, list[np.ndarray]] = {part.gate: [] for part in parts}
-    last: dict[str, list[np.ndarray]] = {part.gate: [] for part in parts}
-    needed = {(part.layer, part.module.split(".", 3)[3]): part.gate for part in parts}
-    for batch in in_batches(tokens):
-        left = set(needed)
+    run, start = DenseRun(base), 0
+    by_module = {(part.layer, part.module.split(".", 3)[3]): [part] for part in parts}
+    routers = set(by_module)
+    if state == "layer":
+        for part in parts:
+            by_module.setdefault((part.layer, ""), []).append(part)
+    for batch in in_batches([text.tokens for text in texts]):
+        left = set(routers)
         for layer, module, x in run.module_inputs(batch):
-            texts = x.split([len(ids) for ids in batch]) if not module or (layer, module) in needed else ()
-            if not module and hidden:
-                rows = [states[-1].double().numpy() for states in texts]
-                for part in parts:
-                    if part.layer == layer:
-                        last[part.gate] += rows
-            if (layer, module) in needed:
-                means[needed[layer, module]] += [states.double().mean(0).numpy() for states in texts]
-                left.discard((layer, module))
+            for part in by_module.get((layer, module), ()):
+                for index, states in enumerate(x.split([len(ids) for ids in batch]), start):
+                    yield part, "router" if module else "layer", index, states
+            left.discard((layer, module))
             if not left:
                 break
-    inputs, states = ({gate: np.stack(rows) for gate, rows in found.items() if rows} for found in (means, last))
-    return (states if hidden else inputs), inputs
+        start += len(batch)
 
 
 def in_batches(tokens: list[list[int]]) -> Iterator[list[list[int]]]:

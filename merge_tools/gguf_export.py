@@ -18,17 +18,16 @@ from run_tools.files import sync
 
 from .averaging import to_float32
 from .checkpoints import Source, open_source
-from .config_values import find_value_errors
+from .config_checks import find_value_errors
 from .errors import MergeError
 from .families import MIXTURES, MixtureClass
 from .findings import Report
+from .fused_experts import FUSED
 from .gguf_tokenizer import add_tokenizer
 from .layout import RoutedPart, Shape, mixture_layout, rope_parameters, routed_parts
-from .plan import CHUNK
-from .preflight import check_disk, existing_parent
-from .repair import FUSED
+from .output_folder import check_disk, existing_parent
 from .shard_writer import Progress
-from .tensor_files import TORCH_NAMES, TensorEntry, read_blocks
+from .tensor_files import PIECE, TORCH_NAMES, TensorEntry, read_blocks
 
 CONVERTER = "LLAMA_CPP_CONVERTER"
 ALIGNMENT = 32  # bytes, of a tensor's data in a GGUF file
@@ -57,7 +56,7 @@ def export_gguf(
     """Writes a mixture as a GGUF file. The weights keep their dtype; norms, biases and gates are float32.
 
     Args:
-        mixture: a folder with a mixture of a stock class, also one of mergekit after `repair`.
+        mixture: a folder with a mixture of a stock class, also one of mergekit after `split_fused_experts`.
         out: the file, which must not exist.
         converter: llama.cpp's convert_hf_to_gguf.py, to be run instead. Default: the environment variable
             LLAMA_CPP_CONVERTER; without it the file is written here by the package `gguf`.
@@ -115,7 +114,7 @@ def check_source(source: Source) -> tuple[Shape, MixtureClass]:
         raise MergeError(
             f"{source.folder} has fused experts. Export it with --from-mergekit first, and then the result."
         )
-    shape, rope = Shape.from_config(config), rope_parameters(config)
+    shape, rope = source.shape, rope_parameters(config)
     problem = None
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         problem = f"hidden_act is {config['hidden_act']!r:.60}; its experts have silu"
@@ -236,7 +235,7 @@ def take_shared_expert(source: Source, part: RoutedPart, shape: Shape, take: Cal
     """Checks that a shared expert adds nothing: the file has none."""
     for name, dims in part.zero_tensors(shape).items():
         entry = take(name, dims)
-        if name.endswith("down_proj.weight") and any(block.any() for block in read_blocks(entry, CHUNK)):
+        if name.endswith("down_proj.weight") and any(block.any() for block in read_blocks(entry, PIECE)):
             raise MergeError(
                 f"{source.folder} has a shared expert that is not zero ({name!r}), and the file would lose it."
             )
@@ -258,7 +257,7 @@ def copied(name: str, entry: TensorEntry, heads: int) -> GgufTensor:
     dtype = entry.dtype if len(entry.shape) > 1 else "F32"
 
     def blocks() -> Iterator[np.ndarray]:
-        for block in read_blocks(entry, entry.elements // heads if heads else CHUNK):
+        for block in read_blocks(entry, entry.elements // heads if heads else PIECE):
             if heads:
                 half = entry.shape[0] // heads // 2
                 block = np.ascontiguousarray(block.reshape(2, half, -1).swapaxes(0, 1)).ravel()
@@ -270,7 +269,7 @@ def copied(name: str, entry: TensorEntry, heads: int) -> GgufTensor:
 def as_float32(name: str, entry: TensorEntry) -> GgufTensor:
     """A stored tensor in float32."""
     return GgufTensor(
-        name, entry.shape, "F32", lambda: (to_float32(block, entry.dtype) for block in read_blocks(entry, CHUNK))
+        name, entry.shape, "F32", lambda: (to_float32(block, entry.dtype) for block in read_blocks(entry, PIECE))
     )
 
 
@@ -284,7 +283,7 @@ def stack(name: str, parts: list[TensorEntry]) -> GgufTensor:
         name,
         (len(parts), *parts[0].shape),
         parts[0].dtype,
-        lambda: (b for part in parts for b in read_blocks(part, CHUNK)),
+        lambda: (b for part in parts for b in read_blocks(part, PIECE)),
     )
 
 

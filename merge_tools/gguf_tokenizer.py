@@ -134,8 +134,8 @@ def pre_tokenizer(steps: list[dict[str, Any]], ignore_merges: bool) -> str:
     if splits and [step.get("individual_digits") for step in before] == [True] and not ignore_merges:
         return "smollm"
     pattern = before[0].get("pattern", {}).get("Regex") if len(before) == 1 and not splits else None
-    isolated = pattern is not None and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
-    if isolated and (pattern, ignore_merges) in PATTERNS:
+    isolated = before and before[0].get("behavior") == "Isolated" and not before[0].get("invert")
+    if pattern is not None and isolated and (pattern, ignore_merges) in PATTERNS:
         return PATTERNS[pattern, ignore_merges]
     raise UnsupportedError("splits texts by a pattern that is not one of gpt-2, Llama 3, Qwen2, SmolLM or Tekken")
 

@@ -1,12 +1,15 @@
 """The layout of a model according to its family and config.json: tensors, RoPE settings, and routed modules."""
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from .errors import MergeError
-from .families import MIXTURES, Family, MixtureClass, family_of
-from .recipe import LINEARS, MLP_LINEARS, Recipe
+from .families import ATTENTION, LINEARS, MIXTURES, MLP, Family, MixtureClass, family_of
 
-BLOCK_OF = {name: "mlp" if name in MLP_LINEARS else "self_attn" for name in LINEARS}
+if TYPE_CHECKING:
+    from .recipe import Recipe
+
+BLOCK_OF = {name: "mlp" if name in MLP else "self_attn" for name in LINEARS}
 SHAPE_DEFAULTS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 DEFAULT_THETA = 10000.0
 
@@ -66,7 +69,7 @@ class Shape:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of all tensors, in the order in which a forward pass uses them."""
         d = self.hidden_size
-        shapes = {"model.embed_tokens.weight": (self.vocab_size, d)}
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, d)}
         for layer in range(self.num_hidden_layers):
             prefix = f"model.layers.{layer}"
             for name in self.family.layer:
@@ -145,8 +148,10 @@ class RoutedPart:
             return {}
         d = shape.hidden_size
         sizes = {"gate_proj": (rows, d), "up_proj": (rows, d), "down_proj": (d, rows)}
-        tensors = {f"{self.prefix}.shared_expert.{name}.weight": size for name, size in sizes.items()}
-        return tensors | {f"{self.prefix}.shared_expert_gate.weight": (1, d)}
+        return {
+            **{f"{self.prefix}.shared_expert.{name}.weight": size for name, size in sizes.items()},
+            f"{self.prefix}.shared_expert_gate.weight": (1, d),
+        }
 
     def expert(self, index: int, suffix: str) -> str:
         """The name of an expert's tensor."""
@@ -164,7 +169,7 @@ def routed_parts(
 
     Raises a `MergeError` if `index` contains a layer that does not exist.
     """
-    order = [name for name in (*LINEARS[:4], "mlp", *MLP_LINEARS) if name in router_layers]
+    order = [name for name in (*ATTENTION, "mlp", *MLP) if name in router_layers]
     chosen = range(layers) if index is None else sorted(set(index))
     for layer in chosen:
         if not isinstance(layer, int) or not 0 <= layer < layers:
@@ -178,14 +183,14 @@ def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPa
     return list(dict.fromkeys(part_of.get(name, name) for name in shape.tensors()))
 
 
-def all_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
+def all_parts(recipe: "Recipe", shape: Shape) -> list[RoutedPart]:
     """The routers of a mixture of models of this shape; in `format: lexicon` with the names of a Mixtral."""
     layers = shape.num_hidden_layers
     mixture = shape.mixture if recipe.is_stock and recipe.format != "lexicon" else MIXTURES["mixtral"]
     return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture)
 
 
-def gated_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
+def gated_parts(recipe: "Recipe", shape: Shape) -> list[RoutedPart]:
     """The routers that have a gate: all; with the domain policy only the first, or none."""
     parts = all_parts(recipe, shape)
     if recipe.routing_policy != "domain":

@@ -10,16 +10,18 @@ import numpy as np
 
 from run_tools.errors import did_you_mean, expand_user, one_line
 
+from .averages import AVERAGES
 from .averaging import to_float32
-from .checkpoints import Source, open_checkpoint, open_source, read_all
-from .config_values import find_value_errors
+from .checkpoints import Source, open_checkpoint, open_source
+from .config_checks import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES
-from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout, rope_parameters
+from .layout import RoutedPart, all_parts, gated_parts, mixture_layout, rope_parameters
 from .places import download, is_on_hub, is_relative, locate, recorded_paths
 from .plan import active_parameters
 from .provenance import RECORD, read_record
 from .recipe import Recipe, read_recipe
+from .tensor_files import read_all
 
 
 def read_recorded_recipe(folder: Path, record: dict[str, Any]) -> Recipe:
@@ -50,7 +52,7 @@ class Mixture:
         # the number that seeds each expert's random gate row: its index in the first mixture it was added to
         self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
         self.next_row = max(self.gate_rows) + 1
-        self.shape = Shape.from_config(self.config)
+        self.shape = self.source.shape
         self.family = FAMILIES[self.record["family"]]
         self.parts, self.gated = all_parts(self.recipe, self.shape), gated_parts(self.recipe, self.shape)
 
@@ -117,8 +119,8 @@ class Mixture:
 
     def gate(self, part: RoutedPart) -> np.ndarray:
         """The raw elements `(E, d)` of a gate."""
-        raw, _ = read_all(self.source.entry(part.gate))
-        return raw.reshape(self.source.entry(part.gate).shape)
+        entry = self.source.entry(part.gate)
+        return read_all(entry).reshape(entry.shape)
 
     def open_base(self) -> Source:
         """Opens the base model that the mixture was made with."""
@@ -181,7 +183,7 @@ class Mixture:
         return replace(self.recipe, experts=experts, base_model=base, centroids=centroids)
 
     def _open_source(self, name: str, record: dict[str, Any], base: str | None) -> Source:
-        origin, hint = record["source"], f" If it was moved, use --source {name}=FOLDER."
+        origin, hint = record["source"], f" If it was moved, use --moved {name}=FOLDER."
         place = self.locate(origin, name)
         if place is not None and not place.is_dir():
             raise MergeError(f"{name}: the folder {str(place)!r} does not exist.{hint}")
@@ -214,7 +216,9 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "experts_per_token": recipe.experts_per_token,
         "router_layers": recipe.router_layers,
         "router_layers_index": recipe.router_layers_index,
-        "shared": describe_shared(recipe, mixture.record["base"]["source"], mixture.shared_from),
+        "shared": AVERAGES[recipe.average].describe(
+            mixture.shared_from, mixture.record["base"]["source"], recipe.density
+        ),
         "rope": rope_parameters(mixture.config),
         "tied": mixture.shape.tie_word_embeddings,
         "parameters": total,
@@ -226,15 +230,6 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "gate_mode": recipe.gate_mode,
         "gates": [gate_statistics(mixture, part) for part in mixture.gated],
     }
-
-
-def describe_shared(recipe: Recipe, base: str, names: list[str]) -> str:
-    """Where the weights that are not routed come from."""
-    if recipe.average == "base":
-        return f"copied from the base ({base})"
-    if recipe.average == "mean":
-        return f"mean of {', '.join(names)}"
-    return f"{recipe.average} (density {recipe.density:g}) of {', '.join(names)} over {base}"
 
 
 def gate_statistics(mixture: Mixture, part: RoutedPart) -> dict[str, Any]:

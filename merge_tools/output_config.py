@@ -10,13 +10,10 @@ from .layout import Shape, rope_config_v4_and_v5
 from .recipe import Recipe
 from .tensor_files import TORCH_NAMES
 
-COPIED_FIELDS = (
-    "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "attention_dropout",
-    "bos_token_id", "eos_token_id", "pad_token_id",
-)  # fmt: skip
-
-
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+COPIED_FIELDS = (
+    "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "attention_dropout", *SPECIAL_IDS,
+)  # fmt: skip
 
 
 def special_ids(source: Source) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def output_format(recipe: Recipe, base: Source) -> str:
     """The model_type of the mixture: `auto` is the family's class of transformers if it can represent the mixture."""
     if recipe.format != "auto":
         return recipe.format
-    shape = Shape.from_config(base.config)
+    shape = base.shape
     stock = recipe.is_stock and (shape.mixture.attention_biases or not shape.attention_bias)
     return shape.mixture.model_type if stock else "lexicon"
 
@@ -55,16 +52,16 @@ def dense_config(config: dict[str, Any], family: Family) -> dict[str, Any]:
 def mixture_config(
     recipe: Recipe,
     base: Source,
-    vocab_size: int,
     format: str,
-    centroid_size: int | None,
+    vocab_size: int,
+    centroid_size: int | None = None,
     special: Source | None = None,
 ) -> dict[str, Any]:
     """config.json of a mixture; RoPE settings and dtype are written in the spellings of transformers 4 and 5.
 
     The ids of special tokens are those of `special`, or the base's.
     """
-    shape = Shape.from_config(base.config)
+    shape = base.shape
     config = {
         **common_config(base.config, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
         "vocab_size": vocab_size,
@@ -75,12 +72,14 @@ def mixture_config(
         config |= special_ids(special)
     if format != "lexicon":
         mixture = MIXTURES[format]
-        kind = {"architectures": [mixture.architecture], "model_type": format}
-        sizes = {
+        return {
+            "architectures": [mixture.architecture],
+            "model_type": format,
+            **mixture.settings,
+            **config,
             **dict.fromkeys(mixture.counts, len(recipe.experts)),
             **dict.fromkeys(mixture.sizes, shape.intermediate_size),
         }
-        return {**kind, **mixture.settings, **config, **sizes}
     return {
         "architectures": ["LexiconForCausalLM"],
         "model_type": "lexicon",

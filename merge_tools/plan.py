@@ -1,50 +1,41 @@
-"""The plan of a mixture: every tensor to be written and the sources that it is computed from."""
+"""The plan of a mixture: every tensor to be written and the sources that it is computed from, and its configuration."""
 
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from .averaging import from_float, mean_equal, mean_float64, to_float32, view
-from .checkpoints import Source, read_all
+from run_tools.versions import package_version
+
+from .averages import AVERAGES
+from .averaging import from_float, to_float32
+from .checkpoints import Source
 from .errors import MergeError
+from .findings import Report
 from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
+from .output_config import mixture_config, output_format
+from .places import places_beside
+from .provenance import source_record
 from .recipe import Recipe
-from .task_vectors import TASK_METHODS, TaskMerge
-from .tensor_files import DTYPE_BYTES, FLOATS, PIECE, TORCH_NAMES, TensorEntry, has_nonfinite, read_blocks, read_header
+from .slices import MEAN, Slice
+from .source_scan import ScanResult
+from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_all, read_header
+from .tokenizers import named_source
 from .vocabulary_rows import VOCABULARY_TENSORS, VocabularyRows, vocabulary_rows
-
-CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Elements `start` to `stop` of a tensor: the weighted mean of these elements in some sources, or their task vectors."""
-
-    sources: tuple[Source, ...]
-    weights: tuple[float, ...]  # sum to 1
-    start: int
-    stop: int
-    merge: TaskMerge | None = None  # how task vectors are merged instead of a mean
-
-    def key(self, tensor: str) -> tuple:
-        """Everything that determines the values, for the fingerprint of a run."""
-        locations = [(s.origin, tensor, str(s.entry(tensor).file)) for s in self.sources]
-        values = locations, self.weights, self.start, self.stop
-        return (*values, self.merge.key(tensor, self.sources)) if self.merge else values
 
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor of the mixture: slices of the sources' `tensor`, or the raw elements `values`."""
+    """A tensor of the output: slices of tensors of the sources, or the raw elements `values`."""
 
     name: str
     dtype: str  # safetensors' name
     shape: tuple[int, ...]
-    tensor: str = ""
     slices: tuple[Slice, ...] = ()
     values: np.ndarray | None = None
 
@@ -61,93 +52,113 @@ class OutputTensor:
     @property
     def copy_source(self) -> TensorEntry | None:
         """The stored tensor that can be copied byte by byte, or None if the tensor has to be computed."""
-        if len(self.slices) != 1 or len(self.slices[0].sources) != 1 or self.slices[0].merge:
+        if len(self.slices) != 1 or len(self.slices[0].sources) != 1 or self.slices[0].base:
             return None
-        source = self.slices[0].sources[0]
-        entry = source.entry(self.tensor)
+        (part,) = self.slices
+        entry = part.sources[0].entry(part.tensor)
         same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
-        return entry if same and source.is_verbatim(self.tensor) else None
+        return entry if same and part.sources[0].is_verbatim(part.tensor) else None
 
     def entries(self) -> list[TensorEntry]:
         """The stored tensors that it is computed from."""
-        sources = [s for part in self.slices for s in (*part.sources, *([part.merge.base] if part.merge else []))]
-        return [source.entry(self.tensor) for source in sources]
+        return [entry for part in self.slices for entry in part.entries()]
 
-    def blocks(self, start: int = 0) -> Iterator[np.ndarray]:
-        """Yields the raw elements from `start` on in blocks."""
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the raw elements in blocks."""
         if self.values is not None:
-            yield self.values.reshape(-1)[start:]
-            return
+            yield self.values.reshape(-1)
         for part in self.slices:
-            if start >= part.stop:
-                continue
-            part = replace(part, start=max(part.start, start))
-            if part.merge:
-                span = range(part.start, part.stop)
-                yield from part.merge.blocks(
-                    self.tensor, part.sources, part.weights, span, self.dtype, self._read_span, CHUNK
-                )
-                continue
-            dtypes = [source.entry(self.tensor).dtype for source in part.sources]
-            equal = len(set(part.weights)) == 1
-            for raws in zip(
-                *(self._read_span(source, part.start, part.stop, CHUNK) for source in part.sources), strict=True
-            ):
-                if len(raws) == 1:
-                    yield convert(raws[0], dtypes[0], self.dtype)
-                elif equal:
-                    yield mean_equal(list(raws), dtypes, self.dtype)
-                else:
-                    yield mean_float64(list(raws), dtypes, list(part.weights), self.dtype)
+            yield from part.blocks(self.dtype)
 
-    def _read_span(self, source: Source, start: int, stop: int, elements: int) -> Iterator[np.ndarray]:
-        if source.is_verbatim(self.tensor):
-            return read_blocks(source.entry(self.tensor), elements, start, stop)
-        return skip(source.blocks(self.tensor, elements), start, stop)
+    @property
+    def overflow(self) -> str:
+        """The message if its values exceed the range of its dtype."""
+        if self.dtype != "F16" and any(part.average.density is not None for part in self.slices):
+            return f"{self.name!r} overflows {TORCH_NAMES[self.dtype]}. Use a larger density."
+        return overflow_message(self.name, self.dtype)
 
 
-def skip(blocks: Iterator[np.ndarray], start: int, stop: int) -> Iterator[np.ndarray]:
-    """The elements `start` to `stop` of a sequence of blocks."""
-    position = 0
-    for block in blocks:
-        first, last = max(start - position, 0), min(stop - position, len(block))
-        if first < last:
-            yield block[first:last]
-        position += len(block)
-
-
-def overflow_message(name: str, dtype: str, merged: bool = False) -> str:
-    """The message for a tensor whose values exceed the range of the output's dtype; `merged` if its density matters."""
+def overflow_message(name: str, dtype: str) -> str:
+    """The message for a tensor whose values exceed the range of the output's dtype."""
     largest = {"F16": "float16's maximum of 65,504", "BF16": "bfloat16's maximum of 3.39e38"}
     remedy = "Use dtype: bfloat16 or float32." if dtype == "F16" else "Its expert is broken. Use an earlier checkpoint."
-    if merged and dtype != "F16":
-        return f"{name!r} overflows {TORCH_NAMES[dtype]}. Use a larger density."
     return f"{name!r} has values above {largest.get(dtype, f'the maximum of {TORCH_NAMES[dtype]}')}. {remedy}"
 
 
-def convert(raw: np.ndarray, dtype: str, out: str) -> np.ndarray:
-    """Converts raw elements to another dtype."""
-    if dtype == out:
-        return raw
-    return from_float(view(raw, dtype) if dtype == "F64" else to_float32(raw, dtype), out)
+@dataclass
+class Plan:
+    """Everything about a mixture except its bytes. Gates are zero until `set_gates`."""
+
+    recipe: Recipe
+    base: Source
+    experts: list[Source]
+    format: str  # model_type of the mixture
+    tensors: list[OutputTensor]
+    config: dict[str, Any]
+    report: Report = field(default_factory=Report)
+    gates: dict[str, Any] = field(default_factory=dict)  # how they were made, for the record
+
+    def set_gates(self, values: Mapping[str, np.ndarray], info: dict[str, Any]) -> None:
+        """Sets the values of gates by name, `(E, d)`, float32, and how they were made."""
+        self.gates = info
+        self.tensors = [
+            replace(t, values=from_float(values[t.name], t.dtype)) if t.name in values else t for t in self.tensors
+        ]
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """`bytes`, `parameters` and `active_parameters`, those that are active per token."""
+        return measure(self.recipe, self.tensors)
+
+    def summary(self) -> dict[str, Any]:
+        """Format, experts, size on disk and in memory, parameters in total and active per token."""
+        summary = {"format": self.format, "experts": self.recipe.names, "tensors": len(self.tensors)}
+        return {**summary, **self.sizes, "memory_bytes": self.sizes["bytes"]}
+
+    def record(self, scans: dict[Path, ScanResult], out: Path) -> dict[str, Any]:
+        """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
+        record = {
+            "made_by": f"lexperts {package_version()}",
+            "family": self.base.shape.family.model_type,
+            "format": self.format,
+            "recipe": self.recipe.to_dict(),
+            "base": source_record(self.base, scans),
+            "experts": [source_record(expert, scans) for expert in self.experts],
+            "gates": self.gates,
+        }
+        return record | {"beside": places_beside(record, out)}
 
 
-def plan_tensors(
+def make_plan(
     recipe: Recipe,
     base: Source,
     experts: list[Source],
-    gates: dict[str, np.ndarray],
+    centroids: np.ndarray | None = None,
     averaged: list[Source] | None = None,
-) -> list[OutputTensor]:
-    """All tensors of the mixture in the order in which a forward pass uses them.
+) -> Plan:
+    """The plan of a recipe that passed the preflight.
 
-    `gates` maps the name of a gate to its values `(E, d)`, float32. `averaged` are the experts that weights without
-    routing are averaged over; default: all.
+    Args:
+        centroids: of the experts' clusters, `(E, size)`, float32, to be stored with the mixture.
+        averaged: the experts that weights without routing are merged from; default: all.
     """
-    shape = Shape.from_config(base.config)
+    tensors, format = plan_tensors(recipe, base, experts, averaged), output_format(recipe, base)
+    vocab_size, size = tensors[0].shape[0], None if centroids is None else centroids.shape[1]
+    if centroids is not None:
+        values = centroids.view("<u4")
+        tensors.append(OutputTensor("domain_centroids", "F32", centroids.shape, values=values))
+    config = mixture_config(recipe, base, format, vocab_size, size, named_source(recipe, experts))
+    return Plan(recipe, base, experts, format, tensors, config)
+
+
+def plan_tensors(
+    recipe: Recipe, base: Source, experts: list[Source], averaged: list[Source] | None = None
+) -> list[OutputTensor]:
+    """All tensors of the mixture in the order in which a forward pass uses them, with gates of zeros."""
+    shape, tensors = base.shape, []
     parts, with_gate = all_parts(recipe, shape), gated_parts(recipe, shape)
     weights = {id(expert): e.weight for expert, e in zip(experts, recipe.experts, strict=True)}
-    averaged, tensors = experts if averaged is None else averaged, []
+    averaged = experts if averaged is None else averaged
     rows = vocabulary_rows(recipe, base, averaged)
     for item in mixture_layout(shape, parts):
         first = item if isinstance(item, str) else item.expert_tensors(shape)[0][0]
@@ -156,8 +167,7 @@ def plan_tensors(
             tensors.append(shared_tensor(item, dtype, recipe, base, averaged, weights, rows))
             continue
         if item in with_gate:
-            values = gates[item.gate]
-            tensors.append(OutputTensor(item.gate, dtype, values.shape, values=from_float(values, dtype)))
+            tensors.append(zeros(item.gate, dtype, (len(experts), item.input_size(shape))))
         for index, expert in enumerate(experts):
             for dense, suffix in item.expert_tensors(shape):
                 tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
@@ -165,16 +175,20 @@ def plan_tensors(
     return tensors
 
 
+def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> OutputTensor:
+    """A tensor of zeros."""
+    return OutputTensor(name, dtype, shape, values=np.zeros(shape, f"<u{DTYPE_BYTES[dtype]}"))
+
+
 def zero_tensors(part: RoutedPart, shape: Shape, dtype: str) -> list[OutputTensor]:
     """The tensors of the shared expert of a routed part, all zero, if its class has one."""
-    zeros = f"<u{DTYPE_BYTES[dtype]}"
-    return [OutputTensor(n, dtype, size, values=np.zeros(size, zeros)) for n, size in part.zero_tensors(shape).items()]
+    return [zeros(name, dtype, size) for name, size in part.zero_tensors(shape).items()]
 
 
 def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
     """A tensor of one source under another name."""
     entry = source.entry(tensor)
-    return OutputTensor(name, dtype, entry.shape, tensor, (Slice((source,), (1.0,), 0, entry.elements),))
+    return OutputTensor(name, dtype, entry.shape, (Slice(tensor, (source,), (1.0,), 0, entry.elements),))
 
 
 def read_centroids(recipe: Recipe) -> np.ndarray | None:
@@ -194,17 +208,11 @@ def read_centroids(recipe: Recipe) -> np.ndarray | None:
             f"{path} holds tensors of shapes {shapes}; expected one tensor of shape ({len(recipe.experts)}, size), with "
             "one centroid per expert in the order of the experts."
         )
-    if recipe.is_stock and recipe.format != "lexicon":
-        raise MergeError("A Mixtral cannot store centroids. Use format: lexicon, or remove the key centroids.")
-    raw, dtype = read_all(entries[0])
-    if dtype not in TORCH_NAMES or has_nonfinite(raw, dtype):
-        raise MergeError(f"{path} (dtype {dtype}) holds values that are not finite numbers. Run `cluster` again.")
-    return np.ascontiguousarray(to_float32(raw, dtype).reshape(entries[0].shape))
-
-
-def centroid_tensor(centroids: np.ndarray) -> OutputTensor:
-    """The centroids `(E, size)`, float32, as a tensor of the mixture."""
-    return OutputTensor("domain_centroids", "F32", centroids.shape, values=centroids.view("<u4"))
+    (entry,) = entries
+    raw = read_all(entry)
+    if entry.dtype not in TORCH_NAMES or has_nonfinite(raw, entry.dtype):
+        raise MergeError(f"{path} (dtype {entry.dtype}) holds values that are not finite numbers. Run `cluster` again.")
+    return np.ascontiguousarray(to_float32(raw, entry.dtype).reshape(entry.shape))
 
 
 def shared_tensor(
@@ -220,44 +228,31 @@ def shared_tensor(
 
     `weights` maps the `id` of an expert to its weight in the mean.
     """
-    sources, shape = [base, *experts], base.entry(name).shape
+    average, sources, shape = AVERAGES[recipe.average], [base, *experts], base.entry(name).shape
     width, of_tokens = math.prod(shape[1:]), name in VOCABULARY_TENSORS
     stops = vocabulary.stops({source.entry(name).shape[0] for source in sources}) if of_tokens else [shape[0]]
-    preferred = [base] if recipe.average == "base" else [s for s in experts if weights[id(s)] > 0]
-    task_merge = None
-    if recipe.average in TASK_METHODS:
-        task_merge = TaskMerge(base, recipe.average, recipe.density, recipe.seed)
-    slices, start = [], 0
+    slices: list[Slice] = []
+    start = 0
     for stop in stops:
         owners = vocabulary.owners(stop) if of_tokens else None
         owning = [e for e in experts if owners and e.name in owners and e.entry(name).shape[0] >= stop]
-        for group in (owning, preferred, experts, [base]):
+        for group in (owning, average.sources(base, experts, weights), experts, [base]):
             group = [source for source in group if source.entry(name).shape[0] >= stop]
             if group:
                 break
         shares = [weights.get(id(source), 1.0) for source in group]
         shares = shares if sum(shares) > 0 else [1.0] * len(group)
-        shares = tuple(share / sum(shares) for share in shares)
-        in_base = stop <= base.entry(name).shape[0] and group != [base] and not owning  # other rows have no task vector
-        merge = task_merge if in_base else None
-        slices.append(Slice(tuple(group), shares, start * width, stop * width, merge))
+        in_base = stop <= shape[0] and group != [base] and not owning  # other rows have no task vector
+        chosen = average if in_base and (len(group) > 1 or average.of_differences) else MEAN
+        part = Slice(
+            name, tuple(group), tuple(share / sum(shares) for share in shares), start * width, stop * width, chosen,
+            base if chosen.of_differences else None, recipe.density or 1.0, recipe.seed,
+        )  # fmt: skip
+        if slices and slices[-1].kind == part.kind:
+            part = replace(part, start=slices.pop().start)
+        slices.append(part)
         start = stop
-    return OutputTensor(name, dtype, (start, *shape[1:]), name, merge_adjacent_slices(slices))
-
-
-def merge_adjacent_slices(slices: list[Slice]) -> tuple[Slice, ...]:
-    """Joins adjacent slices of the same sources."""
-    merged: list[Slice] = []
-    for part in slices:
-        if merged and slice_kind(merged[-1]) == slice_kind(part):
-            part = replace(part, start=merged.pop().start)
-        merged.append(part)
-    return tuple(merged)
-
-
-def slice_kind(part: Slice) -> tuple:
-    """What adjacent slices must have in common to be joined."""
-    return [id(source) for source in part.sources], part.merge is None
+    return OutputTensor(name, dtype, (start, *shape[1:]), tuple(slices))
 
 
 def measure(recipe: Recipe, tensors: list[OutputTensor]) -> dict[str, int]:

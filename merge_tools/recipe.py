@@ -5,34 +5,44 @@ A file of mergekit-moe keeps its meaning: gates from prompts and the base's shar
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from run_tools.errors import did_you_mean, expand_user, is_encodable, short_repr
 from run_tools.yaml_files import read_yaml
 
+from .averages import AVERAGES, WITH_DENSITY
 from .errors import MergeError
-from .families import MIXTURES
+from .families import ATTENTION, LINEARS, MIXTURES, MLP
+from .gate_modes import GATE_MODES
 from .places import resolve
-from .recipe_keys import MERGEKIT_AVERAGES, MERGEKIT_ONLY, find_key_errors
-from .task_vectors import DEFAULT_DENSITY, TASK_METHODS
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ATTENTION_LINEARS, MLP_LINEARS = LINEARS[:4], LINEARS[4:]
-GATE_MODES = ("random", "zeros", "hidden", "cheap_embed", "router_input", "centroid", "none")
-WITH_PROMPTS = ("hidden", "cheap_embed", "router_input")
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
-AVERAGES = ("mean", "base", *TASK_METHODS)
-ATTENTION = ("shared", "routed")
-FORMATS = ("auto", *MIXTURES, "lexicon")
 DTYPES = ("bfloat16", "float16", "float32")
 ALLOWANCES = {
     "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
     "tokenizer": "experts with different tokenizers; the base model's is written",
     "rope": "experts with different RoPE settings; the base model's are written",
 }
+# Keys of mergekit-moe without a counterpart -> the value with which it does what is done here, and what to do with others.
+MERGEKIT_KEYS: dict[str, tuple[Any, str]] = {
+    "noise_scale": (0, "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry."),
+    "residual_scale": (
+        1,
+        "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
+    ),
+    "shared_experts": ([], "Remove it: every expert is routed."),
+    "architecture": ("", f"Use format: {', '.join(MIXTURES)}, or leave it out."),
+}
+MERGEKIT_AVERAGES = {"dare_linear": "dare", "linear": "mean"}  # name in mergekit -> the same here
+MERGEKIT_GATES = {
+    "uniform_random": "Use random, N(0, 0.02), or zeros.",
+    "hidden_avg": "Use router_input: the mean of mergekit-moe includes the padding of shorter prompts.",
+    "hidden_last": "Use hidden, which is the same.",
+}
+MAX_ERRORS = 20  # reported at once
 
 
 @dataclass
@@ -56,8 +66,9 @@ class Recipe:
             of the folder), `positive_prompts`, `negative_prompts`, `samples`, `weight`.
         base_model: the model that provides the configuration, the tokenizer, the hidden states for gates and, with
             `average: base`, all weights that are not routed. Default: the first expert.
-        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's; "ties",
-            "dare" and "dare_ties" merge the experts' differences from the base, see `task_vectors`. Default:
+        average: "mean" averages weights that are not routed over the experts; "base" copies the base model's; "slerp"
+            interpolates between two experts; "ties", "dare" and "dare_ties" merge the experts' differences from the base, see
+            `task_vectors`. Default:
             "base" for a recipe as mergekit-moe reads them, i.e. with `base_model`, with prompts for every expert or
             `gate_mode: random`, and routing whole MLPs per token; otherwise "mean".
         density: share of the elements of each task vector that "ties", "dare" and "dare_ties" keep, above 0 and at most
@@ -67,7 +78,7 @@ class Recipe:
         router_layers: "mlp" (default) routes whole MLPs; a list of linear layers routes each of them by its own gate.
         router_layers_index: indices of the layers that are routed; default: all.
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
-        gate_mode: "random", "zeros", "hidden", "cheap_embed", "router_input" or "centroid". Default: "hidden" for a recipe
+        gate_mode: "random", "zeros", "orthogonal", "hidden", "cheap_embed", "router_input" or "centroid". Default: "hidden" for a recipe
             as mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
             gate; otherwise "random".
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
@@ -87,13 +98,13 @@ class Recipe:
 
     experts: list[ExpertRecipe]
     base_model: str | None = None
-    average: str | None = None
+    average: str = ""
     density: float | None = None
     attention: str | None = None
     router_layers: list[str] = field(default_factory=lambda: ["mlp"])
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
-    gate_mode: str | None = None
+    gate_mode: str = ""
     experts_per_token: int = 2
     dtype: str | None = None
     format: str = "auto"
@@ -141,7 +152,7 @@ def is_name(value) -> bool:
     )
 
 
-def is_number(value) -> bool:
+def is_non_negative(value) -> bool:
     """Whether the value is a finite number of at least 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
 
@@ -159,12 +170,12 @@ def list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
 PATH = ("a path", is_text)
 PATH_OR_ID = ("a path or a Hub id", is_text)
 TEXTS = ("a string or a list of strings, none of them empty", list_of(is_text))
-CHOICES = {
-    "gate_mode": GATE_MODES, "routing_policy": POLICIES, "average": AVERAGES, "attention": ATTENTION, "format": FORMATS, "dtype": DTYPES,
-    "allow": tuple(ALLOWANCES), "router_layers": ("mlp", *LINEARS),
+CHOICES: dict[str, tuple[str, ...]] = {
+    "gate_mode": tuple(GATE_MODES), "routing_policy": POLICIES, "average": tuple(AVERAGES), "attention": ("shared", "routed"),
+    "format": ("auto", *MIXTURES, "lexicon"), "dtype": DTYPES, "allow": tuple(ALLOWANCES), "router_layers": ("mlp", *LINEARS),
 }  # fmt: skip
 # Key -> (what it must be, validator).
-VALIDATORS = {
+VALIDATORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "base_model": PATH_OR_ID,
     "router_layers": ("mlp or a list of linear layers", list_of(is_text)),
     "router_layers_index": (
@@ -173,8 +184,8 @@ VALIDATORS = {
     ),
     "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
     "tokenizer_source": ("base, union or the name of an expert", is_text),
-    "density": ("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1),
-    "weights": ("a list with one number of at least 0 per expert", list_of(is_number)),
+    "density": ("a number above 0 and at most 1", lambda value: is_non_negative(value) and 0 < value <= 1),
+    "weights": ("a list with one number of at least 0 per expert", list_of(is_non_negative)),
     "centroids": PATH,
     "embedder": ("a name", is_text),
     "allow": (f"a list of {', '.join(ALLOWANCES)}", list_of(is_text)),
@@ -184,14 +195,9 @@ VALIDATORS = {
     "positive_prompts": TEXTS,
     "negative_prompts": TEXTS,
     "samples": PATH,
-    "weight": ("a number of at least 0", is_number),
+    "weight": ("a number of at least 0", is_non_negative),
 }
 LIST_OR_STRING = ("router_layers", "allow", "positive_prompts", "negative_prompts")
-
-
-def with_zero_gates(recipe: Recipe) -> Recipe:
-    """The recipe with zero gates: the same tensors as with any gates, but computed without running a model."""
-    return replace(recipe, gate_mode="none" if recipe.gate_mode == "none" else "zeros")
 
 
 def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
@@ -204,18 +210,15 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     Raises:
         MergeError: for unknown keys (all of them, each with the closest known one), a missing key, or an invalid value.
     """
+    folder = None
     if isinstance(source, Recipe):
         source = source.to_dict()
-    folder = None
-    if not isinstance(source, dict):
+    elif not isinstance(source, dict):
         if not is_text(source):
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
-        folder, source = (
-            Path(source).parent,
-            read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]"),
-        )
-    known = [{f.name for f in fields(cls)} for cls in (Recipe, ExpertRecipe)]
-    if problems := [*find_key_errors(source, *known), *find_key_errors(changes, *known)]:
+        folder = Path(source).parent
+        source = read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]")
+    if problems := [*find_key_errors(source), *find_key_errors(changes)][:MAX_ERRORS]:
         raise MergeError("\n".join(problems))
     options, changes = validate_keys(source, "the recipe"), validate_keys(changes, "the recipe")
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
@@ -224,43 +227,71 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
     options["experts"] = name_experts([read_expert(expert) for expert in options["experts"]])
     recipe = Recipe(**options)
-    if recipe.weights is not None:
-        if len(recipe.weights) != len(recipe.experts):
-            raise MergeError(
-                f"weights has {len(recipe.weights)} values for {len(recipe.experts)} experts. Give one value per expert."
-            )
-        if "weights" not in changes and any(expert.weight != 1.0 for expert in recipe.experts):
-            raise MergeError("The recipe has both weights and a weight of an expert. Remove one of them.")
-        for expert, weight in zip(recipe.experts, recipe.weights, strict=True):
-            expert.weight = weight
-        recipe.weights = None
+    set_weights(recipe, replaced="weights" in changes)
+    set_defaults(recipe)
+    validate(recipe)
+    return resolve_paths(recipe, folder)
+
+
+def find_key_errors(recipe: dict) -> Iterator[str]:
+    """The keys of a recipe and its experts that are unknown, or that only mergekit-moe has, one message each."""
+    mappings: list[tuple[type, str, dict]] = [(Recipe, "the recipe", recipe)]
+    experts = recipe.get("experts")
+    for expert in experts if isinstance(experts, list | tuple) else []:
+        if isinstance(expert, dict):
+            name = short_repr(expert.get("name") or expert.get("source_model"))
+            mappings.append((ExpertRecipe, f"the expert {name}", expert))
+    for kind, where, options in mappings:
+        known = {f.name for f in fields(kind)}
+        for name, value in options.items():
+            if name in MERGEKIT_KEYS:
+                neutral, advice = MERGEKIT_KEYS[name]
+                if value is not None and value != neutral:
+                    yield f"{name} in {where} is a key of mergekit-moe that is not supported. {advice}"
+            elif name not in known:
+                yield f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}"
+            elif name == "gate_mode" and isinstance(value, str) and value in MERGEKIT_GATES:
+                yield f"gate_mode: {value} of mergekit-moe is not supported. {MERGEKIT_GATES[value]}"
+
+
+def set_weights(recipe: Recipe, replaced: bool) -> None:
+    """Gives each expert its weight of the list `weights`; `replaced` if the list replaces the weights of the recipe."""
+    if recipe.weights is None:
+        return
+    count = len(recipe.experts)
+    if len(recipe.weights) != count:
+        raise MergeError(f"weights has {len(recipe.weights)} values for {count} experts. Give one value per expert.")
+    if not replaced and any(expert.weight != 1.0 for expert in recipe.experts):
+        raise MergeError("The recipe has both weights and a weight of an expert. Remove one of them.")
+    for expert, weight in zip(recipe.experts, recipe.weights, strict=True):
+        expert.weight = weight
+    recipe.weights = None
+
+
+def set_defaults(recipe: Recipe) -> None:
+    """Sets values that depend on others: the routed layers, the tokenizer's source, `average`, `density` and `gate_mode`."""
     if recipe.attention == "routed":
-        recipe.router_layers = [
-            *(name for name in ATTENTION_LINEARS if name not in recipe.router_layers),
-            *recipe.router_layers,
-        ]
+        more = [name for name in ATTENTION if name not in recipe.router_layers]
+        recipe.router_layers = [*more, *recipe.router_layers]
     recipe.attention = None  # router_layers has it now
     if recipe.tokenizer_source is not None:  # mergekit's value is a path
         paths = {recipe.base_model: "base"} | {expert.source_model: expert.name for expert in recipe.experts}
         recipe.tokenizer_source = paths.get(recipe.tokenizer_source, recipe.tokenizer_source)
     complete = all(expert.positive_prompts for expert in recipe.experts) or recipe.gate_mode == "random"
     like_mergekit = bool(recipe.base_model) and recipe.is_stock and complete
-    if recipe.average is None:
-        recipe.average = "base" if like_mergekit else "mean"
-    if recipe.density is None and recipe.average in TASK_METHODS:
-        recipe.density = DEFAULT_DENSITY
-    if recipe.gate_mode is None:
+    recipe.average = recipe.average or ("base" if like_mergekit else "mean")
+    if recipe.density is None:
+        recipe.density = AVERAGES[recipe.average].density
+    if not recipe.gate_mode:
         default = "hidden" if like_mergekit else "random"
         recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
-    validate(recipe)
-    return resolve_paths(recipe, folder)
 
 
 def validate_keys(options: dict, where: str) -> dict[str, Any]:
     """The keys that have a value, each of them valid; paths as strings, single strings as lists."""
     valid = {}
     for name, value in options.items():
-        if name in MERGEKIT_ONLY or value is None:  # a key without a value is ignored; mergekit's too
+        if name in MERGEKIT_KEYS or value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
             value = [value]
@@ -323,17 +354,23 @@ def validate(recipe: Recipe):
         raise MergeError(f"experts_per_token={k} exceeds the number of experts ({count}). Use {count} or less.")
     if not recipe.router_layers or len(set(recipe.router_layers)) < len(recipe.router_layers):
         raise MergeError(f"router_layers={short_repr(recipe.router_layers)} is empty or has duplicates. Use mlp.")
-    if "mlp" in recipe.router_layers and set(recipe.router_layers) & set(MLP_LINEARS):
+    if "mlp" in recipe.router_layers and set(recipe.router_layers) & set(MLP):
         raise MergeError("router_layers: mlp already includes gate_proj, up_proj and down_proj. Remove it or them.")
-    if recipe.average == "base" and recipe.base_model is None:
-        raise MergeError("average: base needs base_model, which provides the weights that are not routed.")
-    if recipe.average in TASK_METHODS and recipe.base_model is None:
-        raise MergeError(
-            f"average: {recipe.average} needs base_model: it merges the experts' differences from the base."
+    average = AVERAGES[recipe.average]
+    if average.needs_base and recipe.base_model is None:
+        reason = (
+            "it merges the experts' differences from the base"
+            if average.of_differences
+            else "it provides these weights"
         )
-    if recipe.density is not None and recipe.average not in TASK_METHODS:
+        raise MergeError(f"average: {recipe.average} needs base_model: {reason}.")
+    if average.experts not in (None, count):
         raise MergeError(
-            f"density is for average: {', '.join(TASK_METHODS)}, but average is {recipe.average}. Remove it, or change average."
+            f"average: {recipe.average} is for {average.experts} experts, but the recipe has {count}. Use mean."
+        )
+    if recipe.density is not None and average.density is None:
+        raise MergeError(
+            f"density is for average: {', '.join(WITH_DENSITY)}, but average is {recipe.average}. Remove it, or change average."
         )
     tokenizers = ("base", "union", *recipe.names)
     if recipe.tokenizer_source is not None and recipe.tokenizer_source not in tokenizers:
@@ -350,22 +387,20 @@ def validate(recipe: Recipe):
         )
     if sum(expert.weight for expert in recipe.experts) <= 0:
         raise MergeError("weights are 0 for all experts. Give at least one expert a positive weight.")
-    if recipe.gate_mode in ("hidden", "cheap_embed") and {"o_proj", "down_proj"} & set(recipe.router_layers):
+    mode = GATE_MODES[recipe.gate_mode]
+    if mode.only_hidden and {"o_proj", "down_proj"} & set(recipe.router_layers):
         raise MergeError(
-            f"gate_mode: {recipe.gate_mode} does not support o_proj and down_proj, whose inputs are not hidden states. "
+            f"gate_mode: {mode.name} does not support o_proj and down_proj, whose inputs are not hidden states. "
             "Use gate_mode: router_input."
         )
-    for expert in recipe.experts:
-        if recipe.gate_mode in WITH_PROMPTS and not expert.positive_prompts:
-            raise MergeError(
-                f"gate_mode: {recipe.gate_mode} needs positive_prompts for every expert; {expert.name!r} has none. "
-                "Add some, or use gate_mode: random."
-            )
-        if recipe.gate_mode == "centroid" and not expert.samples:
-            raise MergeError(
-                f"gate_mode: centroid needs samples for every expert; {expert.name!r} has none. Add a .jsonl or .txt "
-                "file of its own data."
-            )
+    lacking = [expert.name for expert in recipe.experts if mode.texts and not getattr(expert, mode.texts)]
+    if lacking:
+        fix = (
+            "Add a .jsonl or .txt file of its own data."
+            if mode.texts == "samples"
+            else "Add some, or use gate_mode: random."
+        )
+        raise MergeError(f"gate_mode: {mode.name} needs {mode.texts} for every expert; {lacking[0]!r} has none. {fix}")
 
 
 def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:

@@ -8,17 +8,16 @@ memory; SHA-256, which also finds deliberate ones, is computed on request.
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .errors import MergeError
-from .tensor_files import DTYPE_BYTES, EXPONENTS, PIECE, TensorEntry, has_nonfinite, observed, read_blocks
+from .tensor_files import EXPONENTS, PIECE, TensorEntry, has_nonfinite, observed, read_blocks
 
 DIGEST = 16  # bytes
-GROUP = 64  # pieces that one line of the journal describes
 READ = 1 << 20  # bytes
 
 
@@ -62,12 +61,6 @@ class TensorScan:
         """Whether every piece was looked at."""
         return 0 not in self.seen
 
-    def group(self, number: int) -> bytes | None:
-        """The digests of a group of pieces; None if one of them is missing."""
-        if 0 in self.seen[number * GROUP : (number + 1) * GROUP]:
-            return None
-        return bytes(self.digests[number * GROUP * DIGEST : (number + 1) * GROUP * DIGEST])
-
 
 class SourceScan:
     """Collects the pieces of all source files as they are read, and reads those that nothing else has read.
@@ -75,63 +68,46 @@ class SourceScan:
     Args:
         files: the tensors of each file.
         advance: is called with the number of bytes that were looked at for the first time.
-        finished: is called with tensor, number and digests of each group of finite pieces that is complete.
     """
 
-    def __init__(
-        self,
-        files: dict[Path, list[TensorEntry]],
-        advance: Callable[[int], None] = lambda count: None,
-        finished: Callable[[TensorEntry, int, bytes], None] = lambda *group: None,
-    ):
-        self.files, self.advance, self.finished = files, advance, finished
+    def __init__(self, files: Mapping[Path, list[TensorEntry]], advance: Callable[[int], None] = lambda count: None):
+        self.files, self.advance = files, advance
         self.tensors = {(e.file, e.name): TensorScan(e) for entries in files.values() for e in entries}
         self._lock = threading.Lock()
 
-    def see(self, entry: TensorEntry, first: int, raw: np.ndarray):
+    def observe(self, entry: TensorEntry, first: int, raw: np.ndarray) -> None:
         """Looks at the raw elements of a tensor from `first` on, if they are whole pieces that are not known."""
         scan = self.tensors.get((entry.file, entry.name))
         if scan is None or first % PIECE or (len(raw) % PIECE and first + len(raw) != entry.elements):
             return
         for start in range(0, len(raw), PIECE):
-            self._see_piece(scan, (first + start) // PIECE, raw[start : start + PIECE])
+            number, piece = (first + start) // PIECE, raw[start : start + PIECE]
+            if scan.seen[number]:
+                continue
+            digest = new_hash()
+            digest.update(piece)
+            bad = entry.dtype in EXPONENTS and not scan.nonfinite and has_nonfinite(piece, entry.dtype)
+            with self._lock:
+                if scan.seen[number]:  # by another thread
+                    continue
+                scan.seen[number] = 1
+                scan.digests[number * DIGEST : (number + 1) * DIGEST] = digest.digest()
+                scan.nonfinite |= bad
+            self.advance(piece.nbytes)
 
-    def _see_piece(self, scan: TensorScan, number: int, raw: np.ndarray):
-        if scan.seen[number]:
-            return
-        digest = new_hash()
-        digest.update(raw)
-        bad = scan.entry.dtype in EXPONENTS and not scan.nonfinite and has_nonfinite(raw, scan.entry.dtype)
-        with self._lock:
-            if scan.seen[number]:  # by another thread
-                return
-            scan.seen[number] = 1
-            scan.digests[number * DIGEST : (number + 1) * DIGEST] = digest.digest()
-            scan.nonfinite |= bad
-            group = None if scan.nonfinite else scan.group(number // GROUP)
-        if group is not None:
-            self.finished(scan.entry, number // GROUP, group)
-        self.advance(raw.nbytes)
-
-    def recall(self, file: Path, name: str, group: int, digests: bytes):
-        """Takes over the digests of a group of finite pieces that an interrupted run has looked at."""
-        scan = self.tensors.get((file, name))
-        if scan is None or len(digests) != len(scan.digests[group * GROUP * DIGEST : (group + 1) * GROUP * DIGEST]):
-            return
-        count, start = len(digests) // DIGEST, group * GROUP
-        scan.digests[start * DIGEST : (start + count) * DIGEST] = digests
-        scan.seen[start : start + count] = b"\1" * count
-        width = DTYPE_BYTES[scan.entry.dtype]
-        self.advance(min(count * PIECE, scan.entry.elements - start * PIECE) * width)
-
-    def read_rest(self, entry: TensorEntry):
+    def read_unseen(self, entry: TensorEntry) -> None:
         """Reads the pieces of a tensor that nothing else has read."""
         scan = self.tensors[entry.file, entry.name]
-        with observed(self.see):
+        with observed(self.observe):
             for number in range(scan.pieces):
                 if not scan.seen[number]:
                     for _ in read_blocks(entry, PIECE, number * PIECE, min((number + 1) * PIECE, entry.elements)):
                         pass
+
+    def find_nonfinite(self, entries: Iterable[TensorEntry]) -> TensorEntry | None:
+        """The first of some tensors in which NaN or infinity was found."""
+        scans = (self.tensors.get((entry.file, entry.name)) for entry in entries)
+        return next((scan.entry for scan in scans if scan is not None and scan.nonfinite), None)
 
     def result(self, file: Path, sha256: str | None = None) -> ScanResult:
         """The result for a file of which every tensor was read."""
@@ -154,7 +130,7 @@ def scan_file(
     """
     scan = SourceScan({file: entries}, advance)
     for entry in entries:
-        scan.read_rest(entry)
+        scan.read_unseen(entry)
     return scan.result(file)
 
 

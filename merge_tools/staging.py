@@ -1,11 +1,21 @@
-"""The staging folder of an output: where it is, and whether a merge may use it."""
+"""The staging folder of an output: its files are written there, and one rename makes them visible."""
 
-import json
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from .source_links import TEMPLATES
+from run_tools.claims import LOCK, RECORD, Claim, find_foreign, locked, remove_lock
+from run_tools.errors import expand_user
+from run_tools.files import sync
+
+from .errors import MergeError
+
+
+class ResumableError(MergeError):
+    """An error that leaves the staging folder unchanged."""
 
 
 def partial_folder(out: Path) -> Path:
@@ -13,57 +23,86 @@ def partial_folder(out: Path) -> Path:
     return out.parent / f".{out.name}.partial"
 
 
-def find_staging_problem(folder: Path) -> str | None:
-    """Why a path cannot be the staging folder, if so: only a folder whose files its journal lists may be emptied."""
-    if not os.path.lexists(folder):
-        return None
-    if folder.is_symlink() or not folder.is_dir():
-        return f"{folder} is not a folder that a merge has left. Move it away, or choose another output folder."
-    known = journal_files(folder)
-    for name, entry in staged_entries(folder):
-        is_plain = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_nlink == 1
-        if not is_plain or name not in known:
-            return (
-                f"{folder} holds {name!r}, which its journal does not list as written by a merge. Move the folder "
-                "away, or delete it."
-            )
+def find_staging_problem(folder: Path, command: str) -> str | None:
+    """Why a path cannot be the staging folder of a command, if so: only files that its own record names may be removed."""
+    try:
+        open_claim(folder, command)
+    except MergeError as error:
+        return str(error)
     return None
 
 
-def staged_entries(folder: Path) -> list[tuple[str, os.DirEntry]]:
-    """The entries of a staging folder and of the folder of templates in it, by their names from the staging folder."""
-    entries = []
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name == TEMPLATES and entry.is_dir(follow_symlinks=False):
-            entries += [(f"{TEMPLATES}/{inner.name}", inner) for inner in os.scandir(entry.path)]
-        else:
-            entries.append((entry.name, entry))
-    return entries
+def open_claim(folder: Path, command: str) -> Claim | None:
+    """The claim that an interrupted run of a command has on a staging folder, if there is one.
+
+    Raises:
+        MergeError: if the folder is of anything else.
+    """
+    claim = Claim.read(folder)
+    if claim is not None and claim.command != command:
+        raise ResumableError(f"{folder} is of a run of {claim.command!r}. Delete it, or choose another output.")
+    return claim
 
 
-def empty_staging(folder: Path, keep: Callable[[str], bool]):
-    """Removes the files of a staging folder that `find_staging_problem` has looked at, unless `keep` wants them; templates always."""
-    for name, entry in staged_entries(folder):
-        if "/" in name or not keep(name):
-            os.unlink(entry.path)
-    if (folder / TEMPLATES).is_dir():
-        (folder / TEMPLATES).rmdir()
+@contextmanager
+def staging_folder(out: Path, command: str, settings: dict[str, Any], resume: bool = False) -> Iterator[Claim]:
+    """Claims the staging folder of `out`, and renames it to `out` when the block ends without an error.
+
+    With `resume`, the files of an interrupted run with the same settings are kept. The folder stays after an interruption, and is
+    removed after a `MergeError`.
+
+    Raises:
+        MergeError: if the folder is of anything else, or, with `resume`, of a run with other settings.
+        BlockingIOError: if another process writes there.
+    """
+    out = expand_user(out).resolve()
+    folder = partial_folder(out)
+    created = [parent for parent in out.parents if not parent.exists()]
+    open_claim(folder, command)
+    with locked(folder):
+        if not (folder / LOCK).exists():
+            raise ResumableError(
+                f"Another run has just written {out}. Choose another output folder, or delete it first."
+            )
+        claim = open_claim(folder, command)  # written since
+        if claim and resume and claim.settings != settings:
+            raise ResumableError(
+                f"Cannot resume the run in {folder}: it has another recipe or other sources. Start again without --resume."
+            )
+        if claim and not resume:
+            claim.clear()
+        if not claim or not resume:
+            claim = Claim.create(folder, command, settings)
+        try:
+            yield claim
+            commit(claim, out)
+        except ResumableError:
+            raise
+        except MergeError:
+            claim.remove()
+            with suppress(OSError):  # not empty
+                for parent in created:
+                    parent.rmdir()
+            raise
 
 
-def journal_files(folder: Path) -> set[str]:
-    """The names of the files that a merge has written to its staging folder, the journals among them."""
-    known = set()
-    for name in ("journal.jsonl", "journal.new"):
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            continue
-        for number, line in enumerate(path.read_text(errors="replace", encoding="utf-8").splitlines()):
-            try:
-                content = dict(json.loads(line))
-            except (ValueError, TypeError, RecursionError):  # truncated by an interruption
-                break
-            if number == 0 and not {"plan", "boot"} <= set(content):
-                break
-            files = content.get("files")
-            known |= {name, *(file for file in files if isinstance(file, str))} if isinstance(files, list) else {name}
-    return known
+def commit(claim: Claim, out: Path) -> None:
+    """Renames a staging folder that is complete, and removes its record last, so that until then it can be claimed again."""
+    if (foreign := find_foreign(claim.folder, {RECORD, *claim.files})) is not None:
+        raise ResumableError(
+            f"{foreign!r} was put into {claim.folder} meanwhile. Move it away, and repeat the command."
+        )
+    sync(claim.folder)
+    try:
+        os.rename(claim.folder, out)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        (claim.folder / RECORD).unlink()  # without it no later run empties the folder
+        raise ResumableError(
+            f"{out} was created by another program during the merge. The complete mixture is in {claim.folder}: move it."
+        ) from error
+    (out / RECORD).unlink()
+    remove_lock(out)
+    sync(out)
+    sync(out.parent)

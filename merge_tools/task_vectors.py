@@ -15,114 +15,101 @@ of DARE are a function of seed, expert, tensor and position.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .averaging import from_float, to_float32, to_float64
 from .checkpoints import Source
+from .slices import Average, Slice
 
-TASK_METHODS = ("ties", "dare", "dare_ties")
-DEFAULT_DENSITY = 0.5
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: ordered like the magnitudes
 FINE = 15  # bits of a magnitude that the first count ignores
 WORDS = 16  # random numbers of 16 bits per step of the counter of Philox
 STEPS = 1 << 16  # the density of DARE is a multiple of 1 / STEPS
-PIECE = (
-    1 << 16
-)  # elements: arrays that the processor's cache holds, and few calls, between which threads wait for each other
+# elements: arrays that the processor's cache holds, and few calls, between which threads wait for each other
+CACHED = 1 << 16
 SAMPLES, SAMPLE = 256, 4096  # places, and at most so many elements at each, from which a cutoff is estimated
 SHARE = 64  # of so many elements at most one is in the sample
 MARGIN = 0.01  # of the elements, on both sides of an estimate
 RANGE = 1 << 20  # the widest range of an estimate: the memory of its counts
 
-Blocks = Callable[[Source, int, int, int], Iterator[np.ndarray]]  # source, start, stop, elements -> raw elements
 
+class TaskVectors(Average):
+    """The base plus the merged task vectors of the experts, by the method of this name."""
 
-@dataclass(frozen=True)
-class TaskMerge:
-    """How task vectors are merged: the base, the method, the share of elements that are kept, and the seed of DARE."""
+    needs_base = of_differences = True
+    density = 0.5
 
-    base: Source
-    method: str
-    density: float
-    seed: int
+    def __init__(self, name: str):
+        self.name = name
 
-    def key(self, tensor: str, sources: tuple[Source, ...]) -> tuple:
-        """Everything that the result depends on besides the weights and the experts' tensors."""
-        names = [source.name for source in sources]
-        return self.base.origin, str(self.base.entry(tensor).file), self.method, self.density, self.seed, names
+    def bound(self, largest: float, base: float, density: float) -> float:
+        """As in `Average`."""
+        return base + (largest + base) / density
 
-    def blocks(
-        self, tensor: str, sources: tuple[Source, ...], weights: tuple[float, ...], span: range, out: str, read: Blocks,
-        elements: int,
-    ) -> Iterator[np.ndarray]:  # fmt: skip
-        """Yields the raw elements of `span`, in blocks of at most `elements` for all experts together.
+    def describe(self, names: Sequence[str], base: str, density: float | None) -> str:
+        """As in `Average`."""
+        return f"{self.name} (density {density:g}) of {', '.join(names)} over {base}"
 
-        Args:
-            tensor: the name of a tensor that the base and all experts have.
-            sources, weights: the experts, and their weights, which sum to 1.
-            span: positions in the flattened tensor.
-            out: dtype of the result.
-            read: yields the raw elements of a source from a start to a stop, some at a time.
-        """
-        size = max(elements // len(sources), 1)
-        cutoffs = [self.cutoff(tensor, source, read, elements) for source in sources]
-        dtypes, base_dtype = [source.entry(tensor).dtype for source in sources], self.base.entry(tensor).dtype
-        position = span.start
-        total = Sum() if self.method == "dare" else ElectedMean(weights)
-        streams = [read(source, span.start, span.stop, size) for source in (self.base, *sources)]
-        for raw_base, *raws in zip(*streams, strict=True):
-            words = [self.random_words(source, tensor, position, position + len(raw_base)) for source in sources]
-            for start in range(0, len(raw_base), PIECE):
-                piece = slice(start, start + PIECE)
+    def blocks(self, part: Slice, out: str) -> Iterator[np.ndarray]:
+        """As in `Average`, in blocks that are the smaller, the more experts there are."""
+        assert part.base is not None
+        drops = self.name != "ties" and keep_probability(part.density) < 1
+        cutoffs = [ties_cutoff(part, source) if self.name == "ties" else np.uint32(0) for source in part.sources]
+        dtypes, base_dtype = part.dtypes, part.base.entry(part.tensor).dtype
+        position, limit = part.start, int(keep_probability(part.density) * STEPS)
+        total = WeightedSum() if self.name == "dare" else SignElectedMean(part.weights)
+        for raw_base, *raws in part.read_all(len(part.sources)):
+            stop = position + len(raw_base)
+            words = (
+                [random_words(part.seed, s.name, part.tensor, position, stop) for s in part.sources] if drops else []
+            )
+            for start in range(0, len(raw_base), CACHED):
+                piece = slice(start, start + CACHED)
                 task = TaskBase(raw_base[piece], base_dtype)
-                total.clear(len(task.raw))
+                total.reset(len(task.raw))
                 for expert, raw in enumerate(raws):
                     vector = task.difference(raw[piece], dtypes[expert])
-                    if words[expert] is not None:
-                        np.multiply(vector, words[expert][piece] < int(self.probability * STEPS), out=vector)
+                    if drops:
+                        np.multiply(vector, words[expert][piece] < limit, out=vector)
                     elif cutoffs[expert]:
                         np.multiply(vector, magnitudes_of(vector) >= cutoffs[expert], out=vector)
-                    total.add(vector, weights[expert])
+                    total.add(vector, part.weights[expert])
                 merged = total.result()
-                if self.method != "ties":
-                    merged /= self.probability
+                if self.name != "ties":
+                    merged /= keep_probability(part.density)
                 merged += to_float64(task.raw, base_dtype)
                 yield from_float(merged, out)
-            position += len(raw_base)
+            position = stop
 
-    @property
-    def probability(self) -> float:
-        """The probability with which DARE keeps an element."""
-        return max(1, round(self.density * STEPS)) / STEPS
 
-    def cutoff(self, tensor: str, source: Source, read: Blocks, elements: int) -> np.uint32:
-        """The bits of the smallest magnitude that TIES keeps of an expert, over the elements that the base has too."""
-        count = min(self.base.entry(tensor).elements, source.entry(tensor).elements)
-        keep = max(1, round(self.density * count))
-        if self.method != "ties" or keep >= count:
-            return np.uint32(0)
-        dtypes = source.entry(tensor).dtype, self.base.entry(tensor).dtype
+def keep_probability(density: float) -> float:
+    """The probability with which DARE keeps an element."""
+    return max(1, round(density * STEPS)) / STEPS
 
-        def magnitudes(start: int = 0, stop: int = count) -> Iterator[np.ndarray]:
-            for raw, base in zip(*(read(s, start, stop, elements) for s in (source, self.base)), strict=True):
-                bits = np.empty(len(raw), np.uint32)
-                for first in range(0, len(raw), PIECE):
-                    piece = slice(first, first + PIECE)
-                    vector = TaskBase(base[piece], dtypes[1]).difference(raw[piece], dtypes[0])
-                    magnitudes_of(vector, out=bits[piece])
-                yield bits
 
-        is_stored = source.is_verbatim(tensor) and self.base.is_verbatim(tensor)  # parts of it can be read
-        return largest(magnitudes, keep, estimate(magnitudes, count, keep) if is_stored else None)
+def ties_cutoff(part: Slice, source: Source) -> np.uint32:
+    """The bits of the smallest magnitude that TIES keeps of an expert, over the elements that the base has too."""
+    assert part.base is not None
+    tensor, base = part.tensor, part.base
+    entry, base_entry = source.entry(tensor), base.entry(tensor)
+    count = min(base_entry.elements, entry.elements)
+    keep = max(1, round(part.density * count))
+    if keep >= count:
+        return np.uint32(0)
 
-    def random_words(self, source: Source, tensor: str, start: int, stop: int) -> np.ndarray | None:
-        """The random numbers by which elements of an expert are kept; None if that does not depend on any."""
-        if self.method == "ties" or self.probability == 1:
-            return None
-        return random_words(self.seed, source.name, tensor, start, stop)
+    def magnitudes(start: int = 0, stop: int = count) -> Iterator[np.ndarray]:
+        for raw, raw_base in part.read((source, base), start, stop):
+            bits = np.empty(len(raw), np.uint32)
+            for first in range(0, len(raw), CACHED):
+                piece = slice(first, first + CACHED)
+                vector = TaskBase(raw_base[piece], base_entry.dtype).difference(raw[piece], entry.dtype)
+                magnitudes_of(vector, out=bits[piece])
+            yield bits
+
+    is_stored = source.is_verbatim(tensor) and base.is_verbatim(tensor)  # parts of it can be read
+    return largest(magnitudes, keep, estimate(magnitudes, count, keep) if is_stored else None)
 
 
 class TaskBase:
@@ -130,7 +117,7 @@ class TaskBase:
 
     def __init__(self, raw: np.ndarray, dtype: str):
         self.raw, self.dtype = raw, dtype
-        self.single = to_float32(raw, dtype) if dtype != "F64" else None
+        self.single = to_float32(raw, dtype) if dtype != "F64" else np.empty(0, np.float32)
 
     def difference(self, raw: np.ndarray, dtype: str) -> np.ndarray:
         """x - x_base as float32, rounded once."""
@@ -140,10 +127,10 @@ class TaskBase:
             return np.subtract(to_float32(raw, dtype), self.single)
 
 
-class Sum:
+class WeightedSum:
     """sum_e w_e t_e in float64."""
 
-    def clear(self, count: int):
+    def reset(self, count: int):
         """Starts with new elements."""
         self.total = np.zeros(count)
 
@@ -156,7 +143,7 @@ class Sum:
         return self.total
 
 
-class ElectedMean:
+class SignElectedMean:
     """The weighted mean of the positive or of the negative values, whichever have the larger weighted sum; in float64.
 
     Equal weights cancel out, so that their shares are counts.
@@ -166,7 +153,7 @@ class ElectedMean:
         self.equal = len(set(weights)) == 1
         self.dtype = np.dtype(np.uint8 if self.equal and len(weights) < 256 else np.float64)
 
-    def clear(self, count: int):
+    def reset(self, count: int):
         """Starts with new elements."""
         self.up, self.down = np.zeros((2, count))
         self.share_up, self.share_down = np.zeros((2, count), self.dtype)
@@ -243,8 +230,8 @@ def count_range(blocks: Iterator[np.ndarray], low: int, high: int) -> tuple[int,
     """The number of integers from `high` on, and how often each from `low` to `high` occurs."""
     above, counts, inside, waiting = 0, np.zeros(high - low, np.int64), [], 0
     for block in blocks:
-        for start in range(0, len(block), PIECE):
-            piece = block[start : start + PIECE]
+        for start in range(0, len(block), CACHED):
+            piece = block[start : start + CACHED]
             above += np.count_nonzero(piece >= high)
             piece = piece - np.uint32(low)  # what is smaller wraps around, to more than high - low
             inside.append(piece.take(np.flatnonzero(piece < high - low)))

@@ -22,7 +22,8 @@ from run_tools.errors import format_size, short_reason
 
 from .errors import MergeError
 
-BLOCK = 1 << 20  # bytes
+BLOCK, COPIED = 1 << 20, 32 << 20  # bytes that are copied at once in the process, and inside the kernel
+NOT_IN_KERNEL = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 PIECE = 1 << 18  # elements: a piece stays in a core's cache while it is read, hashed, scanned and written
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -151,7 +152,8 @@ def parse_entry(file: Path, name: str, tensor: dict, data_start: int) -> TensorE
 
 def pack_header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[int]]:
     """`[(name, dtype, shape)]` -> the bytes of a header, and the offset of each tensor in the file."""
-    offset, offsets, header = 0, [], {"__metadata__": {"format": "pt"}}
+    offset, offsets = 0, []
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     for name, dtype, shape in tensors:
         count = DTYPE_BYTES[dtype] * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + count]}
@@ -196,6 +198,11 @@ def read_blocks(
             yield raw
 
 
+def read_all(entry: TensorEntry) -> np.ndarray:
+    """All raw elements of a small tensor."""
+    return next(read_blocks(entry, entry.elements), np.empty(0, f"<u{DTYPE_BYTES[entry.dtype]}"))
+
+
 def read_into(handle: int, buffer: memoryview, entry: TensorEntry, position: int):
     """Fills a buffer from a file; raises a `MergeError` if the file ends before that."""
     filled = 0
@@ -217,24 +224,29 @@ def has_nonfinite(raw: np.ndarray, dtype: str) -> bool:
     return bool(raw.view(f"i{raw.itemsize}").max() >= mask or raw.max() >= sign | mask)
 
 
-def copy_range(source: int, start: int, count: int, target: int, offset: int):
-    """Copies bytes between open files, inside the kernel if possible; raises an `EOFError` if the source is too short."""
+def copy_bytes(entry: TensorEntry, target: int, offset: int) -> Iterator[int]:
+    """Copies a tensor to an open file, inside the kernel if possible; yields the number of bytes of each part.
+
+    Raises a `MergeError` if its file ends before it.
+    """
     done, in_kernel = 0, hasattr(os, "copy_file_range")
-    while done < count:
-        want = min(count - done, 64 << 20)
-        if in_kernel:
+    with open(entry.file, "rb", buffering=0) as source:
+        while done < entry.nbytes:
+            want, start = min(entry.nbytes - done, COPIED), entry.start + done
             try:
-                moved = os.copy_file_range(source, target, want, start + done, offset + done)
+                if in_kernel:
+                    moved = os.copy_file_range(source.fileno(), target, want, start, offset + done)
+                else:
+                    moved = pwrite_all(target, os.pread(source.fileno(), min(want, BLOCK), start), offset + done)
             except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                if not in_kernel or error.errno not in NOT_IN_KERNEL:
                     raise
                 in_kernel = False
                 continue
-        else:
-            moved = pwrite_all(target, os.pread(source, min(want, BLOCK), start + done), offset + done)
-        if moved == 0:
-            raise EOFError
-        done += moved
+            if moved == 0:
+                raise MergeError(f"{entry.file} was truncated while it was copied. Restore it and start again.")
+            done += moved
+            yield moved
 
 
 def pwrite_all(target: int, data, offset: int) -> int:
@@ -254,7 +266,6 @@ def sample_blocks(entry: TensorEntry) -> Iterator[np.ndarray]:
 
 def sample_nonfinite(entries: list[TensorEntry]) -> list[str]:
     """Names of tensors with NaN or infinity in a few blocks, spread evenly from the first to the last element."""
-
     floats = (entry for entry in entries if entry.dtype in EXPONENTS)
     return [entry.name for entry in floats if any(has_nonfinite(raw, entry.dtype) for raw in sample_blocks(entry))]
 

@@ -138,6 +138,6 @@ def check_new_tokens(report: Report, recipe: Recipe, written: Source, sources: l
         if difference and difference.kind is DifferenceKind.TOKENS:
             message = f"compared with {written.name}, whose tokenizer is written: {difference.text}: the same ids represent different texts."
             report.add("error", "tokenizer", source.name, message, "tokenizer")
-        elif recipe.tokenizer_source == "union" and extends(ours, theirs):
+        elif difference and recipe.tokenizer_source == "union" and extends(ours, theirs):
             message = f"tokenizer_source: union needs a tokenizer with the tokens of all others; that of {written.name} has not: {difference.text}."
             report.add("error", "tokenizer", source.name, message)

@@ -10,8 +10,8 @@ from run_tools.errors import join_names, short_reason
 
 from .checkpoints import Source, read_json
 from .errors import MergeError
+from .places import TEMPLATES
 from .recipe import Recipe
-from .source_links import TEMPLATES
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
@@ -72,7 +72,7 @@ def carried_files(folder: Path, names=(*TOKENIZER_FILES, GENERATION_CONFIG)) -> 
     paths = [path for name in names for path in (template_files(folder) if name == TEMPLATES else [folder / name])]
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
     if CONFIG in files:
-        files[CONFIG] = with_class_of_both(files[CONFIG])
+        files[CONFIG] = with_portable_class(files[CONFIG])
     return files
 
 
@@ -81,7 +81,7 @@ def template_files(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / TEMPLATES).glob("*.jinja") if path.is_file())
 
 
-def with_class_of_both(content: bytes) -> bytes:
+def with_portable_class(content: bytes) -> bytes:
     """A tokenizer_config.json with the class name that transformers 4 and 5 know, if transformers 5 has written its own."""
     try:
         settings = json.loads(content)
@@ -105,12 +105,12 @@ def tokenizer_of_mixture(recipe: Recipe, base: Source, experts: list[Source]) ->
     """
     if recipe.tokenizer_source not in (None, "union"):
         return named_source(recipe, experts) or base
-    best = None
+    best: tuple[Source, Path] | None = None
     for source in [base, *experts]:
         file = source_tokenizer(source)
-        if file is not None and (best is None or extends(source_tokenizer(best), file)):
-            best = source
-    return best
+        if file is not None and (best is None or extends(best[1], file)):
+            best = source, file
+    return best and best[0]
 
 
 def mixture_tokenizer(recipe: Recipe, base: Source, experts: list[Source]) -> dict[str, bytes]:

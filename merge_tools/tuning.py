@@ -16,13 +16,14 @@ from .averaging import from_float
 from .card import model_card
 from .checkpoints import Source, open_checkpoint
 from .errors import MergeError
+from .mixture import Mixture
 from .output_config import to_json_bytes
-from .places import places_beside
-from .plan import OutputTensor, copy_tensor
+from .output_folder import write_output
+from .places import TEMPLATES, places_beside
+from .plan import OutputTensor, copy_tensor, measure
 from .provenance import RECORD
 from .routing import open_mixture
 from .shard_writer import Progress
-from .source_links import TEMPLATES
 from .tokenizers import carried_files
 
 FEW_HELD_OUT = 5  # texts, with fewer of which a perplexity shows little
@@ -68,7 +69,6 @@ def tune(
     """
     import torch
 
-    from .edit import write_edited
     from .gate_training import cut_windows, freeze_all_but_gates, train_gates
 
     validate(steps, learning_rate, batch_size, max_length, holdout)
@@ -86,7 +86,7 @@ def tune(
     model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     before = perplexities(model, splits, test)
     start = time.perf_counter()
-    options = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
+    options: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
     train_gates(model, gates, train, **options, on_step=on_step)
     seconds, after = time.perf_counter() - start, perplexities(model, splits, test)
     table = {
@@ -99,7 +99,7 @@ def tune(
     tuned = options | {"max_length": max_length, "perplexity": table}
     tensors = tuned_tensors(source, values)
     files = carried_metadata(folder, tuned, tensors, Path(out))
-    written = write_edited(tensors, [source], Path(out), progress, lambda scans: files)
+    written = write_output(Path(out), tensors, [source], progress, lambda scans: files)
     return written | result | {"perplexity": table, "warnings": warn_of_few_texts(table)}
 
 
@@ -206,7 +206,7 @@ def tuned_tensors(source: Source, gates: dict[str, np.ndarray]) -> list[OutputTe
         values = left.pop(entry.name.replace(".block_sparse_moe.gate.", ".mlp.gate."), None)
         if values is not None:
             raw = from_float(values, entry.dtype)
-            tensor = replace(tensor, tensor="", slices=(), values=raw)
+            tensor = replace(tensor, slices=(), values=raw)
         tensors.append(tensor)
     if left:
         raise MergeError(f"{source.origin} has no tensor for the gate {min(left)!r}. Export it again.")
@@ -215,9 +215,6 @@ def tuned_tensors(source: Source, gates: dict[str, np.ndarray]) -> list[OutputTe
 
 def carried_metadata(folder: Path, tuned: dict[str, Any], tensors: list[OutputTensor], out: Path) -> dict[str, bytes]:
     """The files of the mixture besides its weights; record and model card of merge-experts say how it was tuned."""
-    from .mixture import Mixture
-    from .plan import measure
-
     files = {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())

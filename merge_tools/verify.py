@@ -14,16 +14,15 @@ from run_tools.errors import join_names
 
 from .checkpoints import Source
 from .errors import MergeError
-from .gates import gate_without_texts
-from .layout import Shape
+from .gate_modes import GATE_MODES
+from .gates import drawn_gate
 from .mixture import Mixture
-from .output_config import mixture_config, to_json_bytes
-from .plan import CHUNK, OutputTensor, centroid_tensor, plan_tensors, read_centroids
+from .output_config import to_json_bytes
+from .places import TEMPLATES
+from .plan import OutputTensor, Plan, make_plan, read_centroids
 from .shard_writer import Progress
-from .source_links import TEMPLATES
 from .source_scan import compare_hashes, sha256_of
-from .tensor_files import equal_blocks, read_blocks
-from .tokenizers import named_source
+from .tensor_files import PIECE, equal_blocks, read_blocks
 
 ADDED_BY_TRANSFORMERS = {"transformers_version", "_name_or_path"}  # by save_pretrained
 
@@ -64,8 +63,9 @@ def verify(
     if missing:  # the tensors cannot be computed again
         faults += missing
         return result
-    expected = expected_tensors(mixture, base, experts, notes)
-    faults += changed_settings(mixture, base, named_source(mixture.recipe, experts), expected, notes)
+    plan, skipped = expected_plan(mixture, base, experts, notes)
+    faults += changed_settings(mixture, plan, skipped, notes)
+    expected = [tensor for tensor in plan.tensors if tensor_group(tensor) not in skipped]
     progress.start("verify", sum(tensor.nbytes for tensor in expected))
     for tensor in expected:
         faults += compare_tensor(tensor, mixture)
@@ -74,17 +74,14 @@ def verify(
     return {**result, "ok": not faults}
 
 
-def changed_settings(
-    mixture: Mixture, base: Source, special: Source | None, expected: list[OutputTensor], notes: list[str]
-) -> list[str]:
+def changed_settings(mixture: Mixture, plan: Plan, skipped: set[str], notes: list[str]) -> list[str]:
     """One line per field of config.json that is not as the merge wrote it; adds a note on fields that it did not write."""
-    config, shapes = mixture.config, {tensor.name: tensor.shape for tensor in expected}
-    rows = shapes.get("model.embed_tokens.weight", (mixture.shape.vocab_size,))[0]
-    size = shapes.get("domain_centroids", (None, config.get("centroid_size")))[1]
-    config_written = mixture_config(mixture.recipe, base, rows, mixture.record["format"], size, special)
-    written = json.loads(to_json_bytes(config_written))
-    added = sorted(set(config) - set(written) - ADDED_BY_TRANSFORMERS)
-    if added:
+    config, written = mixture.config, json.loads(to_json_bytes(plan.config))
+    if "shared" in skipped:
+        written["vocab_size"] = mixture.shape.vocab_size
+    if "centroids" in skipped:
+        written["centroid_size"] = config.get("centroid_size")
+    if added := sorted(set(config) - set(written) - ADDED_BY_TRANSFORMERS):
         notes.append(f"config.json has fields that the merge did not write: {join_names(added)}.")
     return [
         f"config.json: {key} is {config.get(key, 'not set')!r:.80} instead of {value!r:.80}."
@@ -115,8 +112,8 @@ def tensor_group(tensor: OutputTensor) -> str:
     return "gates" if tensor.name.endswith(".gate.weight") else "experts" if ".experts." in tensor.name else "shared"
 
 
-def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], notes: list[str]) -> list[OutputTensor]:
-    """The tensors that can be computed again from the sources; adds a note for those that cannot."""
+def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: list[str]) -> tuple[Plan, set[str]]:
+    """The plan by which the mixture was made, and what cannot be computed again from the sources; adds a note for each of these."""
     recipe, skipped = mixture.recipe, set()
     if not set(mixture.shared_from) <= set(mixture.names):
         notes.append(f"Shared weights were not compared: they are merged from {', '.join(mixture.shared_from)}.")
@@ -124,21 +121,21 @@ def expected_tensors(mixture: Mixture, base: Source, experts: list[Source], note
     if mixture.gated and "tuned" in mixture.record:
         notes.append("Gates were not compared: they were tuned after the merge.")
         skipped.add("gates")
-    elif mixture.gated and recipe.gate_mode not in ("random", "zeros"):
+    elif mixture.gated and GATE_MODES[recipe.gate_mode].texts:
         notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
         skipped.add("gates")
-    averaged = [expert for expert in experts if expert.name in mixture.shared_from]
-    gates = {part.gate: gate_without_texts(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
-    tensors = plan_tensors(recipe, base, experts, gates, averaged)
     try:
         place = mixture.locate(recipe.centroids) if recipe.centroids else None
         centroids = read_centroids(replace(recipe, centroids=str(place)) if place else recipe)
     except MergeError as error:
         notes.append(f"Centroids were not compared: {error}")
         centroids = None
-    if centroids is not None:
-        tensors.append(centroid_tensor(centroids))
-    return [tensor for tensor in tensors if tensor_group(tensor) not in skipped]
+        skipped.add("centroids")
+    averaged = [expert for expert in experts if expert.name in mixture.shared_from]
+    plan = make_plan(recipe, base, experts, centroids, averaged)
+    gates = {part.gate: drawn_gate(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
+    plan.set_gates(gates, mixture.record["gates"])
+    return plan, skipped
 
 
 def changed_sources(sources: list[Source], records: list[dict], notes: list[str], progress: Progress) -> list[str]:
@@ -162,7 +159,7 @@ def changed_sources(sources: list[Source], records: list[dict], notes: list[str]
 
 def missing_tensors(source: Source, base: Source) -> list[str]:
     """A line for the first tensor that a source no longer has, or has in an incompatible shape."""
-    for name, shape in Shape.from_config(base.config).tensors().items():
+    for name, shape in base.shape.tensors().items():
         if name not in source or source.entry(name).shape[1:] != shape[1:]:
             return [f"{source.name}: {name!r} is missing or has an incompatible shape."]
     return []
@@ -174,7 +171,7 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
         return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
     differing, first, position = 0, None, 0
-    for expected, stored in zip(equal_blocks(tensor.blocks(), CHUNK), read_blocks(entry, CHUNK), strict=True):
+    for expected, stored in zip(equal_blocks(tensor.blocks(), PIECE), read_blocks(entry, PIECE), strict=True):
         if not np.array_equal(expected, stored):
             indices = np.flatnonzero(expected != stored)
             differing += len(indices)

@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass
 
 from .checkpoints import Source
-from .layout import Shape
 from .recipe import Recipe
 from .tokenizers import source_tokenizer, source_vocabulary, tokenizer_of_mixture
 
@@ -45,7 +44,7 @@ def vocabulary_rows(recipe: Recipe, base: Source, experts: list[Source]) -> Voca
     sources = [base, *experts]
     written = tokenizer_of_mixture(recipe, base, experts)
     chosen = [written] if written and recipe.tokenizer_source not in (None, "union") else sources
-    count = max(Shape.from_config(source.config).vocab_size for source in chosen)
+    count = max(source.shape.vocab_size for source in chosen)
     if written is None or all(has_tokenizer_of(source, written) for source in sources):
         return VocabularyRows(count)
     contents = {source.name: digest_of_tokenizer(source) for source in sources}

@@ -13,15 +13,14 @@ except ImportError as error:
     raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
 
 import merge_tools
-from merge_tools import MergeError, console
+from merge_tools import MergeError
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
-from merge_tools.compose import make_plan
-from merge_tools.gates import make_gates
 from merge_tools.preflight import run_preflight
-from merge_tools.recipe import ALLOWANCES, with_zero_gates
+from merge_tools.recipe import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
 from run_tools.option_paths import check_new_file, check_new_folder
 
+from . import merge_screen
 from .common import AsJson, Debug, Seed, new_app, print_json
 from .merge_screen import Screen, progress_bars, screen
 
@@ -35,13 +34,13 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, whi
 Name = Annotated[str, typer.Option("--expert", help="The expert's name, as shown by `inspect`.")]
 ALLOWED = "; ".join(f"{name} ({text})" for name, text in ALLOWANCES.items())
 Allow = Annotated[list[str] | None, typer.Option(help=f"Accept a difference: {ALLOWED}.")]
-Reaverage = Annotated[
-    bool, typer.Option("--reaverage", help="Compose again from all sources, with new averages of the shared weights.")
+Recompose = Annotated[
+    bool, typer.Option("--recompose", help="Compose again from all sources, with new averages of the shared weights.")
 ]
 Moved = Annotated[
     list[str] | None,
     typer.Option(
-        "--source", metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
+        "--moved", metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved; can be repeated."
     ),
 ]
 
@@ -92,7 +91,7 @@ def compose(
         if push_to_hub:
             result["pushed_to"] = push(out, push_to_hub, private)
         view.warnings(result)
-        view.result(result, lambda: console.render_summary(result))
+        view.result(result, lambda: merge_screen.render_summary(result))
         view.print(f"wrote {out}")
         if push_to_hub:
             view.print(f"pushed to {result['pushed_to']}")
@@ -101,15 +100,12 @@ def compose(
 def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
     """Prints the findings of the preflight and, without errors, the plan."""
     preflight = run_preflight(config, out, allow=allow or None)
-    report, plan = preflight.report, None
-    if report.ok:
-        gates = make_gates(with_zero_gates(preflight.recipe), preflight.sources.base)  # type: ignore[arg-type]
-        plan = make_plan(preflight, gates).summary()
-    view.result(report.to_dict() | ({"plan": plan} if plan else {}), lambda: console.render_findings(report))
+    report, plan = preflight.report, preflight.plan and preflight.plan.summary()
+    view.result(report.to_dict() | ({"plan": plan} if plan else {}), lambda: merge_screen.render_findings(report))
     if not view.as_json:
         if plan:
-            view.out.print(console.render_summary(plan))
-        view.out.print(console.render_verdict(report))
+            view.out.print(merge_screen.render_summary(plan))
+        view.out.print(merge_screen.render_verdict(report))
     if not report.ok:
         raise typer.Exit(2)
 
@@ -152,9 +148,9 @@ def check(
     """
     with screen(as_json, debug) as view:
         report = merge_tools.check(config, out, deep=deep, allow=allow or None)
-        view.result(report.to_dict(), lambda: console.render_findings(report))
+        view.result(report.to_dict(), lambda: merge_screen.render_findings(report))
         if not as_json:
-            view.out.print(console.render_verdict(report))
+            view.out.print(merge_screen.render_verdict(report))
         if not report.ok:
             raise typer.Exit(2)
 
@@ -167,13 +163,13 @@ def inspect(folder: Folder, as_json: AsJson = False, debug: Debug = False):
     """
     with screen(as_json, debug) as view:
         facts = merge_tools.inspect(folder)
-        view.result(facts, lambda: console.render_mixture(facts))
+        view.result(facts, lambda: merge_screen.render_mixture(facts))
 
 
 @app.command()
 def verify(
     folder: Folder,
-    source: Moved = None,
+    moved: Moved = None,
     sha256: Annotated[bool, typer.Option("--sha256", help="Also show the SHA-256 of every source file.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -182,11 +178,11 @@ def verify(
 
     Exit status 1 if something differs.
 
-    Example: lexperts merge verify mixture --source law=models/llama-law
+    Example: lexperts merge verify mixture --moved law=models/llama-law
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
-            result = merge_tools.verify(folder, sources=read_pairs(source), sha256=sha256, progress=progress)
+            result = merge_tools.verify(folder, sources=read_pairs(moved), sha256=sha256, progress=progress)
         if as_json:
             print_json(result)
         for name, files in result.get("files", {}).items():
@@ -208,7 +204,7 @@ def read_pairs(pairs: list[str] | None) -> dict[str, str]:
     """`["law=models/law"]` -> `{"law": "models/law"}`."""
     for pair in pairs or []:
         if not all(pair.partition("=")[::2]):
-            raise MergeError(f"--source {pair!r:.200} is not NAME=FOLDER. Example: --source law=models/law")
+            raise MergeError(f"--moved {pair!r:.200} is not NAME=FOLDER. Example: --moved law=models/law")
     return dict(pair.split("=", 1) for pair in pairs or [])
 
 
@@ -225,26 +221,26 @@ def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args
 def add(
     folder: Folder,
     out: Out,
-    expert: Annotated[str, typer.Option("--expert", metavar="PATH", help="Folder or Hub id of the new expert.")],
+    source: Annotated[str, typer.Option("--source", metavar="PATH", help="Folder or Hub id of the new expert.")],
     name: Annotated[str | None, typer.Option(help="Name of the new expert. Default: the name of its folder.")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="A text of its domain, for gates from texts; can be repeated.")
     ] = None,
     samples: Annotated[Path | None, typer.Option(help="A file of its own data, for gate_mode centroid.")] = None,
-    reaverage: Reaverage = False,
+    recompose: Recompose = False,
     allow: Allow = None,
-    source: Moved = None,
+    moved: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
     """Add an expert to a mixture.
 
-    Example: lexperts merge add mixture larger --expert llama-biology
+    Example: lexperts merge add mixture larger --source llama-biology
     """
     with screen(as_json, debug, out) as view:
         let_threads_sleep()
-        options = {"source_model": expert, "name": name, "positive_prompts": prompt, "samples": samples}
-        flags = {"reaverage": reaverage, "allow": allow or (), "sources": read_pairs(source)}
+        options = {"source_model": source, "name": name, "positive_prompts": prompt, "samples": samples}
+        flags = {"recompose": recompose, "allow": allow or (), "sources": read_pairs(moved)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
 
 
@@ -253,8 +249,8 @@ def remove(
     folder: Folder,
     out: Out,
     expert: Name,
-    reaverage: Reaverage = False,
-    source: Moved = None,
+    recompose: Recompose = False,
+    moved: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -264,20 +260,18 @@ def remove(
     """
     with screen(as_json, debug, out) as view:
         let_threads_sleep()
-        flags = {"reaverage": reaverage, "sources": read_pairs(source)}
+        flags = {"recompose": recompose, "sources": read_pairs(moved)}
         edit(view, out, merge_tools.remove, folder, expert, out, **flags)
 
 
 @app.command()
-def extract(
-    folder: Folder, out: Out, expert: Name, source: Moved = None, as_json: AsJson = False, debug: Debug = False
-):
+def extract(folder: Folder, out: Out, expert: Name, moved: Moved = None, as_json: AsJson = False, debug: Debug = False):
     """Extract an expert as a dense model.
 
     Example: lexperts merge extract mixture dense --expert medicine
     """
     with screen(as_json, debug, out) as view:
-        result = edit(view, out, merge_tools.extract, folder, expert, out, sources=read_pairs(source))
+        result = edit(view, out, merge_tools.extract, folder, expert, out, sources=read_pairs(moved))
         view.print(format_shared_diff(result["shared"]))
 
 
@@ -323,7 +317,7 @@ def export(
         if (format is None) != from_mergekit:
             raise MergeError("Give either --format or --from-mergekit.")
         if from_mergekit:
-            edit(view, out, merge_tools.repair, folder, out)
+            edit(view, out, merge_tools.split_fused_experts, folder, out)
         else:
             edit(view, out, merge_tools.export, folder, out, format, converter=converter)
 
@@ -377,7 +371,7 @@ def tune(
 
         result = merge_tools.tune(folder, out, domains, **options, on_step=on_step)
         view.warnings(result)
-        view.result(result, lambda: console.render_tuning(result))
+        view.result(result, lambda: merge_screen.render_tuning(result))
         view.print(f"wrote {out}")
 
 
@@ -409,7 +403,7 @@ def route(
         if plot:
             merge_tools.plot(routings, plot)
         content = {"experts": routings[0].names, "texts": [routing.to_dict() for routing in routings]}
-        view.result(content, lambda: console.render_routings(routings))
+        view.result(content, lambda: merge_screen.render_routings(routings))
         if plot:
             view.print(f"wrote {plot}")
 
@@ -442,7 +436,7 @@ def cluster(
             check_new_folder("--cache", cache)
         options: dict = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
         result = merge_tools.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
-        view.result(result, lambda: console.render_clusters(result))
+        view.result(result, lambda: merge_screen.render_clusters(result))
         view.print(f"wrote {out}")
 
 

@@ -4,22 +4,33 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
 from rich.text import Text
 
-from merge_tools import Progress, console
+from merge_tools import Progress, Report, Routing
+from merge_tools.card import short_hash
+from merge_tools.findings import LEVELS, grouped
+from merge_tools.routing import printable
 from merge_tools.staging import partial_folder
-from run_tools.errors import expand_user, user_errors
+from run_tools.errors import escape, expand_user, format_size, user_errors
 
 from .common import print_json
 
 DEFAULT_WIDTH = 120  # columns if the output is not a terminal
+SIGNS = {"ok": ("green", "ok"), "note": ("cyan", "note"), "warning": ("yellow", "warning"), "error": ("red", "error")}
+MAX_NAMES = 2
+COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+PHASES = {"read": "reading sources", "write": "writing mixture", "sync": "syncing to disk", "verify": "comparing"}
 
 
 @dataclass
@@ -104,4 +115,172 @@ def interruption_hint(out: Path | None, resumable: bool) -> str:
 
 def progress_bars(view: Screen):
     """Progress bars on a terminal; no progress otherwise."""
-    return console.ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
+    return ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
+
+
+class ProgressBars(Progress):
+    """One progress bar per phase, with bytes, speed and remaining time."""
+
+    def __init__(self, console: Console):
+        columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn())
+        self.bars = Bars(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        self.tasks: dict[str, Any] = {}
+
+    def start(self, phase: str, total: int):
+        """Adds a bar, or extends the bar of the phase."""
+        if phase in self.tasks:  # another file in the same phase
+            task = self.bars.tasks[self.tasks[phase]]
+            self.bars.update(self.tasks[phase], total=task.total + total)
+        elif phase in PHASES:
+            self.tasks[phase] = self.bars.add_task(PHASES[phase], total=total)
+
+    def advance(self, phase: str, count: int):
+        """Advances the bar of the phase."""
+        if phase in self.tasks:
+            self.bars.advance(self.tasks[phase], count)
+
+    def __enter__(self):
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_):
+        self.bars.stop()
+
+
+def safe(text: Any) -> Text:
+    """A text without control characters, which would change a terminal."""
+    return Text(escape(str(text)))
+
+
+def new_table(*columns: str, **options) -> Table:
+    """A table without lines between its cells; `options` are those of its columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(Text(column), **options)
+    return table
+
+
+def render_findings(report: Report) -> Table:
+    """The preflight as a table: errors last, equal messages once."""
+    table = new_table("", "check", "subject", "result", overflow="fold")
+    for level in LEVELS:
+        colour, sign = SIGNS[level]
+        for check, subjects, message in grouped(report.findings, level):
+            table.add_row(Text(sign, style=colour), check, Text(format_subjects(subjects, level)), Text(message))
+    return table
+
+
+def format_subjects(subjects: list[str], level: str) -> str:
+    """All names for warnings and errors; otherwise the number of subjects if there are many."""
+    if len(subjects) <= MAX_NAMES or level in ("warning", "error"):
+        return ", ".join(subjects)
+    return f"{len(subjects)} {'sources' if 'base' in subjects else 'experts'}"
+
+
+def render_verdict(report: Report) -> Text:
+    """Whether the recipe can be merged."""
+    errors, warnings = len(report.errors), len(report.warnings)
+    if errors:
+        fix = f"Fix {'them' if errors > 1 else 'it'} before merging."
+        return Text(f"{errors} error{'s' * (errors > 1)}. {fix}", style="red")
+    noted = f", with {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+    return Text(f"Ready to merge{noted}.", style="green")
+
+
+def render_summary(plan: dict[str, Any]) -> Table:
+    """The summary of a plan or of a finished mixture."""
+    content = {
+        "format": plan["format"],
+        "experts": ", ".join(plan["experts"]),
+        "parameters": f"{plan['parameters']:,}, {plan['active_parameters']:,} active per token",
+        "on disk": f"{format_size(plan['bytes'])} in {plan['tensors']} tensors",
+        "in memory": f"{format_size(plan['memory_bytes'])} for the weights",
+    }
+    return key_value_table(content)
+
+
+def key_value_table(content: dict[str, str]) -> Table:
+    """A table of keys and values; brackets are not interpreted as markup."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in content.items():
+        table.add_row(Text(name), safe(text))
+    return table
+
+
+def render_mixture(facts: dict[str, Any]) -> Group:
+    """The result of `inspect`."""
+    policy, layers = facts["routing_policy"], facts["router_layers_index"]
+    layers = "all layers" if layers is None else f"layers {', '.join(map(str, layers))}"
+    content = {
+        "format": f"{facts['format']}, made by {facts['made_by']}",
+        "routed": f"{', '.join(facts['router_layers'])} in {layers}",
+        "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
+        "shared weights": facts["shared"],
+        "rope": f"{facts['rope']['rope_type']}, base {facts['rope']['rope_theta']:g}",
+        "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
+        "on disk": format_size(facts["bytes"]),
+    }
+    experts = new_table("expert", "source", "licence", "file", "hash", overflow="fold")
+    for expert in facts["experts"]:
+        for i, file in enumerate(expert["files"]):
+            first = (expert["name"], expert["source"], expert.get("license", "not stated")) if i == 0 else ("", "", "")
+            experts.add_row(*map(safe, (*first, file["name"], short_hash(file).replace("`", ""))))
+    parts = [key_value_table(content), Text(), experts]
+    if facts["gates"]:
+        gates = new_table(f"gate ({facts['gate_mode']})", "condition number", "row norms")
+        for gate in facts["gates"]:
+            name = f"layer {gate['layer']}" + (f" {gate['part']}" if gate["part"] != "mlp" else "")
+            condition = "infinite" if gate["condition_number"] is None else f"{gate['condition_number']:.3g}"
+            gates.add_row(name, condition, " ".join(f"{norm:.3g}" for norm in gate["row_norms"]))
+        parts += [Text(), gates]
+    return Group(*parts)
+
+
+def render_tuning(result: dict[str, Any]) -> Group:
+    """The result of `tune`: perplexity of each domain's held-out texts before and after."""
+    table = new_table("held-out texts", no_wrap=True)
+    for column in ("number", "perplexity before", "after", "change"):
+        table.add_column(Text(column), justify="right")
+    for name, row in result["perplexity"].items():
+        change = f"{row['after'] / row['before'] - 1:+.1%}"
+        table.add_row(Text(name), f"{row['texts']:,}", f"{row['before']:.2f}", f"{row['after']:.2f}", change)
+    trained = f"{result['trained']:,} parameters of the gates trained for {result['steps']} steps in {result['seconds']:.0f} s"
+    return Group(table, Text(trained))
+
+
+def render_routings(routings: Sequence[Routing]) -> Group:
+    """For each text one row per router: tokens with the index and colour of their expert, and each expert's share."""
+    parts: list[Any] = []
+    names = routings[0].names
+    legend = Text("experts: ")
+    for e, name in enumerate(names):
+        legend.append(f" {e} {name} ", style=f"black on {COLOURS[e % len(COLOURS)]}").append(" ")
+    for routing in routings:
+        table = new_table("router", no_wrap=True)
+        table.add_column("tokens and their first experts", overflow="fold")
+        for name in names:
+            table.add_column(Text(name), justify="right")
+        for row, shares in enumerate(routing.load()):
+            line = Text()
+            for token, expert in zip(routing.tokens, routing.experts[row, :, 0], strict=True):
+                index = str(expert).translate(SUBSCRIPTS)
+                line.append(printable(token) + index, style=f"black on {COLOURS[expert % len(COLOURS)]}").append(" ")
+            table.add_row(routing.routers[row], line, *(f"{share:.2f}" for share in shares))
+        parts += [table, Text()]
+    return Group(*parts, legend)
+
+
+def render_clusters(result: dict) -> Group:
+    """The result of `cluster`: size and terms of each cluster, and measures of their separation."""
+    table = new_table("cluster", no_wrap=True)
+    table.add_column("rows", justify="right")
+    table.add_column("terms", overflow="fold")
+    for name, rows, terms in zip(result["names"], result["sizes"], result["terms"], strict=True):
+        table.add_row(name, f"{rows:,}", " ".join(terms))
+    lines = [f"{result['rows']:,} rows, {result['dropped']:,} dropped; {result['absent']:,} contexts lack their term."]
+    if "silhouette" in result:
+        lines.append(
+            f"Silhouette {result['silhouette']:.3f}, Calinski-Harabasz {result['calinski_harabasz']:,.1f}; "
+            f"{result['nearest']:.1%} of the rows are nearest to their own centroid."
+        )
+    return Group(table, *map(Text, lines))

@@ -82,7 +82,7 @@ def rebalance(c: np.ndarray, labels: np.ndarray) -> np.ndarray:
     q, labels = n // K, labels.copy()
     sizes = np.bincount(labels, minlength=K)
     step, row = np.full((K, K), np.inf), np.zeros((K, K), dtype=int)
-    changed = range(K)
+    changed = list(range(K))
     while True:
         for a in changed:
             step[a], row[a] = cheapest_moves(c, labels, a)

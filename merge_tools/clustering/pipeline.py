@@ -19,14 +19,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from run_tools.claims import RECORD, Claim, find_foreign, locked, remove_lock
 from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import did_you_mean
 
 from ..clustering.balanced_kmeans import balanced_kmeans
 from ..clustering.embeddings import embed_texts
 from ..errors import MergeError
-from ..staging import partial_folder
+from ..staging import open_claim, partial_folder, staging_folder
 
 COMMAND = "merge cluster"  # in the record of the staging folder
 METHODS = ("balanced", "kmeans", "tfidf", "random", "source")
@@ -86,7 +85,7 @@ def cluster(
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise MergeError(f"{out} is not empty. Choose another folder, or delete its files.")
-    claim_staging_folder(out)
+    open_claim(partial_folder(out), COMMAND)
     rows, dropped = read_rows(data)
     if method != "source" and k > len(rows):
         raise MergeError(f"{len(rows):,} rows cannot fill {k} clusters. Use k={len(rows)} or less.")
@@ -204,25 +203,9 @@ def cluster_quality(x: np.ndarray, labels: np.ndarray, seed: int) -> dict:
     return scores
 
 
-def claim_staging_folder(out: Path) -> Claim | None:
-    """The claim that a run which was interrupted has on the staging folder of an output, if there is one.
-
-    Raises:
-        MergeError: if the folder is of anything else.
-    """
-    claim = Claim.read(partial_folder(out))
-    if claim is not None and claim.command != COMMAND:
-        raise MergeError(f"{claim.folder} is of a run of {claim.command!r}. Delete it, or choose another output.")
-    return claim
-
-
 def write_clusters(out: Path, rows, labels, x, result: dict, plot: bool, seed: int):
-    """Writes all files to a folder next to the output, and renames it."""
-    new = partial_folder(out)
-    with locked(new):
-        if (earlier := claim_staging_folder(out)) is not None:
-            earlier.clear()
-        claim = Claim.create(new, COMMAND, {})
+    """Writes all files to the staging folder, which becomes the output."""
+    with staging_folder(out, COMMAND, {}) as claim:
         for c in range(len(result["sizes"])):
             with claim.name_file(f"{c}.jsonl").open("w", encoding="utf-8") as file:
                 for i in np.flatnonzero(labels == c):
@@ -234,13 +217,6 @@ def write_clusters(out: Path, rows, labels, x, result: dict, plot: bool, seed: i
             if plot:
                 plot_clusters(x, labels, result, claim.name_file("clusters.png"), seed)
         claim.write("clusters.json", json.dumps(result, ensure_ascii=False, indent=1).encode())
-        if (foreign := find_foreign(new, {RECORD, *claim.files})) is not None:
-            raise MergeError(f"{foreign!r} was put into {new} meanwhile. Move it away, and repeat the command.")
-    if out.exists():
-        out.rmdir()
-    new.rename(out)
-    (out / RECORD).unlink()  # last, so that until then the folder can be claimed again
-    remove_lock(out)
 
 
 def plot_clusters(x: np.ndarray, labels: np.ndarray, result: dict, path: Path, seed: int):

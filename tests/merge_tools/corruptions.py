@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from merge_tools import MergeError, check, compose
+from merge_tools.families import FAMILIES
 
 from .conftest import edit_json, save_expert
 
@@ -200,7 +201,7 @@ BROKEN = {
     "activation": (config(hidden_act="gelu"), "hidden_act is gelu .silu in birds"),
     "norms": (config(rms_norm_eps=1e-5), "rms_norm_eps is 1e-05 .1e-06 in birds"),
     "tied": (made(tied=True), "tie_word_embeddings is True .False in birds"),
-    "model type": (config(model_type="gpt2"), "model_type is 'gpt2'; .* llama, mistral, qwen2, qwen3, olmo2"),
+    "model type": (config(model_type="gpt2"), f"model_type is 'gpt2'; .* {', '.join(FAMILIES)}"),
     "no model type": (config(model_type=None), "model_type is None"),
     "no size": (config(hidden_size=None), "config.json: hidden_size is missing"),
     "size as a string": (config(hidden_size="32"), "config.json: hidden_size .*'32'"),

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_tools import MergeError, plan
+from merge_tools import MergeError, averaging, slices
 from merge_tools.averaging import from_float, mean_bf16, mean_equal, mean_float64, to_float32, to_float64
 from merge_tools.checkpoints import open_source
-from merge_tools.plan import OutputTensor, Slice
+from merge_tools.plan import OutputTensor
+from merge_tools.slices import Slice
 
 # significant bits, exponent of the smallest normal number, first power of two that is too large
 FORMATS = {"BF16": (8, -126, 128), "F16": (11, -14, 16), "F32": (24, -126, 128)}
@@ -198,7 +199,7 @@ def test_conversions_agree_with_torch_for_all_values(dtype):
     other = {"BF16": torch.float16, "F16": torch.bfloat16}[dtype]
     code = {"BF16": "F16", "F16": "BF16"}[dtype]
     expected = theirs.to(other).view(torch.int16).numpy().view(np.uint16)
-    assert np.array_equal(plan.convert(raw[finite], dtype, code), expected[finite])
+    assert np.array_equal(averaging.convert(raw[finite], dtype, code), expected[finite])
 
 
 def test_minus_zero_is_kept_and_cancellation_gives_plus_zero():
@@ -222,12 +223,12 @@ def test_blocks_of_any_size_make_the_same_tensor(experts, chunk, monkeypatch):
     rows, width = sources[0].entry(name).shape
     middle = 10 * width
     parts = (
-        Slice(tuple(sources), (1 / 3, 1 / 3, 1 / 3), 0, middle),
-        Slice(tuple(sources[:2]), (0.75, 0.25), middle, rows * width),
+        Slice(name, tuple(sources), (1 / 3, 1 / 3, 1 / 3), 0, middle),
+        Slice(name, tuple(sources[:2]), (0.75, 0.25), middle, rows * width),
     )
-    tensor = OutputTensor(name, "BF16", (rows, width), name, parts)
+    tensor = OutputTensor(name, "BF16", (rows, width), parts)
     whole = np.concatenate(list(tensor.blocks()))
-    monkeypatch.setattr(plan, "CHUNK", chunk)
+    monkeypatch.setattr(slices, "CHUNK", chunk)
     blocks = list(tensor.blocks())
     assert len(blocks) > 3 and max(map(len, blocks)) <= chunk
     assert np.array_equal(np.concatenate(blocks), whole)

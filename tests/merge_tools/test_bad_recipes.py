@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from merge_tools import MergeError, Recipe, check, compose, read_recipe
+from merge_tools import Recipe, check, compose, read_recipe, verify
+from run_tools.claims import Claim
 
 from .conftest import recipe_of
-from .corruptions import copied, refused, snapshot
+from .corruptions import copied, refused
 
 
 @pytest.fixture
@@ -242,22 +243,21 @@ def test_too_little_disk_space(pair, tmp_path, monkeypatch):
 def test_partial_output_counts_as_free_space(pair, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=16 << 20))
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial" / "model.safetensors").write_bytes(b"x" * 400_000)
-    listed = {"files": ["model.safetensors"]}
-    (tmp_path / ".out.partial" / "journal.jsonl").write_text(f'{{"plan": "", "boot": ""}}\n{json.dumps(listed)}\n')
+    Claim.create(tmp_path / ".out.partial", "merge", {}).write("model.safetensors", b"x" * 400_000)
     assert check(recipe_of(pair), tmp_path / "out").ok
 
 
-def test_a_disk_that_fills_up_leaves_nothing(pair, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_leaves_what_can_be_resumed(pair, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    before = snapshot(tmp_path)
-    with pytest.raises(MergeError, match="The disk is full"):
+    with pytest.raises(OSError, match="No space left"):
         compose(recipe_of(pair), tmp_path / "out")
-    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    compose(recipe_of(pair), tmp_path / "out", resume=True)
+    assert verify(tmp_path / "out")["ok"]
 
 
 def test_a_disk_without_preallocation_works(pair, tmp_path, monkeypatch):

@@ -132,15 +132,15 @@ def test_a_difference_is_allowed_by_its_name(folder):
 def test_add_and_remove_show_their_warnings_with_and_without_json(folder, make_expert):
     run("compose", "recipe.yml", "out")
     rope(rope_theta=5e5)(*copied([folder / "experts" / "tools"], folder / "more"))
-    added = ("add", "out", "--expert", "more/tools", "--name", "new", "--allow", "rope")
-    for number, options in enumerate(((), ("--json",), ("--reaverage",))):
+    added = ("add", "out", "--source", "more/tools", "--name", "new", "--allow", "rope")
+    for number, options in enumerate(((), ("--json",), ("--recompose",))):
         out, err = run(*added[:2], f"more-{number}", *added[2:], *options)
         assert "warning: new: " in err and "(allowed: rope)" in err and "warning: " not in out
     same = {"experts": ["experts/birds", {"source_model": "experts/birds", "name": "b"}, "experts/ships"]}
     (folder / "same.yml").write_text(json.dumps(same))
     run("compose", "same.yml", "same")
     for options in ((), ("--json",)):
-        _, err = run("remove", "same", f"less{len(options)}", "--expert", "ships", "--reaverage", *options)
+        _, err = run("remove", "same", f"less{len(options)}", "--expert", "ships", "--recompose", *options)
         assert err.startswith("warning: b: has the same routed weights as birds")
 
 
@@ -240,8 +240,8 @@ def test_verify(mixture, folder):
 
 def test_add_remove_extract_and_export(mixture, folder, experts):
     fourth = str(experts(4)[3])
-    assert run("add", mixture, "more", "--expert", fourth)[0] == "wrote more\n"
-    assert run_json("add", mixture, "more2", "--expert", fourth, "--name", "other")["out"] == "more2"
+    assert run("add", mixture, "more", "--source", fourth)[0] == "wrote more\n"
+    assert run_json("add", mixture, "more2", "--source", fourth, "--name", "other")["out"] == "more2"
     assert [e["name"] for e in inspect("more")["experts"]] == ["birds", "ships", "tools", "plants"]
     assert [e["name"] for e in inspect("more2")["experts"]][-1] == "other"
     assert run("remove", "more", "less", "--expert", "plants")[0] == "wrote less\n"
@@ -267,11 +267,11 @@ def test_errors_of_the_other_commands(mixture, folder, experts):
         (["inspect", "nothing"], "'nothing' does not exist"),
         (["inspect", "experts/birds"], "has no merge_record.json"),
         (["verify", "experts/birds"], "has no merge_record.json"),
-        (["add", mixture, "out", "--expert", "experts/birds"], "has an expert 'birds' already"),
-        (["add", mixture, "out", "--expert", "experts/nothing"], "'experts/nothing' does not exist"),
-        (["add", mixture, "experts", "--expert", experts(4)[3]], "exists and is not empty"),
-        (["add", mixture, mixture, "--expert", experts(4)[3]], "is the source 'mixture'"),
-        (["add", mixture, "out", "--expert", experts(4)[3], "--allow", "x"], "allow: 'x'"),
+        (["add", mixture, "out", "--source", "experts/birds"], "has an expert 'birds' already"),
+        (["add", mixture, "out", "--source", "experts/nothing"], "'experts/nothing' does not exist"),
+        (["add", mixture, "experts", "--source", experts(4)[3]], "exists and is not empty"),
+        (["add", mixture, mixture, "--source", experts(4)[3]], "is the source 'mixture'"),
+        (["add", mixture, "out", "--source", experts(4)[3], "--allow", "x"], "allow: 'x'"),
         (["remove", mixture, "out", "--expert", "horses"], "has no expert 'horses'"),
         (["extract", mixture, "out", "--expert", "horses"], "Its experts: birds, ships, tools"),
         (["export", mixture, "out", "--format", "onnx"], "'onnx'. Use "),

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, MixtralForCausalLM
 
-from merge_tools import compose, plan
+from merge_tools import compose, slices
 from modeling_lexicon import LexiconForCausalLM
 
 from .conftest import (
@@ -249,7 +249,7 @@ def test_two_runs_write_the_same_bytes(experts, tmp_path, format, policy):
 def test_blocks_of_any_size_make_the_same_mixture(experts, tmp_path, monkeypatch):
     recipe = recipe_of(experts(3, dtype="bfloat16"), weights=[1, 2, 3], dtype="float32")
     compose(recipe, tmp_path / "whole")
-    monkeypatch.setattr(plan, "CHUNK", 97)
+    monkeypatch.setattr(slices, "CHUNK", 97)
     compose(recipe, tmp_path / "blocks")
     assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
 

@@ -183,22 +183,22 @@ def test_the_base_model_is_read_once_for_all_routers(experts, tmp_path, monkeypa
 
 
 @each_gate
-def test_with_reaverage_add_and_remove_equal_a_new_compose(experts, tmp_path, gate_mode):
+def test_with_recompose_add_and_remove_equal_a_new_compose(experts, tmp_path, gate_mode):
     folders, options = experts(4, dtype="bfloat16"), as_mean(gate_mode=gate_mode)
     mixture(tmp_path / "three", folders[:3], **options)
     mixture(tmp_path / "four", folders, **options)
     mixture(tmp_path / "last three", folders[1:], **options)
-    add(tmp_path / "three", expert_of(folders[3]), tmp_path / "added", reaverage=True)
+    add(tmp_path / "three", expert_of(folders[3]), tmp_path / "added", recompose=True)
     assert contents(tmp_path / "added") == contents(tmp_path / "four")
-    remove(tmp_path / "four", "plants", tmp_path / "removed", reaverage=True)
+    remove(tmp_path / "four", "plants", tmp_path / "removed", recompose=True)
     assert contents(tmp_path / "removed") == contents(tmp_path / "three")
-    remove(tmp_path / "four", "birds", tmp_path / "first", reaverage=True)
+    remove(tmp_path / "four", "birds", tmp_path / "first", recompose=True)
     assert contents(tmp_path / "first") == contents(tmp_path / "last three")
-    add(tmp_path / "three", expert_of(folders[3]), tmp_path / "as it was")  # negative control: without --reaverage
+    add(tmp_path / "three", expert_of(folders[3]), tmp_path / "as it was")  # negative control: without --recompose
     assert contents(tmp_path / "as it was")["model.safetensors"] != contents(tmp_path / "four")["model.safetensors"]
 
 
-def test_without_reaverage_shared_weights_do_not_change(experts, tmp_path):
+def test_without_recompose_shared_weights_do_not_change(experts, tmp_path):
     folders = experts(4)
     mixture(tmp_path / "three", folders[:3], **as_mean())
     add(tmp_path / "three", expert_of(folders[3]), tmp_path / "four")

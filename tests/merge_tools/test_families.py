@@ -116,7 +116,7 @@ def test_adding_and_removing_an_expert(name, tmp_path):
     folders = [save(tmp_path / expert, name, seed) for seed, expert in enumerate(("birds", "ships", "tools"))]
     compose(recipe_of(folders), tmp_path / "three")
     compose(recipe_of(folders[:2]), tmp_path / "two")
-    add(tmp_path / "two", folders[2], tmp_path / "added", reaverage=True)
+    add(tmp_path / "two", folders[2], tmp_path / "added", recompose=True)
     assert read_tensors(tmp_path / "added").keys() == read_tensors(tmp_path / "three").keys()
     for key, tensor in read_tensors(tmp_path / "added").items():
         assert torch.equal(tensor, read_tensors(tmp_path / "three")[key])
@@ -167,14 +167,16 @@ def test_the_inputs_of_all_modules_are_those_of_transformers(name, dtype, tmp_pa
 def test_lexicon_takes_the_families_that_it_can_represent(name, option, tmp_path):
     folders = [save(tmp_path / expert, name, 3) for expert in ("birds", "ships")]
     recipe = recipe_of(folders, **option)
-    if name not in ("olmo2", "mistral with a window"):
+    if FAMILIES[MODELS[name][0]].lexicon is not None and "window" not in name:
         compose(recipe, tmp_path / "out")
         ids = {"domain_ids": torch.tensor([1, 1])} if option.get("routing_policy") == "domain" else {}
         mixture = open_model(tmp_path / "out")
         assert type(mixture).__name__ == "LexiconForCausalLM"
         assert_close(logits_of(mixture, IDS, **ids), logits_of(open_model(folders[0]), IDS), atol=2e-4, rtol=1e-4)
     else:
-        able = "of these types can be routed like this: llama, mistral, qwen2, qwen3"
+        able = "of these types can be routed like this: " + ", ".join(
+            n for n, f in FAMILIES.items() if f.lexicon is not None
+        )
         reason = "sliding_window is 8" if "window" in name else able
         refused(tmp_path, recipe, reason)
 
@@ -196,12 +198,13 @@ def test_a_stock_mixture_is_exported_to_lexicon_and_back(kind, tmp_path):
     assert type(opened(tmp_path / "dense")) is type(open_model(folders[0]))
 
 
-def test_formats_that_cannot_hold_a_mixture_are_refused(tmp_path):
-    folders = [save(tmp_path / expert, "olmo2", seed) for seed, expert in enumerate(("birds", "ships"))]
+@pytest.mark.parametrize("family", [family for family, about in FAMILIES.items() if about.lexicon is None])
+def test_formats_that_cannot_hold_a_mixture_are_refused(family, tmp_path):
+    folders = [save(tmp_path / expert, family, seed) for seed, expert in enumerate(("birds", "ships"))]
     compose(recipe_of(folders), tmp_path / "out")
-    with pytest.raises(MergeError, match="lexicon: it cannot represent the layers of olmo2"):
+    with pytest.raises(MergeError, match=f"lexicon: it cannot represent the layers of {family}"):
         export(tmp_path / "out", tmp_path / "other", "lexicon")
-    with pytest.raises(MergeError, match="Use flex_olmo, lexicon or gguf"):
+    with pytest.raises(MergeError, match=f"Use {FAMILIES[family].mixture}, lexicon or gguf"):
         export(tmp_path / "out", tmp_path / "other", "mixtral")
 
 

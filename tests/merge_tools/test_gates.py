@@ -79,7 +79,7 @@ def test_random_gates_are_small_normal_noise():
     recipe = Recipe([], gate_mode="random")
     shape = Shape.from_config(LlamaConfig().to_dict())
     parts = [RoutedPart(layer, "mlp") for layer in range(8)]
-    rows = np.concatenate([gates.gate_without_texts(recipe, part, shape, [0]) for part in parts])
+    rows = np.concatenate([gates.drawn_gate(recipe, part, shape, [0]) for part in parts])
     assert abs(rows.std() - 0.02) < 0.0005 and abs(rows.mean()) < 0.0005
     assert np.abs(np.corrcoef(rows) - np.eye(8)).max() < 0.1
     assert 0.0017 < (np.abs(rows) > 0.06).mean() < 0.0037  # beyond three standard deviations: 0.0027 of a normal

@@ -121,7 +121,10 @@ def with_tokenizer(change):
 
 REFUSED = {
     "lexicon": (lexicon, "model_type 'lexicon', which llama.cpp does not have"),
-    "flex_olmo": (flex_olmo, "model_type 'flex_olmo', .*: mixtral, qwen2_moe, qwen3_moe"),
+    "flex_olmo": (
+        flex_olmo,
+        f"model_type 'flex_olmo', .*: {', '.join(kind for kind, about in MIXTURES.items() if about.gguf)}",
+    ),
     "dynamic rope": (
         changed("llama, gpt-2", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         "rope_type is 'dynamic'",

@@ -23,9 +23,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from merge_tools import MergeError, check, compose, config_values
-from merge_tools.opening import find_opening_errors
-from merge_tools.plain_configs import COUNTS, IGNORED, ORDINARY, TRIED, is_plain
+from merge_tools import MergeError, check, compose, config_checks
+from merge_tools.config_checks import COUNTS, IGNORED, ORDINARY, TRIED, find_opening_errors, is_plain
 
 from .conftest import edit_json, save_expert
 from .corruptions import (
@@ -461,9 +460,9 @@ def test_every_field_of_a_class_is_looked_at(kind):
     config, known = (
         kind().to_dict(),
         {
-            *config_values.SIZES,
-            *config_values.OPTIONAL_SIZES,
-            *config_values.FLAGS,
+            *config_checks.SIZES,
+            *config_checks.OPTIONAL_SIZES,
+            *config_checks.FLAGS,
             *IGNORED,
             *ORDINARY,
             *COUNTS,

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 import merge_tools
-from merge_tools import MergeError, add, compose, extract, load_experts, plan, verify
+from merge_tools import MergeError, add, compose, extract, load_experts, slices, verify
 from tests.loopback_hub import LoopbackHub, Repo
 
 from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of, run_python
@@ -167,7 +167,7 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
     base, adapters, _ = pair(target_modules=MLP + ATTENTION)
     recipe = recipe_of(named([*adapters, base]), base_model=str(base))
     compose(recipe, tmp_path / "whole")
-    monkeypatch.setattr(plan, "CHUNK", chunk)
+    monkeypatch.setattr(slices, "CHUNK", chunk)
     compose(recipe, tmp_path / "blocks")
     ours, theirs = read_tensors(tmp_path / "blocks"), read_tensors(tmp_path / "whole")
     for name in ours:

@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch.testing import assert_close
 
-from merge_tools import MergeError, compose, export, repair
+from merge_tools import MergeError, compose, export, split_fused_experts
 
 from .conftest import read_tensors
 from .gguf_models import sentencepiece
@@ -80,7 +80,7 @@ def by_mergekit(recipe, out):
 def test_a_recipe_means_the_same(name, family, tmp_path):
     recipe = recipe_file(tmp_path, name, family)
     compose(recipe, tmp_path / "ours")
-    repair(by_mergekit(recipe, tmp_path / "fused"), tmp_path / "theirs")
+    split_fused_experts(by_mergekit(recipe, tmp_path / "fused"), tmp_path / "theirs")
     ours, theirs = read_tensors(tmp_path / "ours"), read_tensors(tmp_path / "theirs")
     assert ours.keys() == theirs.keys()
     gates = [key for key in ours if key.endswith("gate.weight")]
@@ -101,7 +101,7 @@ def test_llama_cpp_reads_a_mixture_of_mergekit_after_its_repair_only(tmp_path):
     assert ran.returncode and "Can not map tensor 'model.layers.0.mlp.experts.gate_up_proj" in ran.stderr
     with pytest.raises(MergeError, match="--from-mergekit"):
         export(fused, tmp_path / "fused.gguf", "gguf")
-    repair(fused, tmp_path / "repaired")
+    split_fused_experts(fused, tmp_path / "repaired")
     export(tmp_path / "repaired", tmp_path / "theirs.gguf", "gguf", converter=CONVERTER)
     export(tmp_path / "repaired", tmp_path / "ours.gguf", "gguf")
     assert (tmp_path / "theirs.gguf").stat().st_size > 100_000 and (tmp_path / "ours.gguf").stat().st_size > 100_000

@@ -59,11 +59,11 @@ def test_verify_extract_and_route_take_no_other_models(project):
 
 @pytest.mark.parametrize("name", ["remove", "add", "export", "remove again", "add again"])
 def test_edited_mixtures_know_their_sources(name, project, tmp_path):
-    out, reaverage = tmp_path / "deep" / "out", "again" in name
+    out, recompose = tmp_path / "deep" / "out", "again" in name
     if "remove" in name:
-        remove(project / "mixture", "e2", out, reaverage=reaverage)
+        remove(project / "mixture", "e2", out, recompose=recompose)
     elif "add" in name:
-        add(project / "mixture", str(project / "m" / "e3"), out, reaverage=reaverage)
+        add(project / "mixture", str(project / "m" / "e3"), out, recompose=recompose)
     else:
         export(project / "mixture", out, "lexicon")
     assert verify(out)["ok"]
@@ -86,12 +86,12 @@ def test_a_tuned_mixture_knows_its_sources(project, tmp_path):
 
 def test_missing_sources_are_not_replaced_by_others(project, tmp_path):
     (project / "m" / "e1").rename(tmp_path / "moved")
-    with pytest.raises(MergeError, match="e1:.*work/m/e1'.*exist.* --source e1=FOLDER"):
+    with pytest.raises(MergeError, match="e1:.*work/m/e1'.*exist.* --moved e1=FOLDER"):
         verify(project / "mixture")
     assert not extract(project / "mixture", "e1", tmp_path / "one")["shared"]["compared"]
     moved = {"e1": tmp_path / "moved"}
     assert extract(project / "mixture", "e1", tmp_path / "two", sources=moved)["shared"]["compared"]
-    remove(project / "mixture", "e2", tmp_path / "three", reaverage=True, sources=moved)
+    remove(project / "mixture", "e2", tmp_path / "three", recompose=True, sources=moved)
     assert verify(tmp_path / "three")["ok"]
 
 
@@ -110,7 +110,7 @@ def test_models_of_the_hub_are_not_folders_here(project, hub, tmp_path, monkeypa
     shutil.copytree("m/e1", "m/e9")
     assert verify(tmp_path / "mixture")["ok"] and card_of(tmp_path / "mixture")["base_model"] == ["m/e9"]
     with pytest.raises(MergeError, match="'m/e9' is a model of the Hub .* and also a folder here"):
-        add(tmp_path / "mixture", "m/e1", tmp_path / "out", reaverage=True)
+        add(tmp_path / "mixture", "m/e1", tmp_path / "out", recompose=True)
     add(tmp_path / "mixture", {"source_model": "m/e9", "name": "mine"}, tmp_path / "out")
     assert verify(tmp_path / "out")["ok"] and card_of(tmp_path / "out")["base_model"] == ["m/e9"]
     assert record_of(tmp_path / "out")["experts"][2]["source"] == str(tmp_path / "other" / "m" / "e9")

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from merge_tools import MergeError, compose, shard_writer, verify
+from merge_tools import MergeError, compose, verify
 from merge_tools.source_scan import scan_file
 from merge_tools.tensor_files import read_header
+from run_tools import claims
 
 from .conftest import contents, recipe_of, run_python
 from .corruptions import copied, snapshot
@@ -38,12 +39,12 @@ def test_a_second_run_into_the_same_output_fails_and_the_first_is_unharmed(resum
     refusals = []
 
     def second():
-        with pytest.raises(MergeError) as refusal:
+        with pytest.raises(BlockingIOError) as refusal:
             compose(recipe, tmp_path / "out", resume=resume)
         refusals.append(str(refusal.value))
 
     compose(recipe, tmp_path / "out", progress=Stop("write", 5, second))
-    assert len(refusals) == 1 and f"Another run is writing to {tmp_path / '.out.partial'}." in refusals[0]
+    assert len(refusals) == 1 and f"Another process writes {tmp_path / '.out.partial'}." in refusals[0]
     assert contents(tmp_path / "out") == expected
 
 
@@ -51,7 +52,7 @@ def test_a_file_system_without_locks_works(recipe, expected, tmp_path, monkeypat
     def unable(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(shard_writer.fcntl, "flock", unable)
+    monkeypatch.setattr(claims.fcntl, "flock", unable)
     compose(recipe, tmp_path / "out")
     assert contents(tmp_path / "out") == expected
 
@@ -84,34 +85,26 @@ def test_a_drive_that_cannot_sync_folders_works(number, recipe, expected, tmp_pa
 
 
 def test_a_file_that_cannot_be_synced_is_an_error(recipe, tmp_path, monkeypatch):
-    synced_names(monkeypatch, lambda path: errno.EIO if path.name == "config.json" else 0)
+    synced_names(monkeypatch, lambda path: errno.EIO if "config.json" in path.name else 0)
     with pytest.raises(OSError, match="Input/output error"):
         compose(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_journals_are_on_the_disk_before_and_after_they_are_renamed(recipe, tmp_path, monkeypatch):
-    events = synced_names(monkeypatch, lambda path: 0)
-    compose(recipe, tmp_path / "out")
-    at = events.index(("replaced by", "journal.new"))
-    assert events[at - 1 : at + 2] == ["journal.new", ("replaced by", "journal.new"), ".out.partial"]
-    assert "journal.jsonl" in events[at + 2 : events.index("config.json")]  # lists config.json before it is written
 
 
 def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recipe, expected, tmp_path, monkeypatch):
     """The staging folder that the second run opened has become the first run's output when it gets the lock."""
 
     def late(*_):
+        (tmp_path / ".out.partial" / claims.LOCK).unlink()
         (tmp_path / ".out.partial").rename(tmp_path / "out")
 
-    compose(recipe, tmp_path / "first")
-    (tmp_path / "first").rename(tmp_path / ".out.partial")
-    listed = json.dumps({"files": [*expected]})
-    (tmp_path / ".out.partial" / "journal.jsonl").write_text(f'{{"plan": "", "boot": ""}}\n{listed}\n')
-    monkeypatch.setattr(shard_writer.fcntl, "flock", late)
-    with pytest.raises(MergeError, match="Another run is writing to .*.out.partial"):
+    claim = claims.Claim.create(tmp_path / ".out.partial", "merge", {})
+    for name, content in expected.items():
+        claim.write(name, content)
+    monkeypatch.setattr(claims.fcntl, "flock", late)
+    with pytest.raises(MergeError, match="Another run has just written .*out"):
         compose(recipe, tmp_path / "out")
-    assert {**contents(tmp_path / "out"), "journal.jsonl": b""} == {**expected, "journal.jsonl": b""}
+    assert {name: content for name, content in contents(tmp_path / "out").items() if name != claims.RECORD} == expected
 
 
 def test_an_output_created_during_the_merge_is_not_overwritten(recipe, expected, tmp_path):
@@ -122,7 +115,7 @@ def test_an_output_created_during_the_merge_is_not_overwritten(recipe, expected,
     with pytest.raises(MergeError, match="complete mixture is in .*.out.partial"):
         compose(recipe, tmp_path / "out", progress=Stop("rename", 0, occupy))
     assert contents(tmp_path / "out") == {"notes.txt": b"mine"}
-    assert contents(tmp_path / ".out.partial") == expected
+    assert contents(tmp_path / ".out.partial") == {**expected, claims.LOCK: b""}
 
 
 @pytest.mark.parametrize("phase", ["read", "write"])
@@ -228,7 +221,7 @@ def test_a_disk_error_keeps_the_partial_output_for_a_resume(recipe, expected, tm
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space left"):
             compose(recipe, tmp_path / "out")
-    assert not (tmp_path / "out").exists() and (tmp_path / ".out.partial" / "journal.jsonl").is_file()
+    assert not (tmp_path / "out").exists() and (tmp_path / ".out.partial" / claims.RECORD).is_file()
     compose(recipe, tmp_path / "out", resume=True)
     assert contents(tmp_path / "out") == expected
 

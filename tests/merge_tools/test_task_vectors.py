@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from merge_tools import MergeError, add, check, compose, inspect, plan, read_recipe, remove, verify
+from merge_tools import MergeError, add, check, compose, inspect, read_recipe, remove, slices, verify
+from merge_tools.averages import AVERAGES
 from merge_tools.averaging import from_float, to_float32, to_float64
 from merge_tools.checkpoints import Checkpoint, Source, open_source
-from merge_tools.plan import OutputTensor, Slice, plan_tensors
-from merge_tools.task_vectors import TaskMerge, estimate, largest, magnitudes_of, random_words
+from merge_tools.plan import OutputTensor, plan_tensors
+from merge_tools.slices import Slice
+from merge_tools.task_vectors import estimate, largest, magnitudes_of, random_words
 from merge_tools.tensor_files import pack_header, read_header
 
 from .conftest import read_tensors, recipe_of, save_expert
@@ -137,10 +139,7 @@ def blocks_of(folders, options):
     checked = read_recipe(recipe(folders, **options, gate_mode="zeros"))
     base = open_source("base", str(folders[0]))
     sources = [open_source(f.name, str(f)) for f in folders[1:]]
-    gates = {
-        f"model.layers.{i}.block_sparse_moe.gate.weight": np.zeros((len(sources), 32), np.float32) for i in range(2)
-    }
-    tensors = plan_tensors(checked, base, sources, gates)
+    tensors = plan_tensors(checked, base, sources)
     return {t.name: np.concatenate(list(t.blocks())) for t in tensors if t.slices}
 
 
@@ -149,7 +148,7 @@ def blocks_of(folders, options):
 def test_blocks_of_any_size_give_the_same_tensors(method, chunk, experts, monkeypatch):
     folders = experts(4)
     expected = blocks_of(folders, METHODS[method])
-    monkeypatch.setattr(plan, "CHUNK", chunk)
+    monkeypatch.setattr(slices, "CHUNK", chunk)
     for name, values in blocks_of(folders, METHODS[method]).items():
         assert np.array_equal(values, expected[name]), name
 
@@ -198,14 +197,14 @@ def test_rows_of_a_longer_vocabulary_are_merged_where_the_base_has_them(tmp_path
 
 
 @pytest.mark.parametrize("method", ["ties", "dare"])
-def test_edits_with_reaverage_equal_a_new_compose(method, experts, tmp_path):
+def test_edits_with_recompose_equal_a_new_compose(method, experts, tmp_path):
     folders = experts(4)
     options = METHODS[method] | {"gate_mode": "zeros"}
     compose(recipe(folders[:3], **options), tmp_path / "two")
     compose(recipe(folders, **options), tmp_path / "three")
-    add(tmp_path / "two", folders[3], tmp_path / "added", reaverage=True)
+    add(tmp_path / "two", folders[3], tmp_path / "added", recompose=True)
     add(tmp_path / "two", folders[3], tmp_path / "kept")
-    remove(tmp_path / "three", folders[3].name, tmp_path / "removed", reaverage=True)
+    remove(tmp_path / "three", folders[3].name, tmp_path / "removed", recompose=True)
     weights = {
         name: (tmp_path / name / "model.safetensors").read_bytes() for name in ("two", "three", "added", "removed")
     }
@@ -247,8 +246,8 @@ def test_memory_does_not_grow_with_the_size_and_the_number_of_experts(method, co
         (tmp_path / name).write_bytes(header + values.tobytes())
         checkpoints.append(Checkpoint(tmp_path, {}, {"w": read_header(tmp_path / name)[0]}))
     sources = [Source(f"expert {i}", str(tmp_path), checkpoints[i > 0]) for i in range(40)]
-    slices = (Slice(tuple(sources[1:]), (1 / 39,) * 39, 0, count, TaskMerge(sources[0], method, 0.5, 1)),)
-    tensor = OutputTensor("w", "BF16", (count,), "w", slices)
+    part = Slice("w", tuple(sources[1:]), (1 / 39,) * 39, 0, count, AVERAGES[method], sources[0], 0.5, 1)
+    tensor = OutputTensor("w", "BF16", (count,), (part,))
     tracemalloc.start()
     try:
         assert all(np.array_equal(block, block) for block in tensor.blocks())

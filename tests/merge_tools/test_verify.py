@@ -86,7 +86,7 @@ def test_verify_finds_one_flipped_bit(experts, tmp_path, name, kind, average):
 
 def test_verify_reads_in_blocks_of_any_size(own, tmp_path, monkeypatch):
     folder = composed(tmp_path / "out", own(3))
-    monkeypatch.setattr(importlib.import_module("merge_tools.verify"), "CHUNK", 100)
+    monkeypatch.setattr(importlib.import_module("merge_tools.verify"), "PIECE", 100)
     assert verify(folder)["ok"]
     for element in (250, 299, 300, 1023):
         flip(folder, EXPERT, element)
@@ -143,7 +143,7 @@ def test_verify_names_what_is_missing(own, tmp_path):
 
 
 @pytest.mark.parametrize("average", ["mean", "base"])
-def test_verify_holds_after_add_without_reaverage(experts, tmp_path, average):
+def test_verify_holds_after_add_without_recompose(experts, tmp_path, average):
     folders = experts(4)
     composed(tmp_path / "three", folders[:3], average=average)
     add(tmp_path / "three", folders[3], tmp_path / "four")
@@ -330,7 +330,7 @@ def test_verify_finds_sources_from_any_working_folder_and_where_they_were_moved(
     assert verify("out")["ok"]
     (tmp_path / "elsewhere").mkdir()
     moved = shutil.move(folders[0], tmp_path / "elsewhere" / "renamed")
-    with pytest.raises(MergeError, match="use --source birds=FOLDER|use --source base=FOLDER"):
+    with pytest.raises(MergeError, match="use --moved birds=FOLDER|use --moved base=FOLDER"):
         verify("out")
     assert verify("out", sources={"birds": moved})["ok"]
     with pytest.raises(MergeError, match="'bird'.*'birds'"):

@@ -148,7 +148,7 @@ def test_extract_from_a_padded_mixture_keeps_all_rows(shorter_and_longer, tmp_pa
 
 @pytest.mark.parametrize("average", ["mean", "base"])
 def test_a_longer_expert_is_added_and_removed(experts, tmp_path, average):
-    """Without --reaverage shared weights and their rows do not change; with it they equal a new compose."""
+    """Without --recompose shared weights and their rows do not change; with it they equal a new compose."""
     folders, longer = experts(3), save_expert(tmp_path / "longer", 9, extra_tokens=EXTRA)
     recipe = recipe_of(folders, average=average, base_model=str(folders[0]))
     compose(recipe, tmp_path / "three")
@@ -164,11 +164,11 @@ def test_a_longer_expert_is_added_and_removed(experts, tmp_path, average):
 
     fresh = recipe_of([*folders, longer], average=average, base_model=str(folders[0]))
     compose(fresh, tmp_path / "fresh", allow=["vocab"])
-    add(tmp_path / "three", longer, tmp_path / "again", allow=["vocab"], reaverage=True)
+    add(tmp_path / "three", longer, tmp_path / "again", allow=["vocab"], recompose=True)
     again = tmp_path / "again"
     assert (again / "model.safetensors").read_bytes() == (tmp_path / "fresh" / "model.safetensors").read_bytes()
     assert len(AutoTokenizer.from_pretrained(again)) == 48
-    remove(again, "tools", tmp_path / "still allowed", reaverage=True)
+    remove(again, "tools", tmp_path / "still allowed", recompose=True)
     assert read_tensors(tmp_path / "still allowed")[EMBEDDINGS].shape[0] == 48
 
 

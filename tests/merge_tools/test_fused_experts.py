@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from merge_tools import MergeError, compose, repair
+from merge_tools import MergeError, compose, split_fused_experts
 from merge_tools.families import FAMILIES, MIXTURES
 
 from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of
@@ -38,7 +38,7 @@ def fused(request, tmp_path):
 
 
 def test_a_repaired_mixture_has_the_tensors_of_a_stock_one(fused):
-    repair(fused / "fused", fused / "repaired")
+    split_fused_experts(fused / "fused", fused / "repaired")
     good, repaired = read_tensors(fused / "good"), read_tensors(fused / "repaired")
     assert good.keys() == repaired.keys()
     assert all(torch.equal(good[name], repaired[name]) for name in good)
@@ -52,13 +52,13 @@ def test_a_repaired_mixture_has_the_tensors_of_a_stock_one(fused):
 
 
 def test_what_is_not_fused_is_refused(fused):
-    with pytest.raises(MergeError, match="nothing to repair"):
-        repair(fused / "good", fused / "repaired")
+    with pytest.raises(MergeError, match="nothing to split"):
+        split_fused_experts(fused / "good", fused / "repaired")
     with pytest.raises(MergeError, match="Give a mixture"):
-        repair(fused / "birds", fused / "repaired")
+        split_fused_experts(fused / "birds", fused / "repaired")
     config = json.loads((fused / "fused" / "config.json").read_text())
     mixture = MIXTURES[config["model_type"]]
     edit_json(fused / "fused" / "config.json", **dict.fromkeys(mixture.counts, 3))
     with pytest.raises(MergeError, match=r"_proj. has shape .* requires \[3, "):
-        repair(fused / "fused", fused / "repaired")
+        split_fused_experts(fused / "fused", fused / "repaired")
     assert not (fused / "repaired").exists()

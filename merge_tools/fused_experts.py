@@ -1,25 +1,26 @@
-"""Repairs mixtures of mergekit 0.1.5, whose fused expert tensors llama.cpp and vLLM cannot read: one tensor per expert."""
+"""Mixtures of mergekit 0.1.5, whose fused expert tensors llama.cpp and vLLM cannot read: split into one tensor per expert."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from .checkpoints import Source, open_source
-from .config_values import find_value_errors
-from .edit import write_edited
+from .config_checks import find_value_errors
 from .errors import MergeError
 from .families import MIXTURES, MixtureClass
 from .layout import rope_config_v4_and_v5
 from .output_config import to_json_bytes
-from .plan import OutputTensor, Slice, copy_tensor
+from .output_folder import write_output
+from .plan import OutputTensor, copy_tensor
 from .shard_writer import Progress
+from .slices import Slice
 from .tokenizers import carried_files
 
 FUSED = re.compile(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
 GATE = re.compile(r"(model\.layers\.\d+)\.mlp\.gate\.weight")
 
 
-def repair(folder: str | Path, out: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
+def split_fused_experts(folder: str | Path, out: str | Path, *, progress: Progress | None = None) -> dict[str, Any]:
     """Writes a mixture of mergekit 0.1.5 again, with the names that stock files of its class have. Values do not change.
 
     Args:
@@ -41,8 +42,8 @@ def repair(folder: str | Path, out: str | Path, *, progress: Progress | None = N
         raise MergeError(f"{folder}/config.json: {errors[0]}. Copy or download it again.")
     entries = source.checkpoint.entries
     if not any(FUSED.fullmatch(name) for name in entries):
-        raise MergeError(f"{folder} has no fused tensor such as mlp.experts.gate_up_proj: there is nothing to repair.")
-    mixture, tensors = MIXTURES[model_type], []
+        raise MergeError(f"{folder} has no fused tensor such as mlp.experts.gate_up_proj: there is nothing to split.")
+    mixture, tensors = MIXTURES[model_type], list[OutputTensor]()
     for name, entry in entries.items():
         if match := FUSED.fullmatch(name):
             tensors += split_experts(source, name, f"{match[1]}.{mixture.block}.experts", mixture)
@@ -58,7 +59,7 @@ def repair(folder: str | Path, out: str | Path, *, progress: Progress | None = N
             }
         )
     }
-    return write_edited(tensors, [source], Path(out), progress, lambda scans: files)
+    return write_output(Path(out), tensors, [source], progress, lambda scans: files)
 
 
 def split_experts(source: Source, name: str, prefix: str, mixture: MixtureClass) -> list[OutputTensor]:
@@ -73,7 +74,7 @@ def split_experts(source: Source, name: str, prefix: str, mixture: MixtureClass)
     size, tensors = shape[0] * shape[1], []
     for position in range(entry.shape[0] * len(linears)):
         expert, linear = divmod(position, len(linears))
-        part = Slice((source,), (1.0,), position * size, (position + 1) * size)
+        part = Slice(name, (source,), (1.0,), position * size, (position + 1) * size)
         stored = f"{prefix}.{expert}.{mixture.names[linears[linear]]}.weight"
-        tensors.append(OutputTensor(stored, entry.dtype, shape, name, (part,)))
+        tensors.append(OutputTensor(stored, entry.dtype, shape, (part,)))
     return tensors
