@@ -290,8 +290,8 @@ def valid_value(name: str, parameter, at) -> list[str]:
     """A valid value of what a command requires."""
     values = {
         "config": at.recipe, "out": "out", "output": "out" if name == "keyphrases explain" else "out.jsonl", "model": at.model,
-        "folder": at.mixture, "source": at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
-        "domain": f"a={at.rows}", "expert": at.model if name == "merge add" else "birds", "data": at.rows,
+        "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
+        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows,
     }  # fmt: skip
     value = str(values[parameter.name])
     return [value, "out"] if parameter.name == "data" else [value]
@@ -304,7 +304,7 @@ def malformed_of(name: str, parameter, at) -> list[str]:
         return malformed(hint, limits, "", at)
     kind = PLACES.get(parameter.name, "")
     kind = "output folder" if (name, parameter.name) in FOLDERS else kind
-    if (name, parameter.name) == ("merge verify", "source"):
+    if (name, parameter.name) == ("merge verify", "moved"):
         return [*TEXTS, "banana", "=a", "birds=", f"banana={at.model}", f"birds={at.folder}/absent"]
     return [*TEXTS, *(malformed_places(kind, at) if kind else []), *["banana"] * (parameter.name in CHOSEN)]
 
