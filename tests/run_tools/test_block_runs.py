@@ -32,7 +32,7 @@ from run_tools.corpus import block_runs, engines, parquet_output
 from run_tools.corpus.block_runs import run_blocks
 from run_tools.corpus.documents import Corpus
 from run_tools.resume import ResumableOutput, SettingsMismatchError
-from tests.corpora import Lengths, as_written, extract_file, interrupt, lines, write_jsonl
+from tests.corpora import Lengths, as_written, extract_file, interrupt, lines, stop_after, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn cuts.", "", "The network of the graph is cut. " * 30]
@@ -48,9 +48,8 @@ def source(tmp_path):
     return write_jsonl(tmp_path / "texts.jsonl", [{"id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)])
 
 
-def mixed_texts(count):
-    """Texts all different, some of which take several windows."""
-    return [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 3 if i % 5 else 18 + i % 40)) for i in range(count)]
+def run(source, output, block_size=1, keep=()):
+    return run_blocks(Lengths(), Corpus(source, keep=keep), output, block_size=block_size)
 
 
 def test_json_lines_contain_what_the_pipeline_gives(extract, source, tmp_path):
@@ -76,31 +75,35 @@ def test_parquet_contains_the_same_rows(extract, tmp_path):
     assert found == lines(tmp_path / "out.jsonl") and found[4]["error"] == "'text' is None, not a text"
 
 
-def test_ids_of_several_types_are_strings_in_parquet(extract, tmp_path):
-    rows = [{"id": name, "text": "graph \ud800 cut"} for name in (3, "x\ud800", [1], None)]
+@pytest.mark.parametrize("block_size", [1, 512])
+def test_values_of_several_types_are_a_column_of_strings_in_parquet(block_size, tmp_path):
+    values = {"id": (3, "x\ud800", [1], None), "year": (3, "2001a", 4, 5), "hash": (2**63 + 1, 5, 6, 7)}
+    rows = [
+        dict(zip(values, row, strict=True)) | {"text": "graph \ud800"} for row in zip(*values.values(), strict=True)
+    ]
     source = write_jsonl(tmp_path / "texts.jsonl", rows)
-    extract_file(extract, source, tmp_path / "out.parquet", block_size=1)
-    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == ["3", "x\ufffd", "[1]", None]
-    extract_file(extract, source, tmp_path / "out.jsonl")
+    for name in ("out.parquet", "out.jsonl"):
+        run(source, tmp_path / name, block_size, keep=("year", "hash"))
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table["id"].to_pylist() == ["3", "x\ufffd", "[1]", None] and table["year"].to_pylist()[1] == "2001a"
+    assert table["hash"].to_pylist() == [str(2**63 + 1), "5", "6", "7"]
     assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == [3, "x\ud800", [1], None]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_same_bytes(
-    extract, tmp_path, monkeypatch, suffix
-):
-    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(60)])
+def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_same_bytes(suffix, tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": f"graph {i}"} for i in range(60)])
     whole, output = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
-    extract_file(extract, source, whole, block_size=7, batch_size=2)
-    processed, process = Counter(), KeyphraseExtractor.process_rows
+    run(source, whole, 7)
+    processed, process = Counter(), Lengths.process_rows
 
     def counted(self, rows, progress):
         processed.update(row["text"] for row in rows)
         return process(self, rows, progress)
 
-    monkeypatch.setattr(KeyphraseExtractor, "process_rows", counted)
+    monkeypatch.setattr(Lengths, "process_rows", counted)
     for _ in range(3):
-        interrupt(monkeypatch, 2, extract, source, output, block_size=7, batch_size=2)
+        stop_after(monkeypatch, 2, lambda: run(source, output, 7))
     blocks = ResumableOutput(output, "test").blocks()
     assert len(blocks) == 6
     claim = Claim.read(f"{output}.parts")
@@ -109,44 +112,57 @@ def test_an_interrupted_run_computes_no_finished_block_again_and_ends_in_the_sam
     with (claim.folder / claims.RECORD).open("a") as record:
         record.write('{"file": "0000')
     processed.clear()
-    extract_file(extract, source, output, block_size=7, batch_size=2)
+    run(source, output, 7)
     assert processed.total() == 60 - max(blocks.values()) and max(processed.values()) == 1
     assert output.read_bytes() == whole.read_bytes()
 
 
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder, tmp_path):
-    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in mixed_texts(200)])
-    command = [sys.executable, "-c", "from lexperts.cli.keyphrases import main; main()", "extract", str(source)]
-    options = ["--model", str(folder), "--batch-size", "2", "--block-size", "9"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SLOW_RUN = """
+import sys, time
+from run_tools.corpus.block_runs import run_blocks
+from run_tools.corpus.documents import Corpus
+
+class Slow:
+    def describe(self): return {}
+    def types(self): return {"length": None}
+    def process_rows(self, rows, progress):
+        time.sleep(0.03)
+        return [{"length": len(row["text"])} for row in rows]
+
+run_blocks(Slow(), Corpus(sys.argv[1]), sys.argv[2], block_size=9)
+"""
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph " * i} for i in range(200)])
 
     def start(output):
-        return subprocess.Popen([*command, str(output), *options], env=environment, stderr=subprocess.PIPE)
+        command = [sys.executable, "-c", SLOW_RUN, str(source), str(output)]
+        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
 
-    whole = start(tmp_path / "whole.jsonl")
-    assert whole.wait() == 0, whole.stderr.read().decode()[-2000:]
-    output, parts, killed = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts", 0
+    output, killed = ResumableOutput(tmp_path / "out.jsonl", "test"), 0
     for blocks in (0, 1, 6, 15):
-        process = start(output)
-        while process.poll() is None and not (parts.exists() and len(ResumableOutput(output, "").blocks()) >= blocks):
+        process = start(output.path)
+        while process.poll() is None and not (output.parts.exists() and len(output.blocks()) >= blocks):
             time.sleep(0.002)
         killed += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert killed == 4 and not output.exists()
-    last = start(output)
-    assert last.wait() == 0, last.stderr.read().decode()[-2000:]
-    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert killed == 4 and not output.path.exists()
+    for path in (output.path, tmp_path / "whole.jsonl"):
+        _, errors = (process := start(path)).communicate()
+        assert process.returncode == 0, errors.decode()[-2000:]
+    assert output.path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_a_run_that_lost_a_block_is_not_joined(extract, source, tmp_path, monkeypatch):
-    interrupt(monkeypatch, 3, extract, source, tmp_path / "out.jsonl", block_size=1)
-    parts = tmp_path / "out.jsonl.parts"
+def test_a_run_that_lost_a_block_is_not_joined(source, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    stop_after(monkeypatch, 3, lambda: run(source, output))
     with pytest.raises(RuntimeError, match="no results for row 3 of 4"):
-        list(ResumableOutput(tmp_path / "out.jsonl", "test").read_blocks(4))
-    (parts / "000000000001-000000000002.jsonl").unlink()
-    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
-    assert [row["id"] for row in lines(tmp_path / "out.jsonl")] == ["d0", "d1", "d2", "d3"]
+        list(ResumableOutput(output, "test").read_blocks(4))
+    (tmp_path / "out.jsonl.parts" / "000000000001-000000000002.jsonl").unlink()
+    assert run(source, output)[:2] == (4, 0)
+    assert [row["id"] for row in lines(output)] == ["d0", "d1", "d2", "d3"]
 
 
 def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatch, capsys):
@@ -157,65 +173,52 @@ def test_a_long_text_shows_progress_by_its_windows(extract, tmp_path, monkeypatc
     assert percents == sorted(percents) and percents[-1] == 100 and len(set(percents)) >= 8
 
 
-def test_what_cannot_be_run_is_named(extract, source, tmp_path):
-    output = tmp_path / "out.jsonl"
-    output.write_text("mine")
-    with pytest.raises(SettingsMismatchError, match="out.jsonl already exists"):
-        extract_file(extract, source, output)
-    assert output.read_text() == "mine"
-    for name in ("out.xml", "out.jsonl.gz"):
-        with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}'"):
-            extract_file(extract, source, tmp_path / name)
-    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out.jsonl"}
-
-
-def test_a_full_disk_is_named_and_the_run_resumes(extract, source, tmp_path, monkeypatch):
-    fsync, calls = os.fsync, iter(range(6))  # of the claim, and two of each block
-
-    def full(descriptor):
-        if next(calls, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
-
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match="has no space left .*000000000002-.*Free some space, and repeat"),
-    ):
-        patch.setattr(os, "fsync", full)
-        extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
-    assert not list((tmp_path / "out.jsonl.parts").glob("*.tmp"))
-    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
-
-
-@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
-def test_a_device_without_space_is_named(tmp_path):
-    (tmp_path / ".a.1.tmp").symlink_to("/dev/full")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="has no space left"):
-        patch.setattr(os, "getpid", lambda: 1)
-        files.write_file(tmp_path / "a", b"x")
+@pytest.mark.parametrize("name", ["out.xml", "out.jsonl.gz"])
+def test_an_output_of_another_format_is_named(name, source, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} ends in '{Path(name).suffix}'"):
+        run(source, tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl"}
 
 
 @pytest.mark.parametrize(
     "number, message",
-    [(errno.EDQUOT, "user's quota has no space left"), (errno.EFBIG, "limit of file sizes")],
-    ids=["quota", "limit"],
+    [
+        (errno.ENOSPC, "has no space left .*000000000002-.*Free some space, and"),
+        (errno.EDQUOT, "user's quota has no space left .*"),
+        (errno.EFBIG, "limit of file sizes .*"),
+    ],
+    ids=["disk", "quota", "limit"],
 )
-def test_limits_of_a_user_are_named(number, message, extract, source, tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_the_run_resumes(number, message, source, tmp_path, monkeypatch):
+    fsync, calls = os.fsync, iter(range(6))  # of the claim, and two of each block
+
     def full(descriptor):
-        raise OSError(number, "no")
+        if next(calls, None) is None:
+            raise OSError(number, "no")
+        fsync(descriptor)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{message} .*repeat the command to resume"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=f"{message} repeat the command to resume"):
         patch.setattr(os, "fsync", full)
-        extract_file(extract, source, tmp_path / "out.jsonl")
+        run(source, tmp_path / "out.jsonl")
+    assert not list((tmp_path / "out.jsonl.parts").glob("*.tmp"))
+    assert run(source, tmp_path / "out.jsonl")[:2] == (4, 0)
 
 
-def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(extract, source, tmp_path, monkeypatch):
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
+def test_a_device_without_space_is_named(tmp_path, monkeypatch):
+    (tmp_path / ".a.1.tmp").symlink_to("/dev/full")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(OSError, match="has no space left"):
+        files.write_file(tmp_path / "a", b"x")
+
+
+def test_the_output_is_on_the_disk_before_the_blocks_are_deleted(source, tmp_path, monkeypatch):
     order, sync, remove = [], resume.sync, Claim.remove
     monkeypatch.setattr(resume, "sync", lambda path: order.append(path.name) or sync(path))
     monkeypatch.setattr(Claim, "remove", lambda claim: order.append(claim.folder.name) or remove(claim))
     for suffix in ("jsonl", "parquet"):
         order.clear()
-        extract_file(extract, source, tmp_path / f"out.{suffix}")
+        run(source, tmp_path / f"out.{suffix}")
         assert order == [f"joined.{suffix}", tmp_path.name, f"out.{suffix}.parts"]
 
 
@@ -224,25 +227,26 @@ def killed(*_):
 
 
 @pytest.mark.parametrize("left", ["all of the blocks", "some of the blocks"])
-def test_blocks_of_a_run_that_was_killed_at_its_end_are_removed(left, extract, source, tmp_path, monkeypatch):
+def test_blocks_of_a_run_that_was_killed_at_its_end_are_removed(left, source, tmp_path, monkeypatch):
+    output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Claim, "remove", killed)
-        extract_file(extract, source, tmp_path / "out.jsonl", block_size=2)
-    parts, whole = tmp_path / "out.jsonl.parts", (tmp_path / "out.jsonl").read_bytes()
+        run(source, output)
+    whole = output.read_bytes()
     if left == "some of the blocks":
         next(parts.glob("0*.jsonl")).unlink()
-    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=2) == (4, 0, [], 0)
-    assert not parts.exists() and (tmp_path / "out.jsonl").read_bytes() == whole
+    assert run(source, output) == (4, 0, [], 0)
+    assert not parts.exists() and output.read_bytes() == whole
 
 
-def test_two_processes_do_not_write_the_same_output(extract, source, tmp_path, monkeypatch):
-    interrupt(monkeypatch, 1, extract, source, tmp_path / "out.jsonl", block_size=1)
+def test_two_processes_do_not_write_the_same_output(source, tmp_path, monkeypatch):
+    stop_after(monkeypatch, 1, lambda: run(source, tmp_path / "out.jsonl"))
     with (
         claims.locked(tmp_path / "out.jsonl.parts"),
         pytest.raises(BlockingIOError, match="Another process writes .*out.jsonl.parts"),
     ):
-        extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)
-    assert extract_file(extract, source, tmp_path / "out.jsonl", block_size=1)[:2] == (4, 0)
+        run(source, tmp_path / "out.jsonl")
+    assert run(source, tmp_path / "out.jsonl")[:2] == (4, 0)
 
 
 def test_a_file_that_cannot_be_read_ends_the_command_with_an_error(folder, tmp_path):
@@ -341,39 +345,25 @@ def test_places_are_those_in_the_rows_own_fields(tiny_seke, tiny_tokenizer, tmp_
     assert fields == {"title": 6, "text": 14}
 
 
-def test_a_kept_value_that_json_cannot_hold_is_named(extract, tmp_path):
-    table = pyarrow.table({"text": ["graph"], "raw": [b"\x00"]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(TypeError, match="type bytes cannot be kept"):
-        run_blocks(KeyphraseExtractor(extract), Corpus(tmp_path / "a.parquet", keep=["raw"]), tmp_path / "out.jsonl")
-
-
-@pytest.mark.parametrize("name", ["keyphrases", "error"])
-def test_a_column_with_the_name_of_a_result_is_not_kept(extract, tmp_path, name):
-    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXTS[0], name: 3}])
-    with pytest.raises(ValueError, match=f"--keep {name} is the name of a result"):
-        run_blocks(KeyphraseExtractor(extract), Corpus(source, keep=[name]), tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl.parts").exists()
+@pytest.mark.parametrize("name, value", [("length", 3), ("error", "x"), ("raw", b"\x00")])
+def test_a_column_that_cannot_be_kept_is_named(name, value, tmp_path):
+    parquet.write_table(pyarrow.table({"text": ["graph"], name: [value]}), tmp_path / "a.parquet")
+    kind, message = (TypeError, "bytes cannot be kept") if name == "raw" else (ValueError, f"--keep {name} is the name")
+    with pytest.raises(kind, match=message):
+        run(tmp_path / "a.parquet", tmp_path / "out.jsonl", keep=[name])
+    assert (tmp_path / "out.jsonl.parts").exists() == (name == "raw")
 
 
 def test_an_error_column_of_the_source_is_no_error(tmp_path):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph", "error": 0.5}, {"text": "cut", "error": "none"}])
-    assert run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.jsonl")[:3] == (2, 0, [])
+    assert run(source, tmp_path / "out.jsonl", keep=None)[:3] == (2, 0, [])
     assert lines(tmp_path / "out.jsonl") == [{"text": "graph", "length": 5}, {"text": "cut", "length": 3}]
-
-
-def test_values_of_several_types_in_one_block_are_a_column_of_strings(tmp_path):
-    rows = [{"text": "graph", "year": 3, "hash": 2**63 + 1}, {"text": "cut", "year": "2001a", "hash": 5}]
-    source = write_jsonl(tmp_path / "texts.jsonl", rows)
-    run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.parquet")
-    table = parquet.read_table(tmp_path / "out.parquet")
-    assert table["year"].to_pylist() == ["3", "2001a"] and table["hash"].to_pylist() == [str(2**63 + 1), "5"]
 
 
 def test_row_groups_of_long_texts_are_smaller(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph " * 1000}] * 1200)
     monkeypatch.setattr(parquet_output, "BYTES", 1_000_000)
-    run_blocks(Lengths(), Corpus(source, keep=None), tmp_path / "out.parquet")
+    run(source, tmp_path / "out.parquet", 512, keep=None)
     assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
 
 
