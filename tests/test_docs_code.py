@@ -6,7 +6,6 @@ Hub or a cluster, are listed with the reason; their names and arguments are chec
 
 import ast
 import contextlib
-import functools
 import importlib
 import inspect
 import io
@@ -199,8 +198,6 @@ def test_every_page_runs(page, checkpoints, backbones, tmp_path, monkeypatch):  
         shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(spacy, "load", lambda name: spacy.blank("en"))  # models of spaCy are downloads
-    # the graph is traced in full; compiling its kernels takes a minute, and test_contract.py does that for every model
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     prepare(page, tmp_path)
     torch.manual_seed(0)
     space = {"__name__": "__main__"}
