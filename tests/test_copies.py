@@ -9,9 +9,10 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import lexperts  # noqa: F401  (registers the pipelines)
 
+from .test_registration import TASKS
+
 ROOT = Path(__file__).parents[1]
 ALL = ("exhird", "hypernet", "lexicon", "moesumm", "seke")
-TASKS = ("extractive-qa", "definition-modeling", "keyphrase-extraction", "keyphrase-generation", "moe-summarization")
 MASTERS = {"backbone": "seke", "saving": "seke", "validation": "seke", "cache": "lexicon"}
 WITHOUT = {"backbone": {"lexicon"}, "cache": {"hypernet", "seke"}}  # no backbone, no decoder
 

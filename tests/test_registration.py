@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-TASKS = ("definition-modeling", "extractive-qa", "keyphrase-extraction", "keyphrase-generation", "moe-summarization")
 OF_PACKAGE = {
     "modeling_exhird": "keyphrase-generation", "modeling_hypernet": "extractive-qa", "modeling_lexicon": "definition-modeling",
     "modeling_moesumm": "moe-summarization", "keyphrase_tools": "keyphrase-extraction",
 }  # fmt: skip
+TASKS = tuple(OF_PACKAGE.values())
 MODEL_TYPES = ("seke", "exhird", "hypernet", "moesumm", "lexicon")
 CHECK = f"""
 from transformers import AutoConfig
