@@ -84,6 +84,8 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=200, help="training steps of 8 texts")
     parser.add_argument("--seed", type=int, default=1, help="random seed")
     args = parser.parse_args(argv)
+    if args.steps < 5:
+        parser.error(f"--steps {args.steps} must be at least 5.")
     text = args.text or (args.file or HERE / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
 
     backbone = str(get_model_path())

@@ -117,7 +117,7 @@ def test_a_saved_pipeline_has_a_card_and_no_default_model(task, runs, tmp_path):
     run, _, _ = runs(task)
     run.save_pretrained(tmp_path / "a")
     card = ModelCard.load(tmp_path / "a" / "README.md")
-    assert f'pipeline("{task}", model="PATH")' in card.text and not is_blank(card)
+    assert f'pipeline("{run.model.card_use["task"]}", model="PATH")' in card.text and not is_blank(card)
     saved = json.loads((tmp_path / "a" / "config.json").read_text())["custom_pipelines"]
     assert set(saved) == {task} and "default" not in saved[task]
     # the unedited card is written anew for a repository, and an edited one keeps its edits

@@ -21,7 +21,7 @@ for name in {MODEL_TYPES}:
 
 
 def run(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("imports", ["import lexperts\nimport transformers", "import transformers\nimport lexperts"])

@@ -38,6 +38,9 @@ def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path, monkeypatc
         rows = [{**row, "text": row["text"][:200]} for row in read_jsonl(CORPUS / f"{name}.jsonl")[:number]]
         write_rows(tmp_path / "corpus" / f"{name}.jsonl", rows)
     monkeypatch.setattr(quickstart, "HERE", tmp_path)
+    with pytest.raises(SystemExit):
+        quickstart.main(["--steps", "4"])
+    assert "--steps 4" in capsys.readouterr().err
     quickstart.main(["--steps", "5", "--output", str(tmp_path / "out"), "--text", "A hash table stores keys."])
     printed = capsys.readouterr().out
     for part in ("vanilla head", "SEKE (experts + BiLSTM)", "F1@5   F1@10", "A hash table stores keys.", "new process"):
