@@ -1,6 +1,6 @@
 """The fresh processes of `test_hub_contract.py`: `python hub_process.py ROLE FOLDER`, with the cases in FOLDER/cases.json.
 
-Roles: `push` and `pull` import the project, `open` and `cached` cannot. Each prints its results as JSON.
+The role `push` imports the project, `open` and `cached` cannot. Each prints its results as JSON.
 """
 
 import hashlib
@@ -117,7 +117,8 @@ def open_checkpoints(folder, cases):
     for name, case in cases.items():
         results[name] = describe(case, folder / name)
         results[name]["refused"] = refuses(case, folder / name, "trust_remote_code")
-        results[name]["again"] = save_again(case, folder / name, Path("again") / name)
+        if case["again"]:
+            results[name]["again"] = save_again(case, folder / name, Path("again") / name)
         for repository in case["repositories"]:
             results[repository] = describe(case, repository)
     return results
@@ -130,21 +131,19 @@ def open_cached(folder, cases):
 
 
 def push(folder, cases):
-    """With the project: opens all checkpoints with and without the flag, and pushes models in every way."""
+    """With the project: opens checkpoints with `trust_remote_code`, pushes models in every way, and pulls them."""
     from huggingface_hub import HfApi, ModelCard
 
     import lexperts  # noqa: F401
 
-    results = {}
-    for name, case in cases.items():
-        for trust in (False, True):
-            results[f"{name}, {trust}"] = describe(case, folder / name, trust)
+    results = {name: {"trusted": describe(case, folder / name)} for name, case in cases.items() if case["again"]}
     HfApi().create_repo(BASE)
     ModelCard("---\nlicense: bsd-3-clause\nlanguage: sl\n---\n# Backbone").push_to_hub(BASE)
     for name, case in cases.items():
         if case["repositories"]:
-            results[name] = push_all(name, case, folder / name)
-    push_run(cases["seke-bert"], folder / "seke-bert")
+            results[name]["pushed"] = push_all(name, case, folder / name)
+            results[name]["pulled"] = pull_all(name, case, list(results[name]["pushed"]["revisions"]))
+    results["run"] = push_run(cases["seke-bert"], folder / "seke-bert")
     push_cards(folder)
     return results
 
@@ -187,8 +186,29 @@ def push_all(name, case, folder) -> dict:
     return {"revisions": digests, "adapter": digest(adapted)}
 
 
-def push_run(case, folder):
-    """A training run that pushes its checkpoints, a run without training, and `save_pretrained(push_to_hub=True)`."""
+def pull_all(name, case, revisions) -> dict:
+    """Revisions and adapters from the Hub -> the weights of each, and what the pipeline returns."""
+    import peft
+
+    auto, private, adapter = auto_class(case), f"tester/{name}-private", f"tester/{name}-adapter"
+    alone = getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
+    # peft has no task type for ExHiRD and imports the base's class by its name
+    allowed = {"import_allowlist": ["modeling_exhird.modeling_exhird"]} if name.startswith("exhird") else {}
+    base = auto.from_pretrained(f"tester/{name}-model")
+    return {
+        "stranger": refuses(case, private, private, token=False),
+        "revisions": {revision: digest(auto.from_pretrained(private, revision=revision)) for revision in revisions},
+        "adapter": digest(peft.PeftModel.from_pretrained(base, adapter)),
+        "adapter alone": digest(alone.from_pretrained(adapter, **allowed)),
+        "pipeline": describe(case, f"tester/{name}", trust=False)["results"],
+    }
+
+
+def push_run(case, folder) -> list[str]:
+    """A training run that pushes its checkpoints, a run without training, and `save_pretrained(push_to_hub=True)`.
+
+    Returns the weights of the trained model, of the repository, and of its last checkpoint.
+    """
     from transformers import AutoTokenizer, Trainer, TrainingArguments
 
     model, tokenizer = auto_class(case).from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -206,7 +226,8 @@ def push_run(case, folder):
     trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
     trainer.train()
     trainer.push_to_hub()
-    Path("run-digest").write_text(digest(trainer.model))
+    opened = [auto_class(case).from_pretrained("tester/run", subfolder=part) for part in ("", "last-checkpoint")]
+    return [digest(trainer.model), *map(digest, opened)]
 
 
 def push_cards(folder):
@@ -233,38 +254,7 @@ def push_cards(folder):
     pipeline("keyphrase-extraction", model=bert, tokenizer=extract.tokenizer).push_to_hub("tester/bert")
 
 
-def pull(folder, cases):
-    """With the project and an empty cache: revisions, adapters, and the checkpoints of a run."""
-    import peft
-
-    import lexperts  # noqa: F401
-
-    pushed, results = json.loads((folder / "pushed.json").read_text(encoding="utf-8")), {}
-    for name, case in cases.items():
-        if not case["repositories"]:
-            continue
-        auto, private, adapter = auto_class(case), f"tester/{name}-private", f"tester/{name}-adapter"
-        alone = getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
-        # peft has no task type for ExHiRD and imports the base's class by its name
-        allowed = {"import_allowlist": ["modeling_exhird.modeling_exhird"]} if name.startswith("exhird") else {}
-        base = auto.from_pretrained(f"tester/{name}-model")
-        results[name] = {
-            "stranger": refuses(case, private, private, token=False),
-            "revisions": {
-                revision: digest(auto.from_pretrained(private, revision=revision))
-                for revision in pushed[name]["revisions"]
-            },
-            "adapter": digest(peft.PeftModel.from_pretrained(base, adapter)),
-            "adapter alone": digest(alone.from_pretrained(adapter, **allowed)),
-            "pipeline": describe(case, f"tester/{name}", trust=False)["results"],
-        }
-    auto = auto_class(cases["seke-bert"])
-    results["run"] = digest(auto.from_pretrained("tester/run"))
-    results["middle"] = digest(auto.from_pretrained("tester/run", subfolder="last-checkpoint"))
-    return results
-
-
-ROLES = {"push": push, "pull": pull, "open": open_checkpoints, "cached": open_cached}
+ROLES = {"push": push, "open": open_checkpoints, "cached": open_cached}
 
 if __name__ == "__main__":
     role, folder = sys.argv[1], Path(sys.argv[2])

@@ -1,454 +1,338 @@
-"""A loopback, in-memory Hub for tests: enough of the Hub's HTTP API for the genuine huggingface_hub client
-(create_repo / upload_folder / create_commit / snapshot_download / hf_hub_download / push_to_hub / from_pretrained).
-stdlib only.  `with LoopbackHub() as hub: os.environ.update(hub.env)` BEFORE importing huggingface_hub.
-Uploads go through the LFS "basic" protocol, so clients need HF_HUB_DISABLE_XET=1."""
+"""A Hub in memory on loopback, for huggingface_hub's own client: repositories, revisions, pull requests, uploads, downloads.
+
+`with LoopbackHub() as hub`: a process with the environment `hub.env` uses it. Large files are uploaded by the "basic" protocol of
+LFS. `hub.unknown` lists requests that no route answers.
+"""
 
 import base64
 import hashlib
 import json
 import re
-import sys
 import threading
 import time
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LFS_SUFFIXES = (
-    ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".msgpack", ".h5", ".arrow", ".parquet", ".model", ".npz", ".tar", ".gz",
-    ".zip",
-)  # fmt: skip
+import yaml
+
+LFS_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".parquet", ".model", ".npz", ".zip")
+LFS_SIZE = 10_000_000
+TOKEN, USER = "hf_loopback_token", "tester"
 
 
 def git_oid(data):
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+class HubError(Exception):
+    """An answer with an error, as the Hub gives it in headers."""
+
+    def __init__(self, status, message, code=None, **headers):
+        self.status, self.message = status, message
+        self.headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {}), **headers}
+
+
 class Repo:
-    def __init__(self, rid, rtype, private=False):
-        self.id, self.type, self.private = rid, rtype, private
+    """Commits by hash. A commit's tree maps paths to (content, SHA-256 or `None` for a file outside LFS)."""
+
+    def __init__(self, id, type, private=False):
+        self.id, self.type, self.private = id, type, private
         self.commits, self.branches, self.tags = {}, {}, {}
         self.commit(
             "main", "initial commit", {".gitattributes": (b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n", None)}
         )
 
-    def commit(self, branch, title, tree, parent=None, body=""):
+    def commit(self, branch, title, tree, parent=None):
         parent = parent or self.branches.get(branch)
-        key = json.dumps([self.id, parent, title, time.time_ns(), sorted(tree)])
-        sha = hashlib.sha1(key.encode()).hexdigest()
-        self.commits[sha] = {
-            "id": sha,
-            "parent": parent,
-            "title": title,
-            "message": body,
-            "tree": tree,
-            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z"),
-        }
+        sha = hashlib.sha1(json.dumps([self.id, parent, title, time.time_ns(), sorted(tree)]).encode()).hexdigest()
+        date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        self.commits[sha] = {"id": sha, "parent": parent, "title": title, "tree": tree, "date": date}
         self.branches[branch] = sha
         return sha
 
-    def resolve(self, rev):
-        return self.branches.get(rev) or self.tags.get(rev) or (rev if rev in self.commits else None)
+    def resolve(self, revision):
+        return (
+            self.branches.get(revision) or self.tags.get(revision) or (revision if revision in self.commits else None)
+        )
 
-
-class Err(Exception):
-    def __init__(self, status, code, msg):
-        self.status, self.code, self.msg = status, code, msg
+    def commit_of(self, revision):
+        if (sha := self.resolve(revision)) is None:
+            raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return self.commits[sha]
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Calls the function of the first route that matches; it returns an object for JSON, or replies by itself."""
+
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *a):
-        if self.hub.verbose:
-            sys.stderr.write(f"hub: {self.command} {self.path}\n")
+    def log_message(self, *_):
+        pass
 
-    def reply(self, status=200, obj=None, body=None, headers=None):
-        if body is None:
-            body = b"" if obj is None else json.dumps(obj).encode()
+    def reply(self, status=200, body=b"", **headers):
         self.send_response(status)
-        hs = {"Content-Type": "application/json"} | (headers or {})
-        for k, v in hs.items():
-            self.send_header(k, v)
-        if "Content-Length" not in hs:
-            self.send_header("Content-Length", str(len(body)))
+        for name, value in ({"Content-Type": "application/json", "Content-Length": str(len(body))} | headers).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def body(self):
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            out = b""
-            while n := int(self.rfile.readline().split(b";")[0], 16):
-                out += self.rfile.read(n)
-                self.rfile.readline()
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
             self.rfile.readline()
-            return out
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.rfile.readline()
+        return b"".join(parts)
 
-    def auth(self):
-        tok = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if tok not in self.hub.tokens:
-            raise Err(401, None, "Invalid credentials in Authorization header")
-        return self.hub.tokens[tok]
+    def knows_token(self):
+        return (self.headers.get("Authorization") or "").removeprefix("Bearer ") == TOKEN
 
-    def repo(self, rtype, rid):
-        r = self.hub.repos.get((rtype, rid))
-        tok = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if r is None or (r.private and tok not in self.hub.tokens):
-            raise Err(401 if not tok else 404, "RepoNotFound", "Repository not found")
-        return r
+    def require_token(self):
+        if not self.knows_token():
+            raise HubError(401, "Invalid credentials in Authorization header")
 
-    def handle_any(self):
-        u = urlsplit(self.path)
-        self.q, path = parse_qs(u.query), u.path
-        self.raw = self.body()
-        self.hub.log.append((self.command, path))
+    def repo(self, type, id):
+        repo = self.hub.repos.get((type, id))
+        if repo is None or (repo.private and not self.knows_token()):
+            raise HubError(404 if self.headers.get("Authorization") else 401, "Repository not found", "RepoNotFound")
+        return repo
+
+    def handle_request(self):
+        url = urlsplit(self.path)
+        self.query, self.content = parse_qs(url.query), self.body()
+        method = "GET" if self.command == "HEAD" else self.command
         try:
-            for method, rx, fn in ROUTES:
-                if (self.command == method or (method == "GET" and self.command == "HEAD")) and (
-                    m := re.fullmatch(rx, path)
-                ):
+            for wanted, pattern, answer in ROUTES:
+                if method == wanted and (match := re.fullmatch(pattern, url.path)):
                     with self.hub.lock:
-                        return fn(self, **{k: unquote(v) if v is not None else v for k, v in m.groupdict().items()})
-            self.hub.unknown.append((self.command, path))
-            raise Err(404, None, "no such endpoint in loopback hub: " + path)
-        except Err as e:
-            h = {"X-Error-Message": e.msg} | ({"X-Error-Code": e.code} if e.code else {}) | getattr(e, "headers", {})
-            self.reply(e.status, {"error": e.msg}, headers=h)
+                        found = {name: unquote(x) if x is not None else x for name, x in match.groupdict().items()}
+                        result = answer(self, **found)
+                        if result is not None:
+                            self.reply(body=json.dumps(result).encode())
+                    return
+            self.hub.unknown.append((self.command, url.path))
+            raise HubError(404, f"no such endpoint: {url.path}")
+        except HubError as error:
+            self.reply(error.status, json.dumps({"error": error.message}).encode(), **error.headers)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
     @property
     def hub(self):
         return self.server.hub
 
 
-def whoami(h):
-    user = h.auth()
-    h.reply(
-        obj={
-            "type": "user",
-            "id": "u1",
-            "name": user,
-            "fullname": user,
-            "email": f"{user}@localhost",
-            "isPro": False,
-            "orgs": [],
-            "auth": {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}},
-        }
-    )
+# --- one function per route ---
 
 
-def create(h):
-    user = h.auth()
-    p = json.loads(h.raw)
-    rt = p.get("type") or "model"
-    rid = f"{p.get('organization') or user}/{p['name']}"
-    url = f"{h.hub.url}/{'' if rt == 'model' else rt + 's/'}{rid}"
-    if (rt, rid) in h.hub.repos:
-        return h.reply(
-            409,
-            {"error": "You already created this model repo", "url": url},
-            headers={"X-Error-Message": "You already created this model repo"},
-        )
-    h.hub.repos[(rt, rid)] = Repo(rid, rt, bool(p.get("private")) or p.get("visibility") == "private")
-    h.reply(obj={"url": url, "name": rid, "id": "x"})
+def whoami(request):
+    request.require_token()
+    token = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
+    return {"type": "user", "id": "u1", "name": USER, "fullname": USER, "isPro": False, "orgs": [], "auth": token}
 
 
-def rev_of(repo, rev):
-    sha = repo.resolve(rev)
-    if sha is None:
-        raise Err(404, "RevisionNotFound", f"Invalid rev id: {rev}")
-    return sha
+def create_repo(request):
+    request.require_token()
+    wanted = json.loads(request.content)
+    type, id = wanted.get("type") or "model", f"{wanted.get('organization') or USER}/{wanted['name']}"
+    url = f"{request.hub.url}/{'' if type == 'model' else type + 's/'}{id}"
+    if (type, id) in request.hub.repos:
+        body = json.dumps({"error": "You already created this repo", "url": url}).encode()
+        return request.reply(409, body, **{"X-Error-Message": "You already created this repo"})
+    private = bool(wanted.get("private")) or wanted.get("visibility") == "private"
+    request.hub.repos[type, id] = Repo(id, type, private)
+    return {"url": url, "name": id, "id": "x"}
 
 
-def entry(path, item):
-    data, sha256 = item
-    e = {"type": "file", "oid": git_oid(data), "size": len(data), "path": path}
-    if sha256:
-        e["lfs"] = {"oid": sha256, "size": len(data), "pointerSize": 134}
-    return e
+def describe_file(path, data, sha256):
+    lfs = {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 134}} if sha256 else {}
+    return {"type": "file", "oid": git_oid(data), "size": len(data), "path": path, **lfs}
 
 
-def info(h, rt, rid, rev=None):
-    r = h.repo(rt[:-1], rid)
-    sha = rev_of(r, rev or "main")
-    c = r.commits[sha]
-    sib = [
-        {"rfilename": p}
-        | (
-            {"size": len(i[0]), "blobId": git_oid(i[0])}
-            | ({"lfs": {"sha256": i[1], "size": len(i[0]), "pointerSize": 134}} if i[1] else {})
-            if "blobs" in h.q
-            else {}
-        )
-        for p, i in sorted(c["tree"].items())
+def repo_info(request, type, id, revision="main"):
+    repo = request.repo(type, id)
+    commit = repo.commit_of(revision)
+    tree = commit["tree"]
+    files = [describe_file(path, *file) for path, file in sorted(tree.items())]
+    siblings = [{"rfilename": file.pop("path"), "blobId": file.pop("oid"), **file} for file in files]
+    config = json.loads(tree["config.json"][0]) if "config.json" in tree else {}
+    head = re.match(rb"---\s*\n(.*?)\n---", tree.get("README.md", (b"", None))[0], re.S)
+    card = (yaml.safe_load(head[1]) if head else None) or {}
+    return {
+        "_id": "x", "id": id, "modelId": id, "sha": commit["id"], "private": repo.private, "gated": False, "disabled": False,
+        "author": id.split("/")[0], "lastModified": commit["date"], "createdAt": commit["date"], "downloads": 0, "likes": 0,
+        "tags": card.get("tags") or [], "cardData": card, "siblings": siblings,
+        "config": {name: config[name] for name in ("architectures", "model_type", "auto_map") if name in config},
+        **{name: card[name] for name in ("pipeline_tag", "library_name") if card.get(name)},
+    }  # fmt: skip
+
+
+def list_tree(request, type, id, revision, path=""):
+    tree, prefix = request.repo(type, id).commit_of(revision)["tree"], (path or "").strip("/")
+    inside = {p: file for p, file in sorted(tree.items()) if not prefix or p.startswith(f"{prefix}/")}
+    if not inside:
+        raise HubError(404, "Entry not found", "EntryNotFound")
+    if request.query.get("recursive", ["false"])[0].lower() in ("true", "1"):
+        return [describe_file(p, *file) for p, file in inside.items()]
+    rests = {p: p[len(prefix) + 1 if prefix else 0 :] for p in inside}
+    folders = sorted({rest.split("/")[0] for rest in rests.values() if "/" in rest})
+    entries = [
+        {"type": "directory", "oid": git_oid(f.encode()), "size": 0, "path": f"{prefix}/{f}".strip("/")}
+        for f in folders
     ]
-    cfg = json.loads(c["tree"]["config.json"][0]) if "config.json" in c["tree"] else {}
-    card = card_data(c["tree"].get("README.md", (b"", None))[0])
-    h.reply(
-        obj={
-            "_id": "x",
-            "id": rid,
-            "modelId": rid,
-            "sha": sha,
-            "private": r.private,
-            "gated": False,
-            "disabled": False,
-            "author": rid.split("/")[0],
-            "lastModified": c["date"],
-            "createdAt": c["date"],
-            "downloads": 0,
-            "likes": 0,
-            "tags": card.get("tags") or [],
-            "cardData": card,
-            "siblings": sib,
-            "config": {k: cfg[k] for k in ("architectures", "model_type", "auto_map") if k in cfg},
-            **({"pipeline_tag": card["pipeline_tag"]} if card.get("pipeline_tag") else {}),
-            **({"library_name": card["library_name"]} if card.get("library_name") else {}),
-        }
-    )
+    return entries + [describe_file(p, *file) for p, file in inside.items() if "/" not in rests[p]]
 
 
-def card_data(readme):
-    m = re.match(rb"---\s*\n(.*?)\n---", readme, re.S)
-    if not m:
-        return {}
-    import yaml
-
-    return yaml.safe_load(m[1]) or {}
-
-
-def tree(h, rt, rid, rev, path=""):
-    r = h.repo(rt[:-1], rid)
-    t = r.commits[rev_of(r, rev)]["tree"]
-    pre = (path or "").strip("/")
-    pre = pre + "/" if pre else ""
-    out, dirs = [], set()
-    for p, i in sorted(t.items()):
-        if not p.startswith(pre):
-            continue
-        rest = p[len(pre) :].split("/")
-        for k in range(1, len(rest)):
-            d = pre + "/".join(rest[:k])
-            if d not in dirs and (k == 1 or "recursive" in h.q):
-                dirs.add(d)
-                out.append({"type": "directory", "oid": hashlib.sha1(d.encode()).hexdigest(), "size": 0, "path": d})
-        if len(rest) == 1 or h.q.get("recursive", ["false"])[0].lower() in ("true", "1"):
-            out.append(entry(p, i))
-    if pre and not out:
-        raise Err(404, "EntryNotFound", "Entry not found")
-    h.reply(obj=out)
-
-
-def paths_info(h, rt, rid, rev):
-    r = h.repo(rt[:-1], rid)
-    t = r.commits[rev_of(r, rev)]["tree"]
+def list_paths(request, type, id, revision):
+    tree = request.repo(type, id).commit_of(revision)["tree"]
     try:
-        want = json.loads(h.raw)["paths"]
+        wanted = json.loads(request.content)["paths"]
     except ValueError:
-        want = parse_qs(h.raw.decode()).get("paths", [])
-    h.reply(obj=[entry(p, t[p]) for p in want if p in t])
+        wanted = parse_qs(request.content.decode()).get("paths", [])
+    return [describe_file(path, *tree[path]) for path in wanted if path in tree]
 
 
-def preupload(h, rt, rid, rev):
-    h.auth()
-    r = h.repo(rt[:-1], rid)
-    t = r.commits[rev_of(r, rev)]["tree"]
-    out = []
-    for f in json.loads(h.raw)["files"]:
-        lfs = f["path"].endswith(LFS_SUFFIXES) or f["size"] > 10_000_000
-        cur = t.get(f["path"])
-        out.append(
-            {
-                "path": f["path"],
-                "uploadMode": "lfs" if lfs else "regular",
-                "shouldIgnore": False,
-                "oid": (cur[1] or git_oid(cur[0])) if cur else None,
-            }
-        )
-    h.reply(obj={"files": out})
+def list_refs(request, type, id):
+    def entries(kind, refs):
+        return [{"name": name, "ref": f"{kind}{name}", "targetCommit": sha} for name, sha in refs.items()]
+
+    repo = request.repo(type, id)
+    requests = {name: sha for name, sha in repo.branches.items() if name.startswith("refs/pr")}
+    branches = {name: sha for name, sha in repo.branches.items() if name not in requests}
+    found = {"branches": entries("refs/heads/", branches), "tags": entries("refs/tags/", repo.tags)}
+    return {**found, "converts": [], "pullRequests": entries("", requests)}
 
 
-def lfs_batch(h, rt, rid):
-    h.auth()
-    p = json.loads(h.raw)
-    out = []
-    for o in p["objects"]:
-        e = {"oid": o["oid"], "size": o["size"]}
-        if o["oid"] not in h.hub.lfs:
-            e["actions"] = {
-                "upload": {"href": f"{h.hub.url}/lfs-storage/{o['oid']}"},
-                "verify": {"href": f"{h.hub.url}/lfs-verify"},
-            }
-        out.append(e)
-    h.reply(obj={"transfer": "basic", "objects": out}, headers={"Content-Type": "application/vnd.git-lfs+json"})
+def create_branch(request, type, id, revision):
+    request.require_token()
+    repo = request.repo(type, id)
+    if revision in repo.branches:
+        raise HubError(409, "Reference already exists")
+    start = (json.loads(request.content or b"{}") or {}).get("startingPoint") or "main"
+    repo.branches[revision] = repo.commit_of(start)["id"]
+    return {}
 
 
-def lfs_put(h, oid):
-    if hashlib.sha256(h.raw).hexdigest() != oid:
-        raise Err(400, None, "sha256 mismatch")
-    h.hub.lfs[oid] = h.raw
-    h.reply(headers={"ETag": f'"{oid}"'})
+def create_tag(request, type, id, revision):
+    request.require_token()
+    repo = request.repo(type, id)
+    repo.tags[json.loads(request.content)["tag"]] = repo.commit_of(revision)["id"]
+    return {}
 
 
-def lfs_verify(h):
-    p = json.loads(h.raw)
-    if len(h.hub.lfs.get(p["oid"], b"")) != p["size"]:
-        raise Err(422, None, "LFS object missing or of the wrong size")
-    h.reply(obj={})
+def plan_upload(request, type, id, revision):
+    request.require_token()
+    tree, files = request.repo(type, id).commit_of(revision)["tree"], []
+    for file in json.loads(request.content)["files"]:
+        path, (data, sha256) = file["path"], tree.get(file["path"], (None, None))
+        mode = "lfs" if path.endswith(LFS_SUFFIXES) or file["size"] > LFS_SIZE else "regular"
+        oid = None if data is None else sha256 or git_oid(data)
+        files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+    return {"files": files}
 
 
-def commit(h, rt, rid, rev):
-    h.auth()
-    r = h.repo(rt[:-1], rid)
-    head = {}
-    base = rev_of(r, rev)
-    t = dict(r.commits[base]["tree"])
-    for line in h.raw.splitlines():
-        if not line.strip():
-            continue
-        op = json.loads(line)
-        k, v = op["key"], op["value"]
-        if k == "header":
-            head = v
-            if v.get("parentCommit") and v["parentCommit"] != base:
-                raise Err(412, None, "A commit has happened since. Please refresh and try again.")
-        elif k == "file":
-            t[v["path"]] = (base64.b64decode(v["content"]), None)
-        elif k == "lfsFile":
-            if v["oid"] not in h.hub.lfs:
-                raise Err(400, None, f"LFS pointer pointed to a file that does not exist: {v['path']}")
-            t[v["path"]] = (h.hub.lfs[v["oid"]], v["oid"])
-        elif k == "deletedFile":
-            if t.pop(v["path"], None) is None:
-                raise Err(404, "EntryNotFound", f"{v['path']} is not in the repo")
-        elif k == "deletedFolder":
-            t = {p: i for p, i in t.items() if not p.startswith(v["path"].rstrip("/") + "/")}
-    branch = rev
-    out = {}
-    if h.q.get("create_pr"):
-        n = 1 + sum(b.startswith("refs/pr/") for b in r.branches)
-        branch = f"refs/pr/{n}"
-        out["pullRequestUrl"] = f"{h.hub.url}/{rid}/discussions/{n}"
-    sha = r.commit(branch, head.get("summary", ""), t, parent=base, body=head.get("description", ""))
-    h.reply(obj=out | {"success": True, "commitOid": sha, "commitUrl": f"{h.hub.url}/{rid}/commit/{sha}"})
+def plan_lfs(request, type, id):
+    request.require_token()
+    objects = json.loads(request.content)["objects"]
+    for item in objects:
+        if item["oid"] not in request.hub.lfs:
+            item["actions"] = {"upload": {"href": f"{request.hub.url}/lfs-storage/{item['oid']}"}}
+    body = json.dumps({"transfer": "basic", "objects": objects}).encode()
+    request.reply(body=body, **{"Content-Type": "application/vnd.git-lfs+json"})
 
 
-def resolve(h, rt, rid, rev, path):
-    r = h.repo((rt or "models/")[:-2], rid)
-    sha = rev_of(r, rev)
-    item = r.commits[sha]["tree"].get(path)
-    if item is None:
-        e = Err(404, "EntryNotFound", "Entry not found")
-        e.headers = {"X-Repo-Commit": sha}
-        raise e
-    data, lfs = item
-    hd = {
-        "X-Repo-Commit": sha,
-        "ETag": f'"{lfs or git_oid(data)}"',
-        "Accept-Ranges": "bytes",
+def store_lfs(request, oid):
+    if hashlib.sha256(request.content).hexdigest() != oid:
+        raise HubError(400, "sha256 mismatch")
+    request.hub.lfs[oid] = request.content
+    request.reply(ETag=f'"{oid}"')
+
+
+def commit(request, type, id, revision):
+    request.require_token()
+    repo = request.repo(type, id)
+    parent = repo.commit_of(revision)["id"]
+    tree, title = dict(repo.commits[parent]["tree"]), ""
+    for operation in map(json.loads, filter(bytes.strip, request.content.splitlines())):
+        kind, value = operation["key"], operation["value"]
+        if kind == "header":
+            title = value.get("summary", "")
+            if value.get("parentCommit") not in (None, parent):
+                raise HubError(412, "A commit has happened since. Please refresh and try again.")
+        elif kind == "file":
+            tree[value["path"]] = (base64.b64decode(value["content"]), None)
+        elif kind == "lfsFile":
+            if value["oid"] not in request.hub.lfs:
+                raise HubError(400, f"LFS pointer pointed to a file that does not exist: {value['path']}")
+            tree[value["path"]] = (request.hub.lfs[value["oid"]], value["oid"])
+        elif kind == "deletedFile":
+            del tree[value["path"]]
+        else:
+            raise HubError(400, f"no such operation: {kind}")
+    branch, opened = revision, {}
+    if request.query.get("create_pr"):
+        number = 1 + sum(name.startswith("refs/pr/") for name in repo.branches)
+        branch, opened = f"refs/pr/{number}", {"pullRequestUrl": f"{request.hub.url}/{id}/discussions/{number}"}
+    sha = repo.commit(branch, title, tree, parent)
+    return {**opened, "success": True, "commitOid": sha, "commitUrl": f"{request.hub.url}/{id}/commit/{sha}"}
+
+
+def download(request, id, revision, path, type="model"):
+    found = request.repo(type or "model", id).commit_of(revision)
+    if path not in found["tree"]:
+        raise HubError(404, "Entry not found", "EntryNotFound", **{"X-Repo-Commit": found["id"]})
+    data, sha256 = found["tree"][path]
+    headers = {
+        "X-Repo-Commit": found["id"],
+        "ETag": f'"{sha256 or git_oid(data)}"',
         "Content-Type": "application/octet-stream",
     }
-    if lfs:
-        hd |= {"X-Linked-Etag": f'"{lfs}"', "X-Linked-Size": str(len(data))}
-    rng = re.fullmatch(r"bytes=(\d+)-(\d*)", h.headers.get("Range") or "")
-    if rng and h.command == "GET":
-        a, b = int(rng[1]), int(rng[2] or len(data) - 1)
-        return h.reply(206, body=data[a : b + 1], headers=hd | {"Content-Range": f"bytes {a}-{b}/{len(data)}"})
-    h.reply(body=data, headers=hd | {"Content-Length": str(len(data))})
+    if sha256:
+        headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(data))}
+    request.reply(body=data, **headers)
 
 
-def refs(h, rt, rid):
-    r = h.repo(rt[:-1], rid)
-    h.reply(
-        obj={
-            "branches": [
-                {"name": b, "ref": f"refs/heads/{b}", "targetCommit": s}
-                for b, s in r.branches.items()
-                if not b.startswith("refs/pr")
-            ],
-            "tags": [{"name": b, "ref": f"refs/tags/{b}", "targetCommit": s} for b, s in r.tags.items()],
-            "converts": [],
-            "pullRequests": [
-                {"name": b, "ref": b, "targetCommit": s} for b, s in r.branches.items() if b.startswith("refs/pr")
-            ],
-        }
-    )
-
-
-def branch(h, rt, rid, rev):
-    h.auth()
-    r = h.repo(rt[:-1], rid)
-    if h.command == "DELETE":
-        r.branches.pop(rev, None)
-    elif rev in r.branches:
-        raise Err(409, None, "Reference already exists")
-    else:
-        r.branches[rev] = rev_of(r, (json.loads(h.raw or b"{}") or {}).get("startingPoint") or "main")
-    h.reply(obj={})
-
-
-def tag(h, rt, rid, rev):
-    h.auth()
-    r = h.repo(rt[:-1], rid)
-    if h.command == "DELETE":
-        r.tags.pop(rev, None)
-    else:
-        r.tags[json.loads(h.raw)["tag"]] = rev_of(r, rev)
-    h.reply(obj={})
-
-
-A = r"/api/(?P<rt>models|datasets|spaces)"
-R = A + r"/(?P<rid>[^/]+/[^/]+)"
-V = r"/(?P<rev>[^/]+)"
-G = r"/(?P<rt>datasets/|spaces/)?(?P<rid>[^/]+/[^/]+)"
+REPO = r"/api/(?P<type>model|dataset)s/(?P<id>[^/]+/[^/]+)"
+REVISION = r"/(?P<revision>[^/]+)"
+FILES = r"/(?:(?P<type>dataset)s/)?(?P<id>[^/]+/[^/]+)"
 ROUTES = [
     ("GET", "/api/whoami-v2", whoami),
-    ("POST", "/api/repos/create", create),
-    ("POST", "/api/validate-yaml", lambda h: h.reply(obj={"errors": [], "warnings": []})),
-    ("GET", R, info),
-    ("GET", R + "/revision" + V, info),
-    ("GET", R + "/tree" + V + "(?P<path>/.*)?", tree),
-    ("POST", R + "/paths-info" + V, paths_info),
-    ("GET", R + "/refs", refs),
-    ("POST", R + "/preupload" + V, preupload),
-    ("POST", R + "/commit" + V, commit),
-    ("POST", R + "/branch" + V, branch),
-    ("DELETE", R + "/branch" + V, branch),
-    ("POST", R + "/tag" + V, tag),
-    ("DELETE", R + "/tag" + V, tag),
-    ("POST", G + r"\.git/info/lfs/objects/batch", lfs_batch),
-    ("PUT", "/lfs-storage/(?P<oid>[0-9a-f]{64})", lfs_put),
-    ("POST", "/lfs-verify", lfs_verify),
-    ("GET", G + "/resolve" + V + "/(?P<path>.+)", resolve),
+    ("POST", "/api/repos/create", create_repo),
+    ("POST", "/api/validate-yaml", lambda request: {"errors": [], "warnings": []}),
+    ("GET", REPO, repo_info),
+    ("GET", REPO + "/revision" + REVISION, repo_info),
+    ("GET", REPO + "/tree" + REVISION + "(?P<path>/.*)?", list_tree),
+    ("POST", REPO + "/paths-info" + REVISION, list_paths),
+    ("GET", REPO + "/refs", list_refs),
+    ("POST", REPO + "/branch" + REVISION, create_branch),
+    ("POST", REPO + "/tag" + REVISION, create_tag),
+    ("POST", REPO + "/preupload" + REVISION, plan_upload),
+    ("POST", REPO + "/commit" + REVISION, commit),
+    ("POST", FILES + r"\.git/info/lfs/objects/batch", plan_lfs),
+    ("PUT", "/lfs-storage/(?P<oid>[0-9a-f]{64})", store_lfs),
+    ("GET", FILES + "/resolve" + REVISION + "/(?P<path>.+)", download),
 ]
 
 
 class LoopbackHub:
-    def __init__(self, tokens=None, port=0, verbose=False):
-        self.tokens = tokens or {"hf_loopback_token": "tester"}
-        self.repos, self.lfs, self.log, self.unknown = {}, {}, [], []
-        self.lock, self.verbose = threading.RLock(), verbose
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    """Repositories by (type, id), objects of LFS by hash, and the server in a thread."""
+
+    def __init__(self):
+        self.repos, self.lfs, self.unknown, self.lock = {}, {}, [], threading.RLock()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.hub, self.server.daemon_threads = self, True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    @property
-    def env(self):
-        return {
-            "HF_ENDPOINT": self.url,
-            "HF_TOKEN": next(iter(self.tokens)),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_OFFLINE": "0",
-        }
+        self.env = {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
+        self.env |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def __enter__(self):
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(self, *a):
+    def __exit__(self, *_):
         self.server.shutdown()
         self.server.server_close()

@@ -1,7 +1,7 @@
 """Checkpoints of every class are complete: code, pipelines, handler and card; in folders and on a Hub on loopback; in fresh
 processes with and without the project.
 
-The expensive part happens once: `checkpoints` saves them all, and `hub` opens and pushes them in four processes.
+The expensive part happens once: `checkpoints` saves them all, and `hub` opens and pushes them in three processes.
 """
 
 import json
@@ -56,6 +56,7 @@ CASES = {
     "lexicon-sequence_hard": (CAUSAL, DEFINE),
 }
 PUSHED = ("seke-bert", "hypernet-tags", "hypernet-answers", "exhird-pretrained", "moesumm-bart", "lexicon-token")
+AGAIN = (*PUSHED, "hypernet-classes", "exhird-transformer")  # every package and head: the backbone changes no code
 OTHER_PUSHES = {"seke-bert": ["tester/untrained", "tester/saved"]}
 PIPELINES = {
     "SekeForTokenClassification": "keyphrase-extraction",
@@ -114,7 +115,8 @@ def checkpoints(make, tmp_path_factory):
         for saver in savers:
             saver.save_pretrained(folder / name)
         repositories = [f"tester/{name}", f"tester/{name}-model", *OTHER_PUSHES.get(name, [])]
-        cases[name] = {"auto": auto, "tasks": tasks, "repositories": repositories if name in PUSHED else []}
+        repositories = repositories if name in PUSHED else []
+        cases[name] = {"auto": auto, "tasks": tasks, "repositories": repositories, "again": name in AGAIN}
     model, tokenizer = make("seke-bert")
     for part in (model, tokenizer):
         part.save_pretrained(folder / "trained")
@@ -130,7 +132,7 @@ def run_role(role, checkpoints, folder, **environment):
     """Runs `hub_process.py` in a fresh process, in a folder without code -> its results."""
     folder.mkdir(exist_ok=True)
     caches = {"HF_HOME": str(folder / "cache"), "HF_MODULES_CACHE": str(folder / "modules"), "OMP_NUM_THREADS": "1"}
-    project = {"PYTHONPATH": str(ROOT)} if role in ("push", "pull") else {}
+    project = {"PYTHONPATH": str(ROOT)} if role == "push" else {}
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **caches, **project, "TRANSFORMERS_OFFLINE": "0", **environment,
@@ -145,20 +147,15 @@ def run_role(role, checkpoints, folder, **environment):
 
 @pytest.fixture(scope="module")
 def hub(checkpoints, tmp_path_factory):
-    """The results of the four processes, and the Hub's repositories."""
+    """The results of the three processes, and the Hub's repositories."""
     (folder, _), work = checkpoints, tmp_path_factory.mktemp("hub")
     with LoopbackHub() as server:
         pushed = run_role("push", folder, work / "push", **server.env)
-        (folder / "pushed.json").write_text(json.dumps(pushed))
         opened = run_role("open", folder, work / "open", **server.env)
-        pulled = run_role("pull", folder, work / "pull", **server.env)
         assert server.unknown == []
         repositories = {name: repository for (_, name), repository in server.repos.items()}
     cached = run_role("cached", folder, work / "open", HF_HUB_OFFLINE="1")  # the Hub is gone
-    run = (work / "push" / "run-digest").read_text()
-    return SimpleNamespace(
-        pushed=pushed, opened=opened, pulled=pulled, cached=cached, repositories=repositories, run=run
-    )
+    return SimpleNamespace(pushed=pushed, opened=opened, cached=cached, repositories=repositories)
 
 
 def tree_of(repository, branch="main"):
@@ -266,10 +263,9 @@ def test_a_subclass_that_no_auto_class_opens_names_no_pipeline(tmp_path):
 # --- fresh processes ---
 
 
-@each_case
+@pytest.mark.parametrize("name", AGAIN)
 def test_with_the_project_imported_its_own_classes_run(name, checkpoints, hub):
-    for trust in (False, True):
-        entry = hub.pushed[f"{name}, {trust}"]
+    for trust, entry in ((False, checkpoints[1][name]), (True, hub.pushed[name]["trusted"])):
         check_same(entry, checkpoints[1][name])
         package, modules = name.split("-")[0], entry["modules"]
         assert modules["model"] == modules["auto"] == f"modeling_{package}.modeling_{package}"
@@ -289,7 +285,7 @@ def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hu
         assert stock or entry["modules"][part].startswith("transformers_modules."), part
 
 
-@each_case
+@pytest.mark.parametrize("name", AGAIN)
 def test_a_stranger_saves_it_again_and_serves_it(name, checkpoints, hub):
     again, expected = hub.opened[name]["again"], checkpoints[1][name]
     assert again["digest"] == expected["digest"]
@@ -303,7 +299,7 @@ def test_what_pipelines_models_and_the_trainer_push_opens_without_the_project(na
         check_same(hub.opened[repository], checkpoints[1][name])
         assert hub.opened[repository]["modules"]["model"].startswith("transformers_modules.tester")
     check_same(hub.cached[name], checkpoints[1][name])
-    assert rounded(hub.pulled[name]["pipeline"]) == rounded(checkpoints[1][name]["results"])
+    assert rounded(hub.pushed[name]["pulled"]["pipeline"]) == rounded(checkpoints[1][name]["results"])
 
 
 def test_checkpoints_are_different(checkpoints):
@@ -316,24 +312,26 @@ def test_checkpoints_are_different(checkpoints):
 
 @each_pushed
 def test_revisions_and_pull_requests_are_different_models(name, hub):
-    revisions = hub.pushed[name]["revisions"]
-    assert hub.pulled[name]["revisions"] == revisions and len(set(revisions.values())) == len(revisions) == 4
+    revisions = hub.pushed[name]["pushed"]["revisions"]
+    assert hub.pushed[name]["pulled"]["revisions"] == revisions and len(set(revisions.values())) == len(revisions) == 4
 
 
 @each_pushed
 def test_an_adapter_finds_its_base_by_itself(name, hub):
-    assert hub.pulled[name]["adapter"] == hub.pulled[name]["adapter alone"] == hub.pushed[name]["adapter"]
+    pulled = hub.pushed[name]["pulled"]
+    assert pulled["adapter"] == pulled["adapter alone"] == hub.pushed[name]["pushed"]["adapter"]
 
 
 @each_pushed
 def test_private_repositories_stay_private(name, hub):
-    assert hub.repositories[f"tester/{name}-private"].private and hub.pulled[name]["stranger"]
+    assert hub.repositories[f"tester/{name}-private"].private and hub.pushed[name]["pulled"]["stranger"]
     assert not any(hub.repositories[f"tester/{name}{end}"].private for end in ("", "-model", "-adapter"))
 
 
 def test_a_run_pushes_checkpoints_that_open_and_can_be_resumed(hub):
     assert hub.repositories["tester/run"].private
-    assert hub.pulled["run"] == hub.run and len(hub.pulled["middle"]) == len(hub.run)
+    trained, opened, middle = hub.pushed["run"]
+    assert opened == trained and len(middle) == len(trained)
     tree = set(tree_of(hub.repositories["tester/run"]))
     files = {name.split("/", 1)[1] for name in tree if name.startswith("last-checkpoint/")}
     assert {"model.safetensors", "config.json", "optimizer.pt", "trainer_state.json"} <= files

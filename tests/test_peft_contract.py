@@ -4,7 +4,6 @@ Each class is tried with each tuner on its linear layers, and, where it has stac
 (`target_parameters`). What peft itself refuses is expected with its message.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -21,181 +20,84 @@ from peft import (
     get_peft_model,
 )
 from torch.testing import assert_close
-from transformers import BartConfig, BertConfig
 
-from modeling_exhird import (
-    DataCollatorForKeyphraseGeneration,
-    ExhirdConfig,
-    ExhirdForKeyphraseGeneration,
-    ExhirdTokenizer,
-    tokenize_documents,
-)
-from modeling_hypernet import (
-    HypernetConfig,
-    HypernetForQuestionAnswering,
-    HypernetForSequenceClassification,
-    HypernetForTokenClassification,
-    HypernetModel,
-)
-from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequenceClassification
-from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
-from modeling_seke import SekeConfig, SekeForTokenClassification
-from tests.modeling_lexicon.conftest import tiny_lexicon
+from modeling_hypernet import HypernetModel
+from modeling_moesumm import MoeSummForConditionalGeneration
 
-V = 40
-
-
-def bert(**changes):
-    sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return BertConfig(**{**sizes, "intermediate_size": 24, "max_position_embeddings": 32, **changes})
-
-
-def hypernet_config(**options):
-    sizes = {"meta_embedding_size": 4, "meta_hidden_size": 8, "hidden_size": 8, "freeze_backbone": False}
-    return HypernetConfig(text_config=bert(), cls_token_id=2, sep_token_id=3, **sizes, **options)
-
-
-def token_ids(rows=2, length=10):
-    ids = torch.randint(4, V, (rows, length), generator=torch.Generator().manual_seed(0))
-    ids[:, 0], ids[:, 3], ids[:, -1] = 2, 3, 3
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def tags():
-    batch = token_ids()
-    return {**batch, "labels": batch["input_ids"] % 2, "word_start_mask": torch.ones_like(batch["input_ids"])}
-
-
-def without(name, batch):
-    return {key: x for key, x in batch.items() if key != name}
-
-
-def summaries():
-    return {**token_ids(), "labels": token_ids(length=6)["input_ids"], "dataset_ids": torch.tensor([0, 1])}
-
-
-def bart():
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
-    return BartConfig(vocab_size=V, init_std=0.2, decoder_start_token_id=2, **sizes)
-
-
-LLAMA = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-LLAMA |= {"num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "initializer_range": 0.2}
-DOCUMENTS = {"title": ["Graph cuts"], "text": ["Graph cuts in a network flow"], "keyphrases": [["graph cuts", "flow"]]}
-
-
-def exhird_parts():
-    tokenizer = ExhirdTokenizer.from_texts(["graph cuts in a network, by its flow"])
-    config = ExhirdConfig.from_tokenizer(
-        tokenizer,
-        encoder_type="transformer",
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        initializer_range=0.3,
-    )
-    rows = tokenize_documents(DOCUMENTS, tokenizer)
-    rows = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    return config, DataCollatorForKeyphraseGeneration(tokenizer)(rows)
+from .modeling_exhird.conftest import rows_for, tiny_exhird, tokenizer_for  # noqa: F401  (fixtures)
+from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
+from .modeling_lexicon.conftest import tiny_lexicon
+from .modeling_moesumm.conftest import tiny_moesumm
+from .tiny_models import ONE_LAYER, Trainable, make_trainable
 
 
 @dataclass
 class Case:
-    """A model class, its configuration, a batch with labels, and what adapters may target."""
+    """A model with two rows for it, and what adapters may target."""
 
-    kind: type
-    config: Callable
-    batch: Callable
+    trainable: Trainable
     task: str | None
     linears: list[str]
-    output: str = "logits"
     experts: list[str] = field(default_factory=list)  # stacked parameters
     heads: list[str] | None = None  # trained and saved whole
+    options: dict = field(default_factory=dict)  # of the model
+    bare: type | None = None  # the class without a head, which has no loss
 
     def model(self):
+        model = self.trainable.make(**self.options)
+        if self.bare is None:
+            return model
         torch.manual_seed(0)
-        return self.kind(self.config()).eval()
+        return self.bare(model.config).eval()
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        batch = self.trainable.batch(2)
+        if self.bare is not None:
+            batch = {name: x for name, x in batch.items() if name not in ("labels", "word_start_mask")}
+        return batch
+
+    def output(self) -> str:
+        return "last_hidden_state" if self.bare else self.trainable.output
 
     def read(self, model) -> torch.Tensor:
         with torch.no_grad():
-            return model(**self.batch())[self.output].clone()
+            return model(**self.batch())[self.output()].clone()
 
 
 ENCODER = ["query", "value", "intermediate.dense"]
 TO_SAVE = ["reader", "meta_encoder"]
+LEXICON = {"linears": ["q_proj", "v_proj"], "experts": ["experts.gate_up_proj", "experts.down_proj"]}
+LEXICON |= {"options": ONE_LAYER["Lexicon"]}
 CASES = {
-    "SEKE": Case(
-        SekeForTokenClassification,
-        lambda: SekeConfig(text_config=bert(), expert_intermediate_size=32),
-        lambda: without("word_start_mask", tags()),
-        "TOKEN_CLS",
-        [*ENCODER, "gate"],
-        experts=["moe.experts.up_proj", "moe.experts.down_proj", "moe.experts.out_proj"],
-        heads=["rnn"],
-    ),
-    "Hypernet": Case(HypernetModel, hypernet_config, token_ids, None, ENCODER, "last_hidden_state", heads=TO_SAVE),
-    "Hypernet, tokens": Case(
-        HypernetForTokenClassification,
-        lambda: hypernet_config(num_labels=2),
-        tags,
-        "TOKEN_CLS",
-        ENCODER,
-        heads=[*TO_SAVE, "crf"],
-    ),
-    "Hypernet, classes": Case(
-        HypernetForSequenceClassification,
-        lambda: hypernet_config(num_labels=3),
-        lambda: {**token_ids(), "labels": torch.tensor([0, 2])},
-        "SEQ_CLS",
-        ENCODER,
-        heads=TO_SAVE,
-    ),
-    "Hypernet, answers": Case(
-        HypernetForQuestionAnswering,
-        hypernet_config,
-        lambda: {**token_ids(), "start_positions": torch.tensor([4, 5]), "end_positions": torch.tensor([5, 6])},
-        "QUESTION_ANS",
-        ENCODER,
-        "start_logits",
-        heads=TO_SAVE,
-    ),
-    "MoeSumm": Case(
-        MoeSummForConditionalGeneration,
-        lambda: MoeSummConfig(
-            text_config=bart(), datasets=["a", "b"], num_deputies=2, deputy_intermediate_size=8, deputy_init_std=0.3
-        ),
-        summaries,
-        "SEQ_2_SEQ_LM",
-        ["q_proj", "v_proj"],
-        experts=["experts.up_proj", "experts.down_proj"],
-    ),
-    "Lexicon": Case(
-        LexiconForCausalLM,
-        lambda: LexiconConfig(**LLAMA),
-        lambda: {**token_ids(), "labels": token_ids()["input_ids"]},
-        "CAUSAL_LM",
-        ["q_proj", "v_proj"],
-        experts=["experts.gate_up_proj", "experts.down_proj"],
-    ),
-    "Lexicon, classes": Case(
-        LexiconForSequenceClassification,
-        lambda: LexiconConfig(**LLAMA, num_labels=3),
-        lambda: {**token_ids(), "labels": torch.tensor([0, 2])},
-        "SEQ_CLS",
-        ["q_proj", "v_proj"],
-        experts=["experts.gate_up_proj", "experts.down_proj"],
-    ),
-    "ExHiRD": Case(
-        ExhirdForKeyphraseGeneration,
-        lambda: exhird_parts()[0],
-        lambda: exhird_parts()[1],
-        None,
-        ["query", "value", "word_state"],
-        "log_probs",
-        heads=["generator"],
-    ),
+    "SEKE bert": {
+        "task": "TOKEN_CLS",
+        "linears": [*ENCODER, "gate"],
+        "experts": ["moe.experts.up_proj", "moe.experts.down_proj", "moe.experts.out_proj"],
+        "heads": ["rnn"],
+    },
+    "hypernet bare": {"task": None, "linears": ENCODER, "heads": TO_SAVE, "bare": HypernetModel},
+    "hypernet tags": {"task": "TOKEN_CLS", "linears": ENCODER, "heads": [*TO_SAVE, "crf"]},
+    "hypernet classes": {"task": "SEQ_CLS", "linears": ["query_proj", "value_proj"], "heads": TO_SAVE},
+    "hypernet answers": {"task": "QUESTION_ANS", "linears": ["Wqkv", "Wi"], "heads": TO_SAVE},
+    "MoeSumm bart": {
+        "task": "SEQ_2_SEQ_LM",
+        "linears": ["q_proj", "v_proj"],
+        "experts": ["experts.up_proj", "experts.down_proj"],
+        "options": ONE_LAYER["MoeSumm"],
+    },
+    "Lexicon token": {"task": "CAUSAL_LM", **LEXICON},
+    "Lexicon classes": {"task": "SEQ_CLS", **LEXICON},
+    "ExHiRD transformer": {"task": None, "linears": ["query", "value", "word_state"], "heads": ["generator"]},
 }
+WITH_EXPERTS = [name for name, case in CASES.items() if "experts" in case]
+
+
+@pytest.fixture
+def case(request):
+    name = request.param
+    return Case(make_trainable(name.replace("bare", "tags"), request.getfixturevalue), **CASES[name])
+
+
 ON_LINEARS = {
     "LoRA": lambda case: LoraConfig(target_modules=case.linears, **common(case)),
     "DoRA": lambda case: LoraConfig(target_modules=case.linears, use_dora=True, **common(case)),
@@ -205,19 +107,10 @@ ON_LINEARS = {
 }
 ON_EXPERTS = {"LoRA on experts": lambda case: LoraConfig(target_parameters=case.experts, r=2, **common(case))}
 TUNERS = ON_LINEARS | ON_EXPERTS
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-each_pair = pytest.mark.parametrize(
-    "case, tuner",
-    [
-        pytest.param(case, make, id=f"{name}, {tuner}")
-        for name, case in CASES.items()
-        for tuner, make in TUNERS.items()
-        if case.experts or tuner in ON_LINEARS
-    ],
-)
-with_experts = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name) for name, case in CASES.items() if case.experts]
-)
+each_case = pytest.mark.parametrize("case", CASES, indirect=True)
+with_experts = pytest.mark.parametrize("case", WITH_EXPERTS, indirect=True)
+PAIRS = [(name, tuner) for name in CASES for tuner in TUNERS if name in WITH_EXPERTS or tuner in ON_LINEARS]
+each_pair = pytest.mark.parametrize("case, tuner", PAIRS, indirect=["case"])
 
 
 def common(case):
@@ -242,9 +135,9 @@ def shaken(model, seed, adapter="default"):
 
 @each_pair
 def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
-    model, before = adapted(case, tuner(case)), case.read(case.model())
+    model, before = adapted(case, TUNERS[tuner](case)), case.read(case.model())
     outputs = model(**case.batch())
-    (outputs.loss if "loss" in outputs else outputs[case.output].square().mean()).backward()
+    (outputs.loss if "loss" in outputs else outputs[case.output()].square().mean()).backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert [name for name, p in trained.items() if p.grad is None] == []
     assert any(p.grad.abs().max() > 0 for name, p in trained.items() if "modules_to_save" not in name)
@@ -262,20 +155,22 @@ def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
 
 @each_pair
 def test_a_merged_adapter_is_a_model_of_its_class(case, tuner, tmp_path):
-    model = adapted(case, tuner(case))
+    model = adapted(case, TUNERS[tuner](case))
     expected = case.read(model)
     if case.heads and model.peft_type in ("IA3", "LOHA"):  # LoRA's own merging knows heads of several layers
         with pytest.raises(AttributeError, match="has no attribute 'weight'"):
             model.merge_and_unload()
-        model = adapted(replace(case, heads=None), tuner(replace(case, heads=None)))
+        case = replace(case, heads=None)
+        model = adapted(case, TUNERS[tuner](case))
         expected = case.read(model)
     merged = model.merge_and_unload()
-    assert type(merged) is case.kind
+    kind = type(case.model())
+    assert type(merged) is kind
     assert set(merged.state_dict()) == set(case.model().state_dict())
     assert_close(case.read(merged), expected, rtol=1e-4, atol=1e-4)
-    if case.kind is not MoeSummForConditionalGeneration:
+    if kind is not MoeSummForConditionalGeneration:
         merged.save_pretrained(tmp_path)
-        assert_close(case.read(case.kind.from_pretrained(tmp_path).eval()), expected, rtol=1e-4, atol=1e-4)
+        assert_close(case.read(kind.from_pretrained(tmp_path).eval()), expected, rtol=1e-4, atol=1e-4)
 
 
 @each_case
@@ -328,9 +223,9 @@ def test_what_peft_refuses_for_stacked_parameters_it_names(case, option):
         get_peft_model(case.model(), LoraConfig(target_parameters=case.experts, **option))
 
 
-def test_generators_of_weights_are_trained_whole():
+@pytest.mark.parametrize("case", ["hypernet bare"], indirect=True)
+def test_generators_of_weights_are_trained_whole(case):
     """peft's LoRA on parameters takes matrices and stacks of them, and a generator's parameters have four dimensions."""
-    case = CASES["Hypernet"]
     with pytest.raises(ValueError, match="4 dimensional Parameter, but only 2d and 3d"):
         get_peft_model(case.model(), LoraConfig(target_parameters=["generators.0.hidden"]))
 
@@ -349,14 +244,13 @@ PROMPTS = {
 @pytest.mark.parametrize("family", ["token", "sequence_soft", "sequence_hard", "domain", "summaries"])
 def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
     """The text is the most likely one of the forward pass that training uses, with and without a cache."""
-    torch.manual_seed(0)
-    seq2seq, inputs = family == "summaries", token_ids()
-    inputs["input_ids"] %= 32  # the domains are chosen by hand, the vocabulary is that of `tiny_lexicon` or larger
+    seq2seq, ids = family == "summaries", torch.randint(3, 48, (2, 10), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if seq2seq:
-        config = MoeSummConfig(
-            text_config=bart(), datasets=["a", "b"], deputy_intermediate_size=8, margin_loss_coef=0.0
+        model, options = (
+            tiny_moesumm(margin_loss_coef=0.0, **ONE_LAYER["MoeSumm"]),
+            {"dataset_ids": torch.tensor([0, 1])},
         )
-        model, options = MoeSummForConditionalGeneration(config), {"dataset_ids": torch.tensor([0, 1])}
     else:
         model = tiny_lexicon(policy=family, domain_gate=family == "domain")
         options = {"domain_ids": torch.tensor([0, 1])} if family == "domain" else {}

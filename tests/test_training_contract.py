@@ -23,7 +23,7 @@ from modeling_exhird import ExhirdTokenizer
 
 from .modeling_exhird.conftest import rows_for, tiny_exhird, tokenizer_for  # noqa: F401  (fixtures)
 from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
-from .tiny_models import TRAINABLE, make_trainable, make_trainer, weights
+from .tiny_models import ONE_LAYER, TRAINABLE, make_trainable, make_trainer, weights
 from .torchrun import run_by_torchrun
 
 # of ExHiRD's encoder
@@ -218,10 +218,6 @@ def test_a_model_in_float64_has_its_loss_in_float64(trainable):
         p[at] += 1e-9
         moved = model(**batch).loss - outputs.loss
     assert_close(moved / 1e-9, p.grad[at], rtol=1e-4, atol=1e-6)
-
-
-ONE_LAYER = {"ExHiRD": {"num_hidden_layers": 1}, "Lexicon": {"num_hidden_layers": 1}}
-ONE_LAYER["MoeSumm"] = {"changes": {"encoder_layers": 1, "decoder_layers": 1}}
 
 
 @pytest.mark.parametrize(

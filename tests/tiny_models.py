@@ -350,6 +350,11 @@ FAMILIES = {
     "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }
+ONE_LAYER = {  # options of `make`
+    "ExHiRD": {"num_hidden_layers": 1},
+    "Lexicon": {"num_hidden_layers": 1},
+    "MoeSumm": {"changes": {"encoder_layers": 1, "decoder_layers": 1}},
+}
 TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
 
 
