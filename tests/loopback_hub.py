@@ -157,15 +157,13 @@ def repo_info(request, type, id, revision="main"):
     repo = request.repo(type, id)
     commit = repo.commit_of(revision)
     tree = commit["tree"]
-    files = [describe_file(path, *file) for path, file in sorted(tree.items())]
-    siblings = [{"rfilename": file.pop("path"), "blobId": file.pop("oid"), **file} for file in files]
     config = json.loads(tree["config.json"][0]) if "config.json" in tree else {}
     head = re.match(rb"---\s*\n(.*?)\n---", tree.get("README.md", (b"", None))[0], re.S)
     card = (yaml.safe_load(head[1]) if head else None) or {}
     return {
         "_id": "x", "id": id, "modelId": id, "sha": commit["id"], "private": repo.private, "gated": False, "disabled": False,
         "author": id.split("/")[0], "lastModified": commit["date"], "createdAt": commit["date"], "downloads": 0, "likes": 0,
-        "tags": card.get("tags") or [], "cardData": card, "siblings": siblings,
+        "tags": card.get("tags") or [], "cardData": card, "siblings": [{"rfilename": path} for path in sorted(tree)],
         "config": {name: config[name] for name in ("architectures", "model_type", "auto_map") if name in config},
         **{name: card[name] for name in ("pipeline_tag", "library_name") if card.get(name)},
     }  # fmt: skip
