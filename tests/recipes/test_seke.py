@@ -82,16 +82,8 @@ def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_
     texts = ["Bäume und Häuser", "Häuser am Haus", "ein Baum oder Bäume"]
     rows = [{"text": f"{texts[i % 3]} {'xyz'[i % 3]} b{i}", "keyphrases": "Baum; Haus"} for i in range(12)]
     labelled = write_rows(tmp_path / "german.jsonl", rows)
-    options = (
-        "--train-files",
-        labelled,
-        "--validation-files",
-        labelled,
-        "--test-files",
-        labelled,
-        "--language",
-        "german",
-    )
+    options = [word for split in ("train", "validation", "test") for word in (f"--{split}-files", labelled)]
+    options += ["--language", "german"]
     done = train(backbone, tmp_path / "out", *options, "--lora", "false", "--use-rnn", "false")
     assert done.returncode == 0, done.stderr[-3000:]
     record = read_record(tmp_path / "out")
@@ -100,66 +92,62 @@ def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_
     assert "language='klingon'" in train(backbone, tmp_path / "other", "--language", "klingon").stderr
 
 
-@pytest.fixture
-def train_here(backbone, tmp_path):
-    """Trains on few documents; returns the exit status and the error message."""
-    rows = (CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10]
-    (tmp_path / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+@pytest.fixture(scope="module")
+def train_here(backbone, tmp_path_factory):
+    """train_here(folder, options): trains on few documents -> the exit status and the error message."""
+    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows.write_text("".join((CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10]))
 
-    def call(*options):
+    def call(folder, *options):
         done = run_main(
-            main, "--backbone", backbone, "--output-dir", tmp_path / "run", "--max-length", 64,
-            "--train-files", tmp_path / "rows.jsonl", "--max-steps", 2, "--eval-strategy", "steps", "--eval-steps", 1,
-            "--save-strategy", "steps", "--save-steps", 1, "--use-cpu", "--report-to", "none", "--disable-tqdm", "true",
-            "--calibrate", "false", *options,
+            main, "--backbone", backbone, "--output-dir", folder, "--max-length", 64, "--train-files", rows, "--max-steps", 2,
+            "--eval-strategy", "steps", "--eval-steps", 1, "--save-strategy", "steps", "--save-steps", 1, "--use-cpu",
+            "--report-to", "none", "--disable-tqdm", "true", "--calibrate", "false", *options,
         )  # fmt: skip
         return done.returncode, done.stderr
 
     return call
 
 
+@pytest.fixture(scope="module")
+def short_run(train_here, tmp_path_factory):
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("short")
+    assert train_here(folder, "--num-train-epochs", 10)[0] == 0
+    return folder
+
+
 def test_the_default_model_is_trained_further(train_here, tmp_path):
     pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
-    status, error = train_here("--start-from", "default", "--learning-rate", 1e-3)
+    status, error = train_here(tmp_path, "--start-from", "default", "--learning-rate", 1e-3)
     assert status == 0, error
-    config = AutoConfig.from_pretrained(find_default_model())
-    trained, start = (
-        AutoModelForTokenClassification.from_pretrained(folder) for folder in (tmp_path / "run", find_default_model())
-    )
-    assert (
-        trained.config.styles == config.styles
-        and read_record(tmp_path / "run")["model"]["backbone"] == Path(find_default_model()).name
-    )
-    changed = {
-        name for name, weight in start.named_parameters() if not torch.equal(weight, trained.get_parameter(name))
-    }
+    found = Path(find_default_model())
+    trained, start = (AutoModelForTokenClassification.from_pretrained(folder) for folder in (tmp_path, found))
+    assert trained.config.styles == start.config.styles and read_record(tmp_path)["model"]["backbone"] == found.name
+    changed = {name for name, p in start.named_parameters() if not torch.equal(p, trained.get_parameter(name))}
     assert changed and all("query" in name or "value" in name or not name.startswith("backbone.") for name in changed)
 
 
-def test_an_ablation_is_trained_in_a_folder_of_its_own(train_here, tmp_path):
-    assert train_here()[0] == 0 and train_here("--ablation", "vanilla")[0] == 0
-    for folder, used in ((tmp_path / "run", True), (tmp_path / "run" / "vanilla", False)):
+def test_the_record_has_the_steps_that_were_trained(short_run):
+    training = read_record(short_run)["training"]
+    assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
+    assert "num_train_epochs" not in training and "num_train_epochs" not in (short_run / "README.md").read_text()
+
+
+def test_an_ablation_is_trained_in_a_folder_of_its_own(short_run, train_here):
+    assert train_here(short_run, "--ablation", "vanilla")[0] == 0
+    for folder, used in ((short_run, True), (short_run / "vanilla", False)):
         config = json.loads((folder / "config.json").read_text())
         assert config["use_moe"] is config["use_rnn"] is used
 
 
-def test_an_unfinished_base_is_written_again(train_here, tmp_path):
-    assert train_here()[0] == 0
-    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
-    for path in (tmp_path / "run").glob("checkpoint-*"):
-        shutil.rmtree(path)
-    base = tmp_path / "run" / "base"
-    base.rename(base.with_name("base.part"))
-    (base.with_name("base.part") / "model.safetensors").write_bytes(b"half")
-    assert train_here()[0] == 0 and (tmp_path / "run" / "model.safetensors").read_bytes() == expected
-
-
-def test_the_record_has_the_steps_that_were_trained(train_here, tmp_path):
-    assert train_here("--num-train-epochs", 10)[0] == 0
-    training = read_record(tmp_path / "run")["training"]
-    assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
-    assert "num_train_epochs" not in training
-    assert "num_train_epochs" not in (tmp_path / "run" / "README.md").read_text()
+def test_an_unfinished_base_is_written_again(short_run, train_here, tmp_path):
+    folder = shutil.copytree(short_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*", "vanilla"))
+    expected, part = (folder / "model.safetensors").read_bytes(), folder / "base.part"
+    (folder / "base").rename(part)
+    (part / "model.safetensors").write_bytes(b"half")
+    assert train_here(folder, "--num-train-epochs", 10)[0] == 0
+    assert (folder / "model.safetensors").read_bytes() == expected and not part.exists()
 
 
 def test_several_seeds_push_the_best_model(backbone, tmp_path):
@@ -191,22 +179,16 @@ def test_the_card_has_what_was_recorded(trained):
     assert {"keyphrase-extraction", "seke"} <= set(data["tags"])
     results = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert results["F1@10, lexperts"] == record["test"]["lexperts"]["f1@10"]
-    for part in (
-        f"{100 * record['test']['seke']['f1@5']:.1f}",
-        "mean ± standard deviation",
-        "| `learning_rate` | 0.01 |",
-    ):
-        assert part in card.text
+    f1 = f"{100 * record['test']['seke']['f1@5']:.1f}"
+    assert all(part in card.text for part in (f1, "mean ± standard deviation", "| `learning_rate` | 0.01 |"))
     assert "with experts over `first`" in card.text and str(output.parent) not in card.text.split("```")[0]
     assert re.search(r"\| test \| test.jsonl \| 50 \| \d+ \| 100.0% \|", card.text)
 
 
-def test_the_cards_snippet_runs(trained):
+def test_the_cards_snippet_runs(trained, capsys):
     output, *_ = trained
-    snippet = re.search(r"```python\n(.*?)```", (output / "README.md").read_text(), re.S).group(1)
-    done = run("-c", snippet)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for line in done.stdout.splitlines():
+    exec(re.search(r"```python\n(.*?)```", (output / "README.md").read_text(), re.S).group(1), {})
+    for line in capsys.readouterr().out.splitlines():
         assert re.fullmatch(r".+ [01](\.\d+)? \d+ \d+", line)
 
 
@@ -228,6 +210,6 @@ def test_a_card_without_test_documents_and_of_a_hub_model():
     assert is_hub_id("a/b") and not any(map(is_hub_id, ("minilm", "a/b/c", "./a", "/a")))
 
 
-def test_an_unknown_ablation_is_named(train_here):
-    code, error = train_here("--ablation", "rnn_moe")
+def test_an_unknown_ablation_is_named(train_here, tmp_path):
+    code, error = train_here(tmp_path, "--ablation", "rnn_moe")
     assert code == 2 and "--ablation 'rnn_moe'" in error and "Did you mean 'rnn'?" in error

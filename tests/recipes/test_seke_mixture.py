@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForTokenClassification, pipeline
+from transformers import pipeline
 
 from lexperts.recipes.seke import scoring
 from lexperts.recipes.seke.data import Documents
@@ -40,16 +40,12 @@ def test_epochs_differ_and_repeat_by_their_number():
     assert list(draws) == first != list(sampler(1.0, num_rows=500, seed=2))
 
 
-def test_batches_hold_rows_of_similar_length_in_random_order():
+def test_batches_hold_rows_of_similar_length_in_random_order_and_a_short_one_is_last():
     rows = list(sampler(1.0, num_rows=8 * 32))
     batches = [[LENGTHS[row] for row in rows[i : i + 8]] for i in range(0, len(rows), 8)]
-    assert sum(max(batch) - min(batch) for batch in batches) / len(batches) < 4
-    assert batches != sorted(batches)
-
-
-def test_a_short_last_batch_is_last():
-    rows = list(sampler(1.0, num_rows=20))
-    assert len(rows) == 20 and max(LENGTHS[row] for row in rows[-4:]) == max(LENGTHS[row] for row in rows)
+    assert sum(max(batch) - min(batch) for batch in batches) / len(batches) < 4 and batches != sorted(batches)
+    lengths = [LENGTHS[row] for row in sampler(1.0, num_rows=20)]
+    assert len(lengths) == 20 and max(lengths[-4:]) == max(lengths)
 
 
 def test_styles_are_hidden_from_a_share_of_the_rows():
@@ -77,63 +73,73 @@ def test_frozen_layers_are_the_embeddings_and_the_first_ones(tiny_seke):
 @pytest.fixture(scope="module")
 def mixed(backbone, tmp_path_factory):
     """A model of two styles, with a ranker; trained to an end and scored on two files."""
-    output = tmp_path_factory.mktemp("runs") / "mixed"
+    folder = tmp_path_factory.mktemp("runs")
+    at = {}
+    for name in ("train", "test"):
+        at[name] = folder / f"{name}.jsonl"
+        at[name].write_text("".join((CORPUS / f"{name}.jsonl").read_text().splitlines(keepends=True)[:16]))
     options = [
-        "--train-files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}",
-        "--validation-files", f"tags={CORPUS / 'test.jsonl'}", CORPUS / "test.jsonl",
-        "--test-files", f"a={CORPUS / 'test.jsonl'}", f"b:tags={CORPUS / 'test.jsonl'}", CORPUS / "train.jsonl",
-        "--mixing-temperature", 2, "--rows-per-epoch", 64, "--num-train-epochs", 2, "--lora", "false", "--frozen-layers", 1,
-        "--head-learning-rate", 0.02, "--learning-rate", 0.001, "--fit-ranker", "true", "--ranker-joined", 10, "--validation-limit", 30,
-        "--early-stopping-patience", 0,
+        "--train-files", f"phrases={at['train']}", f"tags={at['test']}", "--validation-files", f"tags={at['test']}", at["test"],
+        "--test-files", f"a={at['test']}", f"b:tags={at['test']}", at["train"], "--mixing-temperature", 2, "--rows-per-epoch", 24,
+        "--num-train-epochs", 2, "--lora", "false", "--frozen-layers", 1, "--head-learning-rate", 0.02, "--learning-rate", 0.001,
+        "--fit-ranker", "true", "--ranker-joined", 4, "--validation-limit", 12, "--early-stopping-patience", 0,
     ]  # fmt: skip
-    done = train(backbone, output, *options)
+    done = train(backbone, folder / "mixed", *options)
     assert done.returncode == 0, done.stderr[-3000:]
-    return output, options
+    return folder / "mixed", options
 
 
 def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):
     output, _ = mixed
     record = json.loads((output / "results.json").read_text())
-    assert list(record["test_files"]) == ["a", "b:tags"] and record["test_files"]["a"]["documents"] == 50
-    assert record["test_files"]["a"]["phrases"] != record["test_files"]["b:tags"]["phrases"]
-    assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(record["test_files"]["a"])
-    assert record["data"]["validation"]["documents"] == 60 and record["training"]["trained_steps"] == 2 * 8
+    a, b = (record["test_files"][name] for name in ("a", "b:tags"))
+    assert len(record["test_files"]) == 2 and a["documents"] == 16 and a["phrases"] != b["phrases"]
+    assert {"seke", "lexperts", "calibration_error", "confident", "confident_right"} <= set(a)
+    assert record["data"]["validation"]["documents"] == 24 and record["training"]["trained_steps"] == 2 * 3
     card = (output / "README.md").read_text()
-    assert "| a | 50 |" in card and "ranker was fitted" in card and "threshold" not in card
+    assert "| a | 16 |" in card and "ranker was fitted" in card and "threshold" not in card
     model = SekeForTokenClassification.from_pretrained(output)
-    assert model.config.styles == ["phrases", "tags"] and model.config.keyphrase_ranker == record["ranker"]["weights"]
-    assert (
-        list(model.config.style_rankers) == ["tags"] and model.config.style_rankers == record["ranker"]["style_weights"]
-    )
-    assert model.config.style_rankers["tags"] != model.config.keyphrase_ranker
-    before = AutoModelForTokenClassification.from_pretrained(output).state_dict()
-    start = SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict()
+    config = model.config
+    assert config.styles == ["phrases", "tags"] and config.keyphrase_ranker == record["ranker"]["weights"]
+    assert list(config.style_rankers) == ["tags"] and config.style_rankers == record["ranker"]["style_weights"]
+    assert config.style_rankers["tags"] != config.keyphrase_ranker
+    trained, start = model.state_dict(), SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict()
     for name, value in start.items():
         frozen = name.startswith(("embeddings", "encoder.layer.0."))
-        assert torch.equal(value, before[f"backbone.{name}"]) == frozen or "key.bias" in name, name
+        assert torch.equal(value, trained[f"backbone.{name}"]) == frozen or "key.bias" in name, name
+
+
+def test_a_killed_mixture_ends_in_the_same_weights(mixed, backbone, tmp_path, monkeypatch):
+    """The other kinds of runs are in test_recipe_contract.py."""
+    whole, options = mixed
+    killed = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        kill_after_a_checkpoint(patch)
+        train(backbone, killed, *options)
+    assert not (killed / "results.json").exists()
+    (killed / "checkpoint-999").mkdir()  # half a checkpoint
+    done = train(backbone, killed, *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights, weights_of_killed = (load_file(folder / "model.safetensors") for folder in (whole, killed))
+    assert weights.keys() == weights_of_killed.keys()
+    assert all(torch.equal(weights[name], weights_of_killed[name]) for name in weights)
+    assert (whole / "config.json").read_text() == (killed / "config.json").read_text()
 
 
 def test_a_style_changes_the_answer_and_an_unknown_one_is_named(mixed):
     extract = pipeline("keyphrase-extraction", model=str(mixed[0]))
     text = json.loads((CORPUS / "test.jsonl").read_text().splitlines()[0])["text"]
-    answers = [
-        extract(text, min_score=0.0, top_k=None, **style) for style in ({}, {"style": "tags"}, {"style": "phrases"})
-    ]
+    answers = [extract(text, min_score=0.0, top_k=None, style=style) for style in (None, "tags", "phrases")]
     assert answers[0] != answers[1] != answers[2]
     assert extract([text, "graph"], style="tags", min_score=0.0, top_k=None)[0] == answers[1]
     with pytest.raises(ValueError, match="'news'.*'phrases', 'tags'"):
         extract(text, style="news")
 
 
-def test_a_model_without_styles_refuses_one(sharp, tiny_tokenizer):
-    extract = pipeline("keyphrase-extraction", model=sharp, tokenizer=tiny_tokenizer)
+def test_a_model_without_styles_refuses_one(tiny_seke, tiny_tokenizer):
+    extract = pipeline("keyphrase-extraction", model=tiny_seke(), tokenizer=tiny_tokenizer)
     with pytest.raises(ValueError, match="'tags'"):
         extract("graph cuts", style="tags")
-
-
-@pytest.fixture
-def sharp(tiny_seke):
-    return tiny_seke()
 
 
 def test_another_style_is_another_run(mixed, backbone):
@@ -161,30 +167,6 @@ def test_another_style_is_another_run(mixed, backbone):
 def test_invalid_options_are_named(backbone, tmp_path, options, named):
     done = train(backbone, tmp_path / "run", *options)
     assert done.returncode == 2 and named in done.stderr
-
-
-def test_a_killed_run_started_again_ends_in_the_same_weights(backbone, tmp_path, monkeypatch):
-    """The mixture and the ranker; the other kinds of runs are in test_recipe_contract.py."""
-    options = (
-        "--train-files", f"phrases={CORPUS / 'train.jsonl'}", f"tags={CORPUS / 'test.jsonl'}", "--lora", "false",
-        "--validation-files", CORPUS / "test.jsonl", "--mixing-temperature", 2, "--rows-per-epoch", 48,
-        "--num-train-epochs", 2, "--head-learning-rate", 0.02, "--frozen-layers", 0, "--fit-ranker", "true",
-        "--early-stopping-patience", 0,
-    )  # fmt: skip
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        kill_after_a_checkpoint(patch)
-        train(backbone, tmp_path / "killed", *options)
-    assert not (tmp_path / "killed" / "results.json").exists()
-    (tmp_path / "killed" / "checkpoint-999").mkdir()  # half a checkpoint
-    found = {}
-    for name in ("whole", "killed"):
-        done = train(backbone, tmp_path / name, *options)
-        assert done.returncode == 0, done.stderr[-3000:]
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        found[name] = load_file(tmp_path / name / "model.safetensors"), config
-    (whole, config), (killed, config_of_killed) = found.values()
-    assert whole.keys() == killed.keys() and all(torch.equal(whole[name], killed[name]) for name in whole)
-    assert config == config_of_killed
 
 
 def test_a_file_in_which_nothing_is_found_has_no_calibration_error():
