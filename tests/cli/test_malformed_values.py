@@ -251,19 +251,8 @@ PLACES = {  # what a text or a path names, by the name of the argument or option
 FOLDERS = (("keyphrases explain", "output"), ("keyphrases export", "output"))
 # texts of which "banana" is not one, too
 CHOSEN = (
-    "device",
-    "max_length",
-    "allow",
-    "format",
-    "spacy",
-    "expert",
-    "encoding",
-    "delimiter",
-    "domain",
-    "engine",
-    "method",
-    "host",
-)
+    "device", "max_length", "allow", "format", "spacy", "expert", "encoding", "delimiter", "domain", "engine", "method", "host",
+)  # fmt: skip
 
 
 def typer_commands():

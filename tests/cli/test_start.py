@@ -7,7 +7,6 @@ from configparser import ConfigParser
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli import build_app
@@ -27,76 +26,60 @@ def entry_points() -> dict[str, str]:
     return dict(map(str.strip, line.split("=")) for line in lines)
 
 
-def start(name, *arguments, before=""):
-    """Runs a console script as pip writes it, then prints the heavy modules that it imported on the standard error."""
-    module, function = entry_points()[name].split(":")
+def start(*commands, before=""):
+    """Runs console scripts as pip writes them, in one process, then prints the heavy modules that they imported."""
     code = (
-        f"import atexit, sys\n{before}\n"
-        f"atexit.register(lambda: print('HEAVY', [m for m in {HEAVY} if m in sys.modules], file=sys.stderr))\n"
-        f"sys.argv = ['{name}', *sys.argv[1:]]\nfrom {module} import {function}\nsys.exit({function}())"
+        "import importlib, sys\n" + before + "\ndef run(name, module, function, *arguments):\n"
+        "    sys.argv = [name, *arguments]\n"
+        "    try:\n        getattr(importlib.import_module(module), function)()\n"
+        "    except SystemExit as end:\n        return end.code\n"
     )
+    for name, *arguments in commands:
+        code += f"status = run({name!r}, *{entry_points()[name].split(':')}, *{arguments})\nprint('END', status, flush=True)\n"
+    code += f"print('HEAVY', [m for m in {HEAVY} if m in sys.modules], file=sys.stderr)\nsys.exit(status)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
     )
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-@pytest.mark.parametrize("name", ["lexperts", "keyphrases", "merge-experts"])
-def test_help_and_version_import_no_model(name, option):
-    done = start(name, option)
-    assert done.returncode == 0, done.stderr
-    assert "HEAVY []" in done.stderr
-    if option == "--version":
-        assert done.stdout.split() == [name, version("lexperts")]
-    else:
-        assert "--version" in done.stdout
+def test_help_and_version_import_no_model():
+    names = ("lexperts", "keyphrases", "merge-experts")
+    done = start(*((name, option) for name in names for option in ("--help", "--version")))
+    assert done.returncode == 0 and "HEAVY []" in done.stderr, done.stderr
+    outputs = done.stdout.split("END 0\n")
+    for name, help, printed in zip(names, outputs[::2], outputs[1::2], strict=False):
+        assert "--version" in help and printed.split() == [name, version("lexperts")]
 
 
-@pytest.mark.parametrize("group, name", RECIPES, ids=lambda value: value)
-def test_the_help_of_a_recipe_imports_no_model_and_shows_an_example(group, name):
-    done = start("lexperts", group, name, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "HEAVY []" in done.stderr
-    assert f"lexperts {group} {name} " in done.stdout.split("Options:")[0]
+def test_the_help_of_a_recipe_imports_no_model_and_shows_an_example():
+    done = start(*(("lexperts", group, name, "--help") for group, name in RECIPES))
+    assert done.returncode == 0 and "HEAVY []" in done.stderr, done.stderr
+    for (group, name), help in zip(RECIPES, done.stdout.split("END 0\n"), strict=False):
+        assert f"lexperts {group} {name} " in help.split("Options:")[0].partition("\n")[2]
 
 
 def test_the_help_of_all_other_commands_shows_an_example():
     runner, app = CliRunner(), build_app()
-    for group in ("keyphrases", "merge", "define", "summarize", "app"):
-        commands = {
-            "keyphrases": ("extract", "score", "explain", "card", "serve"),
-            "merge": (
-                "compose",
-                "check",
-                "inspect",
-                "verify",
-                "add",
-                "remove",
-                "extract",
-                "export",
-                "route",
-                "cluster",
-            ),
-            "define": ("terms",),
-            "summarize": (None,),
-            "app": (None,),
-        }[group]
-        for command in commands:
-            words = [group, command] if command else [group]
-            done = runner.invoke(app, [*words, "--help"])
-            assert done.exit_code == 0
-            assert f"lexperts {' '.join(words)} " in " ".join(done.output.split()), words
+    commands = [("keyphrases", name) for name in ["extract", "score", "explain", "card", "serve"]]
+    commands += [
+        ("merge", n)
+        for n in ["compose", "check", "inspect", "verify", "add", "remove", "extract", "export", "route", "cluster"]
+    ]
+    for words in [*commands, ("define", "terms"), ("summarize",), ("app",)]:
+        done = runner.invoke(app, [*words, "--help"])
+        assert done.exit_code == 0
+        assert f"lexperts {' '.join(words)} " in " ".join(done.output.split()), words
 
 
 def test_a_configuration_is_printed_and_a_wrong_name_names_the_others():
-    done = start("lexperts", "train", "seke", "--show-config", "minilm_cpu")
-    assert done.stdout == (ROOT / "lexperts/recipes/seke/minilm_cpu.yml").read_text(encoding="utf-8")
-    assert "HEAVY []" in done.stderr
-    done = start("lexperts", "train", "seke", "--show-config", "minilm")
+    train = ("lexperts", "train", "seke", "--show-config")
+    done = start((*train, "minilm_cpu"), (*train, "minilm"))
+    printed = (ROOT / "lexperts/recipes/seke/minilm_cpu.yml").read_text(encoding="utf-8")
+    assert done.stdout == f"{printed}END 0\nEND 2\n" and "HEAVY []" in done.stderr
     assert done.returncode == 2 and "'minilm'" in done.stderr and "minilm_cpu" in done.stderr
 
 
 def test_a_command_line_without_its_extra_names_it():
-    done = start("merge-experts", "--help", before="sys.modules['rich'] = None")
+    done = start(("merge-experts", "--help"), before="sys.modules['rich'] = None")
     assert done.returncode == 1 and "pip install lexperts[merge]" in done.stderr and "Traceback" not in done.stderr
