@@ -94,11 +94,8 @@ def test_an_ablation_has_a_folder_of_its_own(prepared, tmp_path):
     argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
     run(train, *argv, "--output-dir", tmp_path)
     run(train, *argv, "--output-dir", tmp_path, "--ablation", "exhird_s")
-    coefficients = [
-        json.loads((folder / "config.json").read_text())["exclusive_loss_coef"]
-        for folder in (tmp_path, tmp_path / "exhird_s")
-    ]
-    assert coefficients == [0.0, 1.0]
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path, tmp_path / "exhird_s")]
+    assert [config["exclusive_loss_coef"] for config in configs] == [0.0, 1.0]
 
 
 def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_tokenizer, tmp_path):
@@ -141,13 +138,12 @@ def test_every_ablation_makes_a_valid_configuration():
 def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
     for name, value in (("useless", [" "]), ("pairs", [["graph", "cut"]])):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "graph cut", "keyphrases": value}))
+    file = {
+        name: ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / name}.jsonl"] for name in ("useless", "pairs")
+    }
     cases = (
-        (
-            train,
-            ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / 'useless.jsonl'}"],
-            "None of the 1 documents",
-        ),
-        (train, ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / 'pairs.jsonl'}"], "line 1: keyphrases[0]="),
+        (train, file["useless"], "None of the 1 documents"),
+        (train, file["pairs"], "line 1: keyphrases[0]="),
         (prepare, ["--output-dir", tmp_path], "--train-files"),
         (train, ["--data", tmp_path, "--output-dir", tmp_path], "'tokenizer'"),
         (train, ["--output-dir", tmp_path], "--train-files"),

@@ -151,16 +151,10 @@ def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):
 @pytest.mark.parametrize(
     "predicted, gold, exact, f1",
     [
-        ("The Cat.", ["cat"], 1, 1),
-        ("the black cat", ["cat", "a dog"], 0, 2 / 3),
-        ("", [], 1, 1),
-        ("cat", [], 0, 0),
-        ("", ["cat"], 0, 0),
-        ("cat cat", ["cat dog"], 0, 1 / 2),
-        ("a", ["the", "U.S."], 0, 0),
-        ("us", ["the", "U.S."], 1, 1),
+        ("The Cat.", ["cat"], 1, 1), ("the black cat", ["cat", "a dog"], 0, 2 / 3), ("", [], 1, 1), ("cat", [], 0, 0),
+        ("", ["cat"], 0, 0), ("cat cat", ["cat dog"], 0, 1 / 2), ("a", ["the", "U.S."], 0, 0), ("us", ["the", "U.S."], 1, 1),
     ],
-)
+)  # fmt: skip
 def test_squad_scores_are_those_of_the_evaluation_script(predicted, gold, exact, f1):
     scores = squad_scores([predicted], [gold])
     assert scores["exact"] == 100 * exact and abs(scores["f1"] - 100 * f1) < 1e-9
