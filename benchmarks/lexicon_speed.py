@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def plain_metrics() -> dict:
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics import BLEU
 
-    wordnet = scores.load_wordnet() or scores.NoSynonyms()
+    wordnet = scores.load_wordnet() or SimpleNamespace(synsets=lambda word: [])
     bleu, rouge = BLEU(effective_order=True), RougeScorer(["rougeL"], use_stemmer=False)
     tokens = lambda text: word_tokenize(text, preserve_line=True)  # noqa: E731
 

