@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
 from modeling_lexicon import tokenize_definitions
@@ -82,19 +83,11 @@ def encode_pairs(path: Path, tokenizer, max_length: int) -> tuple[dict[str, list
     return columns, len(pairs) - len(columns["chosen"])
 
 
-class PairCollator:
+def collate_pairs(rows: list[dict], padding: int) -> dict[str, torch.Tensor]:
     """Rows of chosen and rejected ids -> `input_ids` and `attention_mask` (2 B, T): all chosen, then all rejected."""
-
-    def __init__(self, tokenizer):
-        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        """See the class."""
-        ids = [row[name] for name in ("chosen", "rejected") for row in rows]
-        T = max(map(len, ids))
-        mask = torch.arange(T) < torch.tensor([len(tokens) for tokens in ids])[:, None]
-        padded = torch.tensor([[*tokens, *[self.padding] * (T - len(tokens))] for tokens in ids])
-        return {"input_ids": padded, "attention_mask": mask.long()}
+    ids = [torch.tensor(row[name]) for name in ("chosen", "rejected") for row in rows]
+    mask = pad_sequence([torch.ones_like(tokens) for tokens in ids], batch_first=True)
+    return {"input_ids": pad_sequence(ids, batch_first=True, padding_value=padding), "attention_mask": mask}
 
 
 def reward_loss(rewards: torch.Tensor) -> torch.Tensor:

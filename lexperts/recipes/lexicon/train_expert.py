@@ -19,15 +19,15 @@ from transformers import (
 
 from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
-from run_tools.errors import RESUME, UserError, one_line, short_reason, short_repr
+from run_tools.errors import UserError, one_line, short_reason, short_repr
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.yaml_files import check_names
 
-from ..common.arguments import RunFolderArguments, command
+from ..common.arguments import RunFolderArguments
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
-from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, training_command
 
 
 def check_fields(from_scratch: str) -> dict:
@@ -95,11 +95,4 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     return make_trainer(model, tokenizer, splits, training_args), folder
 
 
-def run(*groups) -> None:
-    """`lexperts train lexicon-expert`."""
-    trainer, folder = prepare(*groups)
-    train(trainer, folder)
-    save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-main = command("lexicon", "train_expert", run, RESUME)
+main = training_command("train_expert", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")

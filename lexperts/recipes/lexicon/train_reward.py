@@ -10,6 +10,7 @@ training resume. With other settings, rows or models it stops and lists the diff
 --overwrite-output-dir true, which keeps pairs that were sampled with the same settings.
 """
 
+from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
@@ -21,18 +22,17 @@ from transformers import (
 )
 
 from keyphrase_tools.loading import describe_load_errors
-from run_tools.errors import RESUME
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version
 
-from ..common.arguments import RunFolderArguments, command
+from ..common.arguments import RunFolderArguments
 from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import RewardArguments
-from .rewards import PairCollator, RewardTrainer, encode_pairs, pair_accuracy, write_pairs
-from .training import load_rows, print_rank0, save_and_score, train
+from .rewards import RewardTrainer, collate_pairs, encode_pairs, pair_accuracy, write_pairs
+from .training import load_rows, print_rank0, training_command
 
 
 def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
@@ -60,18 +60,14 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
     set_seed(training_args.seed)  # for the new head, whether or not anything was sampled before
     with describe_load_errors("--reward-base", args.reward_base):
         reward = open_model(AutoModelForSequenceClassification, args.reward_base, num_labels=1, new=("score.",))
-    reward.config.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    reward.config.pad_token_id = padding
     training_args.remove_unused_columns = False
     pairs = {split: Dataset.from_dict(own) for split, own in columns.items()}
-    options = trainer_options(reward, training_args, pairs, PairCollator(tokenizer), tokenizer)
+    options = trainer_options(reward, training_args, pairs, partial(collate_pairs, padding=padding), tokenizer)
     return RewardTrainer(**options, compute_metrics=pair_accuracy), folder
 
 
-def run(*groups) -> None:
-    """`lexperts train lexicon-reward`."""
-    trainer, folder = prepare(*groups)
-    train(trainer, folder)
-    save_and_score(trainer, folder, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs")
-
-
-main = command("lexicon", "train_reward", run, RESUME)
+main = training_command(
+    "train_reward", prepare, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs"
+)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,8 +11,10 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, tokenize_definitions
 from run_tools.definition_rows import FIELDS, load_definition_rows
+from run_tools.errors import RESUME
 from run_tools.files import write_file
 
+from ..common.arguments import command
 from ..common.run_folder import RunFolder, last_checkpoint, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, RewardArguments
@@ -117,17 +120,13 @@ def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) ->
     return CheckpointTrainer(**options, compute_metrics=perplexity_metric, preprocess_logits_for_metrics=definition_nll)
 
 
-def train(trainer: Trainer, folder: RunFolder) -> None:
-    """Trains, from a run folder's checkpoint if there is one. Raises a `FloatingPointError` if weights become NaN."""
-    trainer.add_callback(StopAtNaN())
-    train_or_resume(trainer, folder)
-
-
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
     """Saves model and tokenizer, scores the validation rows if there are any, prints this metric by the format of its
     description, and writes results.json.
     """
     ran = training_summary(trainer.args, trainer.state)
+    if hasattr(trainer.model.config, "output_router_logits"):
+        trainer.model.config.output_router_logits = False  # users of a saved mixture need no auxiliary loss
     trainer.save_model()
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
     if trainer.is_world_process_zero():
@@ -139,3 +138,20 @@ def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description
         if metrics:
             print(f"validation: {description.format(metrics[metric])}")
         print(f"The model is in {output}.", flush=True)
+
+
+def training_command(
+    module: str, prepare: Callable[..., tuple[Trainer, RunFolder]], metric: str, description: str
+) -> Callable:
+    """The `main(argv)` of a command that trains, saves and scores what `prepare` makes of its arguments; see `save_and_score`.
+
+    A training whose weights become NaN ends with a `FloatingPointError`; the command resumes from the last checkpoint.
+    """
+
+    def run(*groups) -> None:
+        trainer, folder = prepare(*groups)
+        trainer.add_callback(StopAtNaN())
+        train_or_resume(trainer, folder)
+        save_and_score(trainer, folder, metric, description)
+
+    return command("lexicon", module, run, RESUME)

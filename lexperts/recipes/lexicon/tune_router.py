@@ -18,14 +18,13 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 from keyphrase_tools.loading import describe_load_errors
 from merge_tools.families import MIXTURES
-from run_tools.errors import RESUME
 from run_tools.model_loading import open_model, open_tokenizer
 
-from ..common.arguments import RunFolderArguments, command
+from ..common.arguments import RunFolderArguments
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
-from .training import load_rows, make_dataset, make_trainer, print_rank0, save_and_score, train
+from .training import load_rows, make_dataset, make_trainer, print_rank0, training_command
 
 
 class RoutingReport(TrainerCallback):
@@ -131,12 +130,4 @@ def prepare(
     return trainer, folder
 
 
-def run(*groups) -> None:
-    """`lexperts train lexicon-router`."""
-    trainer, folder = prepare(*groups)
-    train(trainer, folder)
-    trainer.model.config.output_router_logits = False  # users of the saved mixture need no auxiliary loss
-    save_and_score(trainer, folder, "eval_perplexity", "perplexity of the definitions {:.2f}")
-
-
-main = command("lexicon", "tune_router", run, RESUME)
+main = training_command("tune_router", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")
