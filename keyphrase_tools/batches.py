@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of documents, and batches of their windows: how many fit, how they are padded, and what is prepared ahead of an accelerator."""
 
 from collections import deque

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a call of `pipeline("keyphrase-extraction")`, checked in one place for pipelines, classes, servers and commands."""
 
 from collections.abc import Callable, Iterable

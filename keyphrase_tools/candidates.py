@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
 A candidate occurs wherever its words, stemmed, are adjacent (see `words.stem`) and in one unit of layout (see `layout`), but not

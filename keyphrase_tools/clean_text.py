@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cleans texts from PDFs and web pages: HTML entities, characters that are invisible or look like others, runs of punctuation,
 words that are hyphenated at a line end.
 

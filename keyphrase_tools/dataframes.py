@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pandas and `datasets`: documents from a Series, a DataFrame or a data set, and keyphrases as a DataFrame.
 
 Neither package is imported unless the caller uses it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labels of words: B begins a phrase, I continues it, and an I without a phrase before it begins one. Phrases end where the text is
 divided (see `layout`). `ranking` makes keyphrases of them.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Diverse keyphrases: maximal marginal relevance (Carbonell and Goldstein 1998) on the model's own states.
 
 The next phrase is the one with the largest (1 - diversity) * score / (best score) - diversity * (largest cosine to a phrase before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exported token classifiers: an ONNX or OpenVINO graph that the keyphrase pipeline calls like a PyTorch model.
 
 `export.export_model` writes them. Their configuration names the graphs in `exported`, and holds everything else that the pipeline

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Input documents of the pipeline: the text that the model reads, and the mapping of its offsets to the user's fields."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a text is divided, so that no phrase continues, and which words no phrase may have.
 
 A text is divided by blank lines, headings, list markers, table cells, speaker labels, and dashes or slashes between blanks. A line

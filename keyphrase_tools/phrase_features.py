@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Phrases of documents, and what their mentions say about them, as the ranker reads it.
 
 Phrases are the spans of up to MAX_WORDS words that the model may have labelled, whether or not they were its first choice.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pipeline("keyphrase-extraction", model=...)`: extracts ranked keyphrases with their offsets from texts.
 
 Works with any token classifier whose labels are B, I and O, with or without types (`B-KEY`, `B`, `I-ORG`, ...). Titles are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks the phrases of a document: all that may be keyphrases by a ranker, those that are labelled, or the user's candidates; and
 selects those that are returned.
 

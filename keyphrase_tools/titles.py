@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Titles as meta-text, the first sequence of the tokenizer's pair: truncation, overlaps of windows, and masks."""
 
 from collections.abc import Sequence

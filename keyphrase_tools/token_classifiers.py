@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pipeline needs to know about a token classifier: its labels, and the longest input."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits documents into windows of sub-tokens, and aligns sub-tokens with words.
 
 The text is tokenized as a whole, not word by word. A fine-tuned model therefore gets the same input in the stock

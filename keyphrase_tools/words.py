@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words of texts: where they are, and the forms in which they are compared, the same in training, prediction and scoring.
 
 A word is a run of letters, digits and marks; it includes apostrophes inside it, and points or commas between its digits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse self-attention with relative positions (Xu et al. 2021, Sect. 2).
 
 Letters: B texts, L tokens of the longest text, H hidden size, A heads, d = H / A; i a query's position, j a key's;

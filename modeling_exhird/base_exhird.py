@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base class of ExHiRD's models: initialisation, loading, saving and adapters."""
 
 from torch import nn

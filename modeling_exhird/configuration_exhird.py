@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of ExHiRD: encoder, decoder, generation limits, exclusion."""
 
 from dataclasses import fields

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents as training rows, and rows as batches.
 
 A document's labels are one row per keyphrase, present ones in the order of the text, then absent ones: `<p_start>` or

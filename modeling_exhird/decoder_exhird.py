@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hierarchical decoder: a GRU over phrases, a GRU over each phrase's words, attention, copying, and the losses.
 
 Chen et al. 2020, Fig. 2: the phrase-level decoder (PD) and the word-level decoder (WD). The paper's h_{i,j} is s_{i,j} below,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encoders of a document's words: recurrent, convolutional, sparse attention, or a pretrained encoder.
 
 Letters: B documents, L words of the longest one, N windows of S sub-words, E embedding size, d hidden size.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From documents to keyphrases: `generate` of transformers, phrase-by-phrase generation, and keyphrases with offsets.
 
 Letters: B documents, I phrases, V words of the vocabulary, O out-of-vocabulary words of the batch's documents.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ExHiRD: an encoder and a hierarchical decoder that generates present and absent keyphrases without repeats.
 
 Letters: B documents, L words of the longest one, N windows of S sub-words, I phrases, J steps within a phrase, T tokens of a flat

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The masks of sparse attention (Xu et al. 2021, Sect. 2.1).
 
 Letters: L tokens, i a query's position, j a key's; g lead tokens, w window, k keys by score, N tokens of a segment.

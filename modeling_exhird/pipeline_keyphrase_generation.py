@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pipeline("keyphrase-generation", model=...)`: documents of any length to present and absent keyphrases."""
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding phrase by phrase: its constraints, greedy search and beam search over each phrase.
 
 Letters: B documents, I phrases, J steps within a phrase (its start and its words, or words and `;`), V words of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ExHiRD's word tokenizer: the rule for sources and keyphrases, the vocabulary, and out-of-vocabulary words to copy.
 
 The rule is the reference's text preparation, with CoreNLP's tokenizer replaced by rules. Letters are lower-cased, text in

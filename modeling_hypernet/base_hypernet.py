@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hypernetwork without a head, and what all its models share: initialisation, loading, saving and adapters.
 
 Letters: B pairs, S tokens of a padded pair, U and L tokens of the longest meta-text and main text, d the backbone's hidden

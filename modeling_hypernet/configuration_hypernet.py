@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the hypernetwork: any encoder, an LSTM that generates weights, and an LSTM that uses them."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A linear-chain CRF over the masked positions of each row: likelihood, marginals and best path in log2 W steps. Also BIO
 helpers: the outside label and the allowed transitions.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenised rows of pairs (title and text, question and context), and their collator.
 
 Letters: B rows of a batch, S tokens of a row or window.

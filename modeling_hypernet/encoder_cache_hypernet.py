@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frozen backbone's states of a data set, computed once and kept on disk.
 
 Letters: d the backbone's hidden size.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An LSTM whose weights are generated for each text from the last state of another LSTM (Duan et al. 2021, Eq. 3-8).
 
 Letters: B texts, U tokens of the longest meta-text, L tokens of the longest main text, N_x the backbone's hidden size,

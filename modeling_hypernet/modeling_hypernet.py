@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hypernetwork on any encoder, with three heads: a title or question generates the weights of the LSTM that encodes the
 text.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pipeline("extractive-qa", model=...)`: answers to questions, as spans of their texts.
 
 Works with any model for question answering whose outputs have `start_logits` and `end_logits`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits a tokenised pair into meta-text and main text (Duan et al. 2021, Sect. 2.1).
 
 Letters: B pairs, S tokens of a padded pair, W tokens of the longest segment.

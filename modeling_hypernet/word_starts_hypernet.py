@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the tokens that begin words from token ids alone, for callers without a `word_start_mask`, such as the stock pipeline.
 
 Letters: B rows, S tokens of a padded row, V size of the vocabulary.

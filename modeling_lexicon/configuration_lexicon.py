@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of LM-Lexicon: a Llama, or a model like it, whose MLPs, or linear layers, are E routed experts (Sect. 3)."""
 
 from huggingface_hub.dataclasses import strict

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoint layout: one tensor per expert on disk, one for all experts in memory.
 
 On disk an expert is a Mixtral expert or a plain linear layer. Each can be read, added and removed by itself, and a mixture

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of term, context and definition as token ids whose loss is on the definition alone (LM-Lexicon, Eq. 1-2).
 
 Letters: B rows, T tokens.

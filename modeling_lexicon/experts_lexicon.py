@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts, and the routing decisions of the rows of a batch (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, N tokens in all, d input size, I the MLP's inner size, E experts, k experts per

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From terms in contexts to definitions: prompts, domains, `generate`, and the scores that rank several samples.
 
 Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, E experts, c embedding size.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routed modules, and the Llama layers around them (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, d a module's input size, E experts, k experts per token; x a routed module's

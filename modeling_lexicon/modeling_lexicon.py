@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LM-Lexicon as Hugging Face models: Llamas with the layers of `layers_lexicon` (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, k experts per token, M routed modules, C labels.

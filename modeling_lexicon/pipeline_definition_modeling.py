@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pipeline("definition-modeling", model=...)`: terms in context in, definitions out, for mixtures and dense Llamas."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routing state of one forward pass, its decisions on the cache, and the router losses (LM-Lexicon, Sect. 3).
 
 Letters: B sequences, T tokens in each, N tokens in all, d a module's input size, E experts, k experts per token; x a

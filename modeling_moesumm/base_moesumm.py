@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base class of the MoeSumm models: backbone, initialisation, saving and loading, datasets (MoeSumm, Sect. 4).
 
 Letters: B texts, S source tokens, T target tokens, d hidden size, N deputies, E datasets.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of MoeSumm: BART, PEGASUS or mBART with a main expert and dataset-aware deputies (MoeSumm, Sect. 4)."""
 
 from huggingface_hub.dataclasses import strict

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of rows of several datasets: a collator that passes on the datasets' names, and a sampler that mixes datasets.
 
 Letters: B rows, S source tokens, T target tokens, n_i rows of dataset i, m rows per epoch, p_i the share of dataset i.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deputy experts, and the selectors that choose among them (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, n tokens in all, d hidden size, N deputies, h a deputy's inner size (the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Summaries of texts of any length, by MoeSumm or a stock encoder-decoder model such as BART or PEGASUS."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of BART, PEGASUS and mBART with deputies beside their feed-forward part, and the losses (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, S source tokens, d hidden size, L layers of encoder and decoder together, n tokens of a

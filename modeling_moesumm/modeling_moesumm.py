@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MoeSumm as a Hugging Face model: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
 
 Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary, N deputies, E datasets.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pipeline("moe-summarization", model=...)`: summaries of texts of any length, by MoeSumm and stock models."""
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routing of a forward pass, and the checks of its inputs (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, b rows that use deputies, S source tokens, d hidden size.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rule-based sentence splitting, and splitting of long texts into parts that fit an encoder.
 
 A cut is a position between two characters. Parts are the texts between cuts, so nothing is lost:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of SEKE: any encoder, a mixture of experts, a recurrent encoder, a token classifier (Martinc et al. 2025)."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SEKE's head: sparse experts, then a recurrent encoder, over the states of any encoder (Martinc et al. 2025, Sect. 3.1).
 
 Letters: B documents, S sub-tokens, T real tokens of the batch, d hidden size, I expert width, E experts, k per token,

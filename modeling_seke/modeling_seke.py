@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SEKE as a Hugging Face model: any encoder, the head of `layers_seke`, a token classifier (Martinc et al. 2025).
 
 Letters: B documents, S sub-tokens, T real tokens, d hidden size, E experts, k experts per token, C labels.

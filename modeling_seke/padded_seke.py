@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SEKE on a padded batch, for export to ONNX: no shape depends on the data, and every operation is a standard one.
 
 Letters as in `layers_seke`. Equal in values to the packed head in evaluation mode, wherever the padding is: tokens are moved to the

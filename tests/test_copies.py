@@ -46,6 +46,12 @@ def travelling(task: str) -> list[str]:
     return [pipeline, *get_relative_import_files(pipeline)]
 
 
+def test_files_that_travel_alone_name_their_licence():
+    paths = [path for package in ALL for path in ROOT.glob(f"modeling_{package}/*_*.py") if path.name != "__init__.py"]
+    for path in (*paths, ROOT / "run_tools" / "handler.py", *travelling("keyphrase-extraction")):
+        assert Path(path).read_text(encoding="utf-8").startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_files_that_travel_with_a_checkpoint_need_no_package_of_ours(task):
     """So transformers finds none missing on another machine; imports in `try` blocks do not count."""
