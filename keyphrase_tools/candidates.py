@@ -17,8 +17,8 @@ import numpy as np
 
 from .clean_text import clean_characters
 from .layout import in_one_unit, unit_numbers
+from .words import APOSTROPHES, normalise, split_words, stem
 from .words import Words as SplitText
-from .words import normalise, split_words, stem
 
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)
 Spans = Sequence[tuple[int, int]]  # of words, (start, end)
@@ -93,7 +93,7 @@ class CandidateSet:
         whole = isinstance(words, SplitText)
         for number, (word, _, _) in enumerate(words):
             parts = [word] if whole else [part for part, _, _ in split_words(clean_characters(word))]
-            if parts:
+            if parts and not _is_possessive_mark(words, number):
                 first[len(stems)] = number
                 stems += [stem(part, language) for part in parts]
                 parts_of += parts
@@ -134,11 +134,12 @@ class CandidateSet:
 
 
 class _Phrase:
-    """A name or synonym of a vocabulary."""
+    """A name or synonym of a set."""
 
     def __init__(self, name: str, phrase: str):
         words = split_words(clean_characters(phrase))
-        self.name, self.words = name, tuple(word for word, _, _ in words)
+        kept = [word for number, (word, _, _) in enumerate(words) if not _is_possessive_mark(words, number)]
+        self.name, self.words = name, tuple(kept)
         self.is_acronym = _is_acronym(phrase)
         self.is_hidden = bool((unit_numbers(words) < 0).any())
 
@@ -152,14 +153,14 @@ class _Phrase:
 
 
 class Candidates:
-    """The argument `candidates`: one vocabulary for all documents, or one per document.
+    """The argument `candidates`: one set for all documents, or one per document.
 
     Args:
         candidates: a list of phrases, a mapping from names to lists of synonyms, or a list of such lists or mappings, one
             per document.
 
     Attributes:
-        per_document: whether there is one vocabulary per document.
+        per_document: whether there is one set per document.
 
     Raises:
         TypeError, ValueError: as in `CandidateSet`.
@@ -180,7 +181,7 @@ class Candidates:
         self._checked = set()
 
     def of(self, document: int) -> CandidateSet:
-        """The vocabulary of the document with this index."""
+        """The set of the document with this index."""
         if not self.per_document:
             return self._sets[0]
         if document >= len(self._sets):
@@ -190,36 +191,35 @@ class Candidates:
             )
         return self._sets[document]
 
-    def check_inputs(self, inputs) -> None:
-        """Raises a `ValueError` if the number of vocabularies is not that of the documents."""
-        if not self.per_document:
+    def check_number(self, documents: int | None) -> None:
+        """Raises a `ValueError` if the number of sets is not that of the documents; `None` stands for a document by itself."""
+        if not self.per_document or documents == len(self._sets):
             return
-        if inputs is None:
+        if documents is None:
             given = f"candidates has {len(self._sets)} lists" if self._sets else "candidates is empty"
             raise ValueError(f"{given}, but there is one document. Pass one list of phrases: {EXAMPLE}.")
-        if hasattr(inputs, "__len__") and len(inputs) != len(self._sets):
-            raise ValueError(
-                f"candidates has {len(self._sets)} lists for {len(inputs)} documents. Pass one per document, or one "
-                "list of phrases for all."
-            )
+        raise ValueError(
+            f"candidates has {len(self._sets)} lists for {documents} documents. Pass one per document, or one list of phrases "
+            "for all."
+        )
 
     def check_lengths(self, tokenizer, block) -> None:
         """Raises a `ValueError` for a phrase that does not fit into a window of the block."""
         max_length, documents = block.max_length, range(block.first, block.first + len(block.documents))
         room = max_length - tokenizer.num_special_tokens_to_add()
-        for vocabulary in {id(v): v for v in map(self.of, documents)}.values():
-            if (id(vocabulary), room) in self._checked:
+        for own in {id(own): own for own in map(self.of, documents)}.values():
+            if (id(own), room) in self._checked:
                 continue
-            for phrases in vocabulary.synonyms.values():
+            for phrases in own.synonyms.values():
                 for phrase in phrases:
-                    # the tokenizer is slow for large vocabularies
+                    # the tokenizer is slow for large sets
                     length = 0 if PIECE_BYTES * len(phrase) <= room else len(_tokenize(tokenizer, phrase))
                     if length > room:
                         raise ValueError(
                             f"The candidate {shorten(phrase, 60)!r} has {length} sub-tokens, but a window of max_length={max_length} has "
                             f"room for {room}. Pass a shorter phrase."
                         )
-            self._checked.add((id(vocabulary), room))
+            self._checked.add((id(own), room))
 
     def find(self, block, language: str | None, match_case: bool | str = "auto") -> list[dict[str, Spans]]:
         """For each document of a block the result of `CandidateSet.find`."""
@@ -271,6 +271,13 @@ def _is_acronym(phrase: str) -> bool:
     """Whether a phrase has one to four letters, which are all capitals."""
     letters = [c for c in phrase if c.isalpha()]
     return len(letters) <= ACRONYM and phrase.isupper()
+
+
+def _is_possessive_mark(words: Words, number: int) -> bool:
+    """Whether a word is the apostrophe after a plural ("students' results"), which does not count."""
+    word, start, _ = words[number]
+    before, _, end = words[number - 1] if number else ("", 0, -1)
+    return word in APOSTROPHES and end == start and before[-1:] in "sS"
 
 
 def _same_case(word: str, other: str) -> bool:

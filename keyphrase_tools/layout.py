@@ -37,12 +37,17 @@ _MARKER_BEGINS = frozenset(
 )
 _HASH = re.compile(r"\s*#{1,6}\s")
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
-_SIGN = re.compile(r"@|://|www\.|\.(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/", re.IGNORECASE)
+_TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
+_REST = r"[^\s<>\"\u3000-\u9fff\uff00-\uffef]"  # of an address
+_SIGN = re.compile(rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/", re.IGNORECASE)
 _ADDRESS = re.compile(
-    r"(?<![a-z0-9+])[a-z][a-z0-9+]{1,15}+://[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
-    r"|\bwww\.[^\s<>\"\u3000-\u9fff\uff00-\uffef]++"
+    rf"(?<![a-z0-9+])[a-z][a-z0-9+]{{1,15}}+://{_REST}++"
+    rf"|\bwww\.{_REST}++"
     r"|(?<![\w.+-])[\w.+-]{1,64}+@[\w-]++(?:\.[\w-]++)++(?::[\w~][\w./~-]*+)?+"  # also git@github.com:owner/name.git
-    r"|(?<![\w.@-])(?:[\w-]{1,63}+\.){1,5}+(?<=\.)(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)/[^\s<>\"\u3000-\u9fff]*+",
+    rf"|(?<![\w.@-])(?:[\w-]{{1,63}}+\.){{1,5}}+(?<=\.){_TLD}/{_REST}*+"
+    # a host alone, unless it may be a name, such as Amazon.com
+    rf"|(?<![\w.@-])(?=\w++-|[\w-]++\.[\w-]++\.)(?:[\w-]{{2,63}}+\.){{1,5}}(?-i:{_TLD})(?![\w-])"
+    rf"|(?:\bdoi:\s?)?(?<![\w./])10\.[0-9]{{4,9}}/{_REST}++",
     re.IGNORECASE,
 )
 _TAG = re.compile(

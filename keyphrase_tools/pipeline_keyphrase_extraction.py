@@ -223,8 +223,9 @@ class KeyphraseExtractionPipeline(TextPipeline):
         batch_size = batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
         is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
         inputs = inputs if is_document else read_documents(inputs)
-        if (candidates := postprocess_params.get("candidates")) is not None:
-            candidates.check_inputs(None if is_document else inputs)
+        candidates = postprocess_params.get("candidates")
+        if candidates is not None and (is_document or hasattr(inputs, "__len__")):
+            candidates.check_number(None if is_document else len(inputs))
         if is_document:
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
         documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
@@ -279,6 +280,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
                 while due in finished:
                     yield finished.pop(due)
                     due += 1
+        if options.get("candidates") is not None and not isinstance(documents, Sequence):
+            options["candidates"].check_number(first)
 
     def read_block(self, documents: Sequence, *, batch_size: int = 8, first: int = 0, **options) -> Iterator[BatchRead]:
         """Reads a block of documents, sorted by length, and yields the results of each batch once computed.

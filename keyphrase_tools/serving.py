@@ -85,12 +85,12 @@ class CountRequests:
 
 
 def check_limits(max_wait_ms: float, **limits: int) -> None:
-    """Raises a `ValueError` if a limit is less than 1, or `max_wait_ms` is negative."""
+    """Raises a `ValueError` if a limit is less than 1, or `max_wait_ms` is not a number of milliseconds."""
     for name, value in limits.items():
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1.")
-    if max_wait_ms < 0:
-        raise ValueError(f"max_wait_ms={max_wait_ms} must be at least 0.")
+    if not 0 <= max_wait_ms < float("inf"):  # also refuses NaN
+        raise ValueError(f"max_wait_ms={max_wait_ms} must be a number of at least 0.")
 
 
 def create_app(

@@ -334,11 +334,16 @@ def card(
     """
     with user_errors(debug):
         from keyphrase_tools.cards import build_card, read_record
+        from run_tools.cards import is_blank, read_card
 
-        text = str(build_card(read_record(folder), folder.resolve().name))
+        card, path = build_card(read_record(folder), folder.resolve().name), folder / "README.md"
+        if write and path.exists():
+            old = read_card(path)
+            if old is None or (str(old) != str(card) and not is_blank(old)):
+                raise UserError(f"{repr_path(path)} exists, and is not this card. Move it away, or leave out --write.")
         if write:
-            (folder / "README.md").write_text(text, encoding="utf-8")
-        print(f"wrote {folder / 'README.md'}" if write else text)
+            path.write_text(str(card), encoding="utf-8")
+        print(f"wrote {path}" if write else card)
 
 
 def main():

@@ -99,6 +99,7 @@ CASES = [
     ("GANs, gans; a TCP/IP, tcp/ip", ["GAN", "TCP/IP"], {}, {"GAN": ["GANs"], "TCP/IP": ["TCP/IP", "tcp/ip"]}),
     ("C, C++ and C#; c", ["C", "C++", "C#"], {}, {"C": ["C"], "C++": ["C++"], "C#": ["C#"]}),
     ("Alzheimer\u2019s disease", ["Alzheimer's disease"], {}, {"Alzheimer's disease": ["Alzheimer\u2019s disease"]}),
+    ("students' results, the students\u2019 grades", ["students results", "students' grades", "student"], {}, {"students results": ["students' results"], "students' grades": ["students\u2019 grades"]}),
     ("the \ufb01nancial \uff21\uff49 of CO\u2082", ["financial AI", "CO2"], {}, {"financial AI": ["\ufb01nancial \uff21\uff49"], "CO2": ["CO\u2082"]}),
     ('<a href="kinetic-energy">dark energy</a>', ["kinetic energy", "dark energy"], {}, {"dark energy": ["dark energy"]}),
     ("a http://x.org/graph-cut graph", ["graph", "http://x.org/graph-cut"], {}, {"graph": ["graph"], "http://x.org/graph-cut": ["http://x.org/graph-cut"]}),
@@ -228,6 +229,8 @@ def test_the_number_of_lists_is_that_of_the_documents(lookup):
         lookup()(["x", "c"], candidates=[["x"]])
     with pytest.raises(ValueError, match="candidates has 1 lists, but none for document 1"):
         list(lookup()(iter(["x", "c"]), candidates=[["x"]]))
+    with pytest.raises(ValueError, match="candidates has 3 lists for 2 documents"):
+        list(lookup()(iter(["x", "c"]), candidates=[["x"]] * 3))
     with pytest.raises(ValueError, match=r"candidates\[1\] has the empty phrase ''"):
         lookup()(["x", "c"], candidates=[["x"], [""]])
     assert lookup()([], candidates=[]) == []

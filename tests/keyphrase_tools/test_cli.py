@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.evaluation import evaluate_pipeline
 from lexperts.cli.keyphrases import app
+from tests.keyphrase_tools.test_cards import RECORD
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
 KEYPHRASES = [["graph cuts", "energy problems", "absent words"], ["networks"]]
@@ -148,8 +149,15 @@ def test_the_help_of_each_command_has_an_example(command):
     assert f"  lexperts keyphrases {command} " in call(command, "--help").output
 
 
-def test_a_card_needs_a_run(folder):
+def test_a_card_needs_a_run_and_replaces_no_other(folder, tmp_path):
     assert "results.json does not exist" in call("card", folder).stderr
+    (tmp_path / "results.json").write_text(json.dumps(RECORD))
+    card = tmp_path / "README.md"
+    for _ in range(2):  # also over itself
+        assert call("card", tmp_path, "--write").exit_code == 0 and f"# {tmp_path.name}" in card.read_text()
+    card.write_text(card.read_text() + "My remarks.")
+    refused = call("card", tmp_path, "--write")
+    assert refused.exit_code == 2 and "README.md" in refused.stderr and card.read_text().endswith("My remarks.")
 
 
 def test_show_prints_keyphrases_and_writes_a_page(tmp_path):

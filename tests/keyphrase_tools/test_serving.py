@@ -390,8 +390,9 @@ def test_the_documentation_loads_nothing_from_other_hosts(client):
     "limit", ["batch_size", "max_queue", "max_tokens", "max_candidates", "max_body_bytes", "max_wait_ms"]
 )
 def test_a_limit_without_sense_is_an_error(limit, extract):
-    with pytest.raises(ValueError, match=f"{limit}=-1"):
-        create_app(extract, **{limit: -1})
+    for value in (-1, *([float("nan"), float("inf")] if limit == "max_wait_ms" else [])):
+        with pytest.raises(ValueError, match=f"{limit}={value}"):
+            create_app(extract, **{limit: value})
 
 
 def test_malformed_requests_get_4xx_and_no_traceback(folder, tmp_path):
