@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diverse keyphrases: maximal marginal relevance (Carbonell and Goldstein 1998) on the model's own states.
 
-The next phrase is the one with the largest (1 - diversity) * score / (best score) - diversity * (largest cosine to a phrase before
-it). Scores are relative to the best, since cosines would outweigh the small probabilities of an unusual document. The vector of a
-phrase is the mean, over the words of all mentions, of the backbone's last hidden states at their first sub-tokens.
+The next phrase is the one with the largest (1 - diversity) * relevance - diversity * (largest cosine to a phrase before it). The
+relevance of a phrase is its score, scaled from 0 for the lowest to 1 for the best: cosines would outweigh the small probabilities of
+an unusual document. The vector of a phrase is the mean, over the words of all mentions, of the backbone's last hidden states at
+their first sub-tokens.
 """
 
 from bisect import bisect_left
@@ -105,7 +106,7 @@ def diversify(phrases: Sequence[dict], vectors: np.ndarray, diversity: float, to
         The chosen phrases, in order. The first is always the best; of equal values the earlier phrase is chosen.
     """
     scores = np.array([phrase["score"] for phrase in phrases], dtype=np.float64)
-    scores = scores / max(scores.max(initial=0), 1e-9)
+    scores = (scores - scores.min(initial=1)) / max(np.ptp(scores) if len(scores) else 0, 1e-9)
     left, chosen, nearest = np.ones(len(phrases), dtype=bool), [], np.zeros(len(phrases))
     while left.any() and (top_k is None or len(chosen) < top_k):
         value = (1 - diversity) * scores - diversity * nearest if chosen else scores

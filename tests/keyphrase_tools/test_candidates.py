@@ -314,14 +314,14 @@ def test_accents_may_be_composed_or_not():
 def test_a_run_with_other_candidates_is_not_resumed(lookup, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ("x bx", 3, "c")])
     output, extract = tmp_path / "out.jsonl", lookup()
-    interrupt(monkeypatch, 0, extract, source, output, candidates={"x": [], "bx": []})
+    interrupt(monkeypatch, 1, extract, source, output, block_size=1, candidates={"x": [], "bx": []})
     with pytest.raises(ValueError, match="2 candidates, sha256 .* before, '2 candidates, sha256"):
-        extract_file(extract, source, output, candidates={"bx": [], "x": []})
+        extract_file(extract, source, output, block_size=1, candidates={"bx": [], "x": []})
     with pytest.raises(ValueError, match="candidates=.* before, \\(not given\\) now"):
-        extract_file(extract, source, output)
+        extract_file(extract, source, output, block_size=1)
     with pytest.raises(ValueError, match="one list per document"):
         extract_file(extract, source, tmp_path / "other.jsonl", candidates=[["x"], ["bx"]])
-    assert extract_file(extract, source, output, candidates=["x", "bx"])[:2] == (3, 1)
+    assert extract_file(extract, source, output, block_size=1, candidates=["x", "bx"])[:2] == (3, 1)
     first, _, last = lines(output)
     assert names(first["keyphrases"]) == ["bx", "x"]
     absent = {"score": None, "start": None, "end": None, "field": None}

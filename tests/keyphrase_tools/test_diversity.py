@@ -35,7 +35,8 @@ def reference(phrases, vectors, diversity):
         return float(vectors[i] @ vectors[j] / (np.linalg.norm(vectors[i]) * np.linalg.norm(vectors[j])))
 
     chosen, left = [0], list(range(1, len(phrases)))
-    score = [phrase["score"] / phrases[0]["score"] for phrase in phrases]
+    lowest = min(phrase["score"] for phrase in phrases)
+    score = [(phrase["score"] - lowest) / (phrases[0]["score"] - lowest) for phrase in phrases]
     while left:
         value = {i: (1 - diversity) * score[i] - diversity * max(cosine(i, j) for j in chosen) for i in left}
         best = max(left, key=lambda i: (value[i], -i))
