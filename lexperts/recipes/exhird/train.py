@@ -112,8 +112,6 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
         apply_ablation(data_args.ablation, model_args, training_args)
         training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
     for path in parse_test_files(data_args.test_files or []).values():
-        if not Path(path).exists():
-            raise ValueError(f"--test-files: the file {path!r} does not exist.")
         check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test-files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read

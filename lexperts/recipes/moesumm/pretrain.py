@@ -21,7 +21,7 @@ from modeling_moesumm.sentences_moesumm import sentence_spans
 from run_tools.errors import RESUME
 from run_tools.files import write_file
 
-from ..common.arguments import RunFolderArguments, command
+from ..common.arguments import command
 from ..common.run_folder import open_run, training_summary
 from ..common.training import train_bpe, train_or_resume, trainer_options
 from .arguments import DataArguments, PretrainingArguments
@@ -118,33 +118,27 @@ def initialize_copying(model: BartForConditionalGeneration) -> BartForConditiona
     return model
 
 
-def prepare(args: PretrainingArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
-    """The run folder and the trainer."""
-    train = concatenate(load_sources(data_args), "train")
-    if train is None:
+def train(args: PretrainingArguments, data_args: DataArguments, folder_args, training_args) -> None:
+    """The command `lexperts train moesumm-backbone`."""
+    rows = concatenate(load_sources(data_args), "train")
+    if rows is None:
         raise ValueError(f"--datasets {' '.join(data_args.datasets)} has no train split.")
-    overwrite = folder_args.overwrite_output_dir
+    overwrite, output = folder_args.overwrite_output_dir, Path(training_args.output_dir)
     folder = open_run("moesumm/pretrain.py", training_args, args, data_args, overwrite=overwrite)
-    documents = train["document"]
+    documents = rows["document"]
     segments = [{"segment": s} for document in documents for s in split_document(document, args.segment_words)]
-    tokenizer = train_tokenizer([*documents, *train["summary"]], args.vocab_size, args.positions)
+    tokenizer = train_tokenizer([*documents, *rows["summary"]], args.vocab_size, args.positions)
     set_seed(training_args.seed)
     model = initialize_copying(BartForConditionalGeneration(make_config(args, len(tokenizer))))
     print(f"{len(documents):,} documents in {len(segments):,} segments; {len(tokenizer):,} tokens", flush=True)
     training_args.remove_unused_columns = False
     collator = DenoisingCollator(tokenizer, model, args, training_args.seed)
-    return folder, Trainer(**trainer_options(model, training_args, {"train": segments}, collator, tokenizer))
-
-
-def train(*groups) -> None:
-    """The command `lexperts train moesumm-backbone`."""
-    folder, trainer = prepare(*groups)
+    trainer = Trainer(**trainer_options(model, training_args, {"train": segments}, collator, tokenizer))
     train_or_resume(trainer, folder)
-    output = trainer.args.output_dir
     trainer.save_model(output)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    write_file(Path(output, "losses.json"), json.dumps(losses, indent=1))
-    folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
+    write_file(output / "losses.json", json.dumps(losses, indent=1))
+    folder.mark_finished(ran=training_summary(training_args, trainer.state))
     print(f"\nThe backbone is in {output}: lexperts train moesumm --model-name-or-path {output}")
 
 

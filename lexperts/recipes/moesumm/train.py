@@ -111,44 +111,34 @@ def make_trainer(
     return RecipeTrainer(**options)
 
 
-def prepare_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
-    """The run folder and the trainer."""
-    sources = load_sources(data_args)
+def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
+    """Trains all weights, and saves the model with its pipeline."""
+    sources, output, length = load_sources(data_args), Path(training_args.output_dir), generation_args.summary_length
     require_split(sources, "train", data_args)
-    saved = {"num_beams": generation_args.num_beams, "summary_length": generation_args.summary_length}
+    saved = {"num_beams": generation_args.num_beams, "summary_length": length}
     saved["datasets"] = fingerprint_splits(data_args, ("train", "validation"))
-    folder = open_run(
-        "moesumm/train.py", training_args, args, data_args, overwrite=folder_args.overwrite_output_dir, **saved
-    )
+    overwrite = folder_args.overwrite_output_dir
+    folder = open_run("moesumm/train.py", training_args, args, data_args, overwrite=overwrite, **saved)
     set_seed(training_args.seed)
     model, tokenizer = load_model(args, list(sources))
-    validation = concatenate(sources, "validation")
-    if training_args.eval_strategy != "no" and validation is None:
+    rows = {split: concatenate(sources, split) for split in ("train", "validation")}
+    if training_args.eval_strategy != "no" and rows["validation"] is None:
         raise ValueError(
             f"--eval-strategy {training_args.eval_strategy} needs a validation split, and --datasets has none. Pass "
             "--eval-strategy no."
         )
-    train = concatenate(sources, "train")
-    return folder, make_trainer(model, tokenizer, args, data_args, training_args, train, validation)
-
-
-def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
-    """Trains all weights, and saves the model with its pipeline."""
-    folder, trainer = prepare_in_domain(args, data_args, generation_args, training_args, folder_args)
-    output = Path(training_args.output_dir)
+    trainer = make_trainer(model, tokenizer, args, data_args, training_args, **rows)
     train_or_resume(trainer, folder)
     if trainer.is_world_process_zero():
-        model, length = trainer.model, generation_args.summary_length
         lengths = {"max_length": length} if length else {}
-        model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
-        pipeline("moe-summarization", model=model, tokenizer=trainer.processing_class).save_pretrained(output)
+        trainer.model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
+        pipeline("moe-summarization", model=trainer.model, tokenizer=tokenizer).save_pretrained(output)
         write_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
         collator = trainer.data_collator
         for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
             if count := collator.truncated_rows[kind]:
-                rows = collator.truncated_rows["rows"]
-                print(f"{count:,} of {rows:,} {kind} were truncated to {limit:,} tokens.")
+                print(f"{count:,} of {collator.truncated_rows['rows']:,} {kind} were truncated to {limit:,} tokens.")
         print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
 
 

@@ -206,9 +206,11 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
     return settings | package_versions(("torch", "transformers"))
 
 
-def run(model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared=None) -> dict:
-    """Trains, selects, scores and saves a model in the opened folder -> the record that is written to results.json."""
-    trainer, documents, record = prepared or prepare(model_args, data_args, training_args)
+def run(
+    model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared: tuple
+) -> dict:
+    """Trains, selects, scores and saves what `prepare` returned -> the record that is written to results.json."""
+    trainer, documents, record = prepared
     train_or_resume(trainer, folder)
     ran = training_summary(training_args, trainer.state)
     record["training"] |= ran

@@ -33,7 +33,7 @@ from .data import load_documents
 from .finetune import conclude, prepare, run
 
 
-def with_output_dir(args: TrainingArguments, folder: Path, **changes) -> TrainingArguments:
+def with_output_dir(args: TrainingArguments, folder: str | Path, **changes) -> TrainingArguments:
     """A copy of the arguments with another output folder and other changes."""
     args = copy.deepcopy(args)
     for name, value in {"output_dir": str(folder), **changes}.items():
@@ -50,50 +50,45 @@ def open_stage(model_args, data_args, training_args, *more, overwrite: bool = Fa
     )  # fmt: skip
 
 
-def read_results(folder: RunFolder) -> dict | None:
-    """The record of a finished run, or `None`."""
+def run_part(title: str, model_args, data_args, training_args) -> dict:
+    """The record of a stage or a seed, which is trained unless it is finished."""
+    folder = open_stage(model_args, data_args, training_args)
     path = folder.path / "results.json"
-    return json.loads(path.read_text(encoding="utf-8")) if folder.finished and path.exists() else None
+    if folder.finished and path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    print(f"\n{title}:")
+    return run(model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args))
 
 
 def first_stage(model_args, data_args, run_args, training_args) -> ModelArguments:
-    """Trains the first stage unless it is finished; returns the model arguments of the second stage."""
+    """Trains the first stage; returns the model arguments of the second stage."""
     output = Path(training_args.output_dir) / "first"
-    changes = {"num_train_epochs": run_args.first_epochs, "push_to_hub": False}
-    first_args = with_output_dir(training_args, output, **changes)
+    args = with_output_dir(training_args, output, num_train_epochs=run_args.first_epochs, push_to_hub=False)
     source = {"dataset_name": run_args.first_dataset, "train_files": run_args.first_files}
-    first_data = replace(data_args, **source, validation_files=None, test_files=None, show=0, calibrate=False)
-    folder = open_stage(model_args, first_data, first_args)
-    if read_results(folder) is None:
-        print("First stage:")
-        run(model_args, first_data, first_args, folder)
+    data = replace(data_args, **source, validation_files=None, test_files=None, show=0, calibrate=False)
+    run_part("First stage", model_args, data, args)
     return replace(model_args, start_from=str(output))
 
 
-def run_seeds(model_args, data_args, run_args, training_args):
+def run_seeds(model_args, data_args, run_args, training_args) -> None:
     """Trains one model per seed, each in its own folder, and copies the best one by validation to the output folder."""
     output, records = Path(training_args.output_dir), {}
     for seed in run_args.seeds:
-        seed_args = with_output_dir(training_args, output / f"seed-{seed}", seed=seed, push_to_hub=False)
-        folder = open_stage(model_args, data_args, seed_args)
-        records[seed] = read_results(folder)
-        if records[seed] is None:
-            print(f"\nSeed {seed}:")
-            records[seed] = run(model_args, data_args, seed_args, folder)
+        args = with_output_dir(training_args, output / f"seed-{seed}", seed=seed, push_to_hub=False)
+        records[seed] = run_part(f"Seed {seed}", model_args, data_args, args)
     best = max(records, key=lambda seed: records[seed]["best_validation_f1@10"])
     ignored = shutil.ignore_patterns("checkpoint-*", "base*", RECORD)
     shutil.copytree(output / f"seed-{best}", output, dirs_exist_ok=True, ignore=ignored)
-    record = records[best] | {"seeds": []}
-    for seed, seed_record in records.items():
-        test_scores = seed_record.get("test", {}).get(data_args.rules, {})
-        scores = {"seed": seed, "validation_f1@10": seed_record["best_validation_f1@10"]}
-        record["seeds"].append(scores | {name: value for name, value in test_scores.items() if "f1" in name})
-    for name in record["seeds"][0]:
-        if name != "seed":
-            values = [100 * scores[name] for scores in record["seeds"]]
-            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            print(f"{name} over {len(values)} seeds: {mean(values):.1f}{spread}")
-    conclude(record, output, training_args)
+    scores = []
+    for seed, record in records.items():
+        test_scores = record.get("test", {}).get(data_args.rules, {})
+        scores.append({"seed": seed, "validation_f1@10": record["best_validation_f1@10"]})
+        scores[-1] |= {name: value for name, value in test_scores.items() if "f1" in name}
+    for name in list(scores[0])[1:]:
+        values = [100 * row[name] for row in scores]
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        print(f"{name} over {len(values)} seeds: {mean(values):.1f}{spread}")
+    conclude(records[best] | {"seeds": scores}, output, training_args)
 
 
 def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArguments) -> TrainingArguments:
@@ -107,30 +102,22 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
     return with_output_dir(training_args, output / name, **changes)
 
 
-def start_run(model_args, data_args, run_args, folder_args, training_args):
-    """Trains the first stage and the seeds, if any -> the last stage's arguments, folder, and what `prepare` returns."""
-    documents = load_documents(data_args)  # before an earlier run is overwritten
+def train(model_args, data_args, run_args, folder_args, training_args) -> None:
+    """Runs the command."""
+    rows = load_documents(data_args)  # before an earlier run is overwritten
     training_args = with_ablation_folder(model_args, training_args)
-    stages = {"several_seeds": bool(run_args.seeds)}
-    changes = {"seed": 0} if run_args.seeds else {}
-    whole_run_args = with_output_dir(training_args, training_args.output_dir, **changes)
+    output = training_args.output_dir
+    whole_run_args = with_output_dir(training_args, output, **({"seed": 0} if run_args.seeds else {}))
     folder = open_stage(
-        model_args, data_args, whole_run_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir, **stages,
+        model_args, data_args, whole_run_args, replace(run_args, seeds=None), overwrite=folder_args.overwrite_output_dir,
+        several_seeds=bool(run_args.seeds),
     )  # fmt: skip
     if run_args.first_files or run_args.first_dataset:
         model_args = first_stage(model_args, data_args, run_args, training_args)
     if run_args.seeds:
         run_seeds(model_args, data_args, run_args, training_args)
-        return model_args, data_args, training_args, folder, None
-    return model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args, documents)
-
-
-def train(*groups) -> None:
-    """Runs the command."""
-    model_args, data_args, training_args, folder, prepared = start_run(*groups)
-    if prepared:
-        run(model_args, data_args, training_args, folder, prepared)
-    output = training_args.output_dir
+    else:
+        run(model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args, rows))
     print(f"\nSaved the model to {output}. Load it with pipeline('keyphrase-extraction', model={output!r}).")
 
 
