@@ -31,8 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from .words import check_language, stem_phrase
-from .words import stem as stem_word
+from .words import check_language, stem, stem_phrase
 
 PhraseList = Sequence[str] | str
 Cut = int | str
@@ -110,18 +109,7 @@ def keyphrase_f1(
     convention: str = "seke",
     sources: Sequence[str] | None = None,
     k: Cut | Sequence[Cut] = CUTS,
-    denominator: str | None = None,
-    deduplicate: bool | None = None,
-    documents_without_gold: str | None = None,
-    aggregate: str | None = None,
-    round_f1: int | bool | None = None,
-    stem: bool | None = None,
-    language: str | None = "english",
-    references_stemmed: bool | None = None,
-    split_phrases: bool | None = None,
-    drop_unknown: bool | None = None,
-    max_predictions: int | None = None,
-    max_one_word_predictions: int | None = None,
+    **switches,
 ) -> dict:
     """Score the predicted keyphrases of some documents against their gold keyphrases.
 
@@ -133,8 +121,8 @@ def keyphrase_f1(
         sources: one text per document. A phrase is present if its stems are adjacent in the text, whose words are
             separated by white space only ("network." is not "network"), and absent otherwise.
         k: cutoffs, any of 1, 2, ..., "k" (the document's number of gold phrases) and "M" (no cutoff).
-        language: of the stems; `None` compares words without stemming.
-        others: switches of the module's table; `None` is the convention's value.
+        switches: of the module's table, such as `denominator="fixed"`; `None` is the convention's value, but for `language`, where it
+            means words without stemming.
 
     Returns:
         For each k, precision@k, recall@k and f1@k, mean_f1@k (the mean of the documents' F1, never rounded) and correct@k
@@ -152,12 +140,7 @@ def keyphrase_f1(
     >>> scores["precision@5"], scores["recall@5"], scores["f1@5"]
     (1.0, 0.5, 0.6667)
     """
-    rules = _rules(
-        convention, denominator=denominator, deduplicate=deduplicate, documents_without_gold=documents_without_gold,
-        aggregate=aggregate, round_f1=round_f1, stem=stem, language=language, references_stemmed=references_stemmed,
-        split_phrases=split_phrases, drop_unknown=drop_unknown, max_predictions=max_predictions,
-        max_one_word_predictions=max_one_word_predictions,
-    )  # fmt: skip
+    rules = _rules(convention, **switches)
     cuts = check_cuts(k)
     rows = _score_documents(predictions, references, sources, cuts, rules)
     if not rows["total"] or (
@@ -316,7 +299,7 @@ def _text(source: str | None, where: str, rules: Convention) -> str:
             f'{where}={_short.repr(source)} is not a string. Use " ".join(words) to join the words of a text.'
         )
     words = source.split()
-    return f" {' '.join(stem_word(word, rules.language) for word in words) if rules.stem else ' '.join(words)} "
+    return f" {' '.join(stem(word, rules.language) for word in words) if rules.stem else ' '.join(words)} "
 
 
 def _score(predicted: list[str], gold: list[str], cuts: tuple[Cut, ...], rules: Convention) -> dict:

@@ -1,7 +1,9 @@
 """A text that the model has read once. Another threshold only selects among what was found."""
 
+import numpy as np
+
+from keyphrase_tools.batches import Block
 from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.word_experts import WordExperts, read_word_experts
 
 LISTED = 200  # phrases that a threshold can show at most
 FLOOR = 0.01  # the lowest threshold
@@ -27,16 +29,16 @@ class Reader:
         Raises:
             ValueError: if the model does not have the style.
         """
-        words = read_word_experts(self.extract, text, style=style)
+        block = self.extract.read([text], style=style, gates=True)
         language, (ranker, _, temperature) = self.extract.language, self.extract.scoring(style=style)
         if ranker is not None:
-            document = words.document
-            (ranked,) = ranker.rank([(document.text, document.words, words.probabilities)], language, temperature)
+            document, p = block.documents[0], block.probabilities.document(0)
+            (ranked,) = ranker.rank([(document.text, document.words, p)], language, temperature)
             number = max(sum(score >= FLOOR for score in ranked.scores), ranked.best_number)
             phrases = [document.phrase_to_source(phrase) for phrase in ranked.phrases(min(number, LISTED))]
-            return Reading(text, words, phrases[: ranked.best_number], phrases)
+            return Reading(text, block, phrases[: ranked.best_number], phrases)
         automatic = self.extract(text, top_k=LISTED, **({} if style is None else {"style": style}))
-        return Reading(text, words, automatic, None, {"temperature": temperature, "language": language})
+        return Reading(text, block, automatic, None, {"temperature": temperature, "language": language})
 
 
 class Reading:
@@ -44,14 +46,18 @@ class Reading:
 
     Attributes:
         text: as the user gave it.
-        experts: (start, end, expert) of each word; empty for a model without experts.
+        experts: (start, end, preferred expert) of each word, except those that begin no sub-token; empty for a model without experts.
         num_experts: 0 for a model without experts.
     """
 
-    def __init__(self, text: str, words: WordExperts, automatic: list[dict], phrases: list[dict] | None, options=None):
-        self.text, self.experts = text, words.experts()
-        self.num_experts = 0 if words.gates is None else words.gates.shape[1]
-        self._words, self._automatic, self._phrases, self._options = words, automatic, phrases, options
+    def __init__(self, text: str, block: Block, automatic: list[dict], phrases: list[dict] | None, options=None):
+        document, gates = block.documents[0], block.gates.get(0, np.zeros((0, 0)))
+        self.text, self.num_experts, self.experts = text, gates.shape[1], []
+        for (_, start, end), gate in zip(document.words, gates, strict=False):
+            if not np.isnan(gate[0]):
+                place = document.to_source(start, end)
+                self.experts.append((place["start"], place["end"], int(gate.argmax())))
+        self._block, self._automatic, self._phrases, self._options = block, automatic, phrases, options
 
     def keyphrases(self, threshold: float | None = None) -> list[dict]:
         """Those that the model returns by itself, or those that a threshold selects; best first, as the pipeline returns them."""
@@ -59,6 +65,6 @@ class Reading:
             return self._automatic
         if self._phrases is not None:
             return [phrase for phrase in self._phrases if phrase["score"] >= threshold]
-        document = self._words.document
-        found = rank_phrases(document.text, document.words, self._words.probabilities, threshold, **self._options)
+        document, p = self._block.documents[0], self._block.probabilities.document(0)
+        found = rank_phrases(document.text, document.words, p, threshold, **self._options)
         return [document.phrase_to_source(phrase) for phrase in found[:LISTED]]

@@ -12,7 +12,6 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools.phrase_features import NAMES
-from keyphrase_tools.word_experts import read_word_experts
 from lexperts.app import AppSettings
 from lexperts.app.batch import extract_file, read_columns
 from lexperts.app.marks import experts_html, keyphrases_html, message_html, yake_html
@@ -42,30 +41,28 @@ def with_ranker(extract, **rankers):
 
 
 @pytest.mark.parametrize("style", [None, "tags"])
-def test_one_pass_reads_the_probabilities_and_the_gates_of_each_word(extract, style):
-    words = read_word_experts(extract, TEXT, style=style)
-    ((expected, p),) = extract.read_words([TEXT], **({} if style is None else {"style": style}))
-    assert words.document.words == expected and (words.probabilities == p).all()
-    assert words.gates.shape == (len(expected), 3)
-    assert words.gates.sum(1) == pytest.approx(1)
-    assert [TEXT[start:end] for start, end, _ in words.experts()] == [word for word, _, _ in expected]
-    assert len({expert for _, _, expert in words.experts()}) > 1
+def test_one_pass_reads_the_probabilities_and_the_experts_of_each_word(extract, style):
+    reading = Reader(extract).read(TEXT, style)
+    ((words, p),) = extract.read_words([TEXT], style=style)
+    assert reading._block.documents[0].words == words and (reading._block.probabilities.document(0) == p).all()
+    assert [TEXT[start:end] for start, end, _ in reading.experts] == [word for word, _, _ in words]
+    assert reading.num_experts == 3 and len({expert for _, _, expert in reading.experts}) > 1
 
 
-def test_gates_are_those_of_the_analysis_of_specialisation(extract):
+def test_experts_are_those_of_the_analysis_of_specialisation(extract):
     specialisation = pytest.importorskip("keyphrase_tools.specialisation")
     spacy = pytest.importorskip("spacy")
     rows = specialisation.token_experts(extract.model, extract.tokenizer, [TEXT], spacy.blank("en"))
     expected = {(row.start, row.end): row.expert for row in rows.itertuples()}
-    found = {(start, end): expert for start, end, expert in read_word_experts(extract, TEXT).experts()}
+    found = {(start, end): expert for start, end, expert in Reader(extract).read(TEXT).experts}
     shared = expected.keys() & found.keys()
     assert len(shared) > 100 and all(found[place] == expected[place] for place in shared)
 
 
-def test_a_model_without_experts_has_no_gates(tiny_seke, tiny_tokenizer):
+def test_a_model_without_experts_has_none(tiny_seke, tiny_tokenizer):
     model = tiny_seke(use_moe=False)
-    words = read_word_experts(pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer), TEXT)
-    assert words.gates is None and words.experts() == []
+    reading = Reader(pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)).read(TEXT)
+    assert reading.num_experts == 0 and reading.experts == []
 
 
 def test_a_threshold_selects_without_the_model_as_the_pipeline_would(extract):

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
 from keyphrase_tools.extractor import KeyphraseExtractor
 from keyphrase_tools.ranking import PhraseRanker
-from keyphrase_tools.word_experts import read_word_experts
 from lexperts.cli.keyphrases import app
 
 from .known_answers import names, random_text
@@ -143,7 +142,7 @@ def test_gates_of_the_chosen_experts_are_in_the_ratio_of_the_weights_by_which_th
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     seen = []
     model.moe.router.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs))
-    gates = read_word_experts(extract, text).gates
+    gates = extract.read([text], gates=True).gates[0]
     (_, weights, index), k = seen[0], model.config.num_experts_per_tok
     assert k < model.config.num_experts and gates.sum(1) == pytest.approx(1)
     mixed = torch.zeros(len(index), model.config.num_experts).scatter(1, index, weights)
